@@ -1,0 +1,47 @@
+"""The command line: one file a verb, heavy packages imported only inside commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from rstar2 import __version__
+from rstar2.cli.common import err
+from rstar2.errors import RStarError
+
+app = typer.Typer(
+    name="rstar2",
+    help="Train, serve and measure a small model that thinks in Python.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"rstar2 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
+    try:
+        app()
+    except RStarError as error:
+        err.print(f"[bold red]error:[/] {error.message}", markup=True)
+        if error.hint:
+            err.print(f"[dim]{error.hint}[/dim]")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("stopped")
+        sys.exit(130)

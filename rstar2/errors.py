@@ -1,0 +1,35 @@
+"""What a user sees when something is wrong: one message, one hint, one exit code.
+
+The CLI prints these without a traceback. Every other exception is a bug of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+
+class RStarError(Exception):
+    """Something went wrong that is worth one clear message.
+
+    Args:
+        message: what was wrong, with the path or value that was wrong.
+        hint: what to do about it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class UserError(RStarError):
+    """The caller's mistake: a bad path, value, file or option. Exit code 2."""
+
+    exit_code = 2
+
+
+class Failure(RStarError):
+    """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1."""
