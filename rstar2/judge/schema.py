@@ -1,0 +1,76 @@
+"""The judge's native wire schema: one program in, one structured outcome out."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
+"""ok: exit code 0. error: an exception or a non-zero exit. timeout, memory, output_limit: a limit was hit.
+refused: the sandbox or the service would not run it. invalid: the request itself was wrong. lost: the service
+could not finish it within its bounds; nothing is known about the program."""
+
+Isolation = Literal["strict", "landlock", "none"]
+
+MAX_CODE_BYTES = 1 << 20
+MAX_STDIN_BYTES = 8 << 20
+MAX_OUTPUT_BYTES = 1 << 20
+"""Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
+MAX_BATCH = 1024
+
+
+class RunRequest(BaseModel):
+    """One program to run.
+
+    Raises:
+        pydantic.ValidationError: a field is unknown, of a wrong type or out of bounds.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    code: str
+    """Python source, at most MAX_CODE_BYTES as UTF-8, without NUL bytes and lone surrogates."""
+    stdin: str = ""
+    """Text on standard input, at most MAX_STDIN_BYTES as UTF-8."""
+    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    """Wall-clock seconds the program may take once it runs."""
+    memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
+    """Memory in MiB the program may take."""
+
+
+class RunResult(BaseModel):
+    """What became of one program."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    outcome: Outcome
+    stdout: str = ""
+    stderr: str = ""
+    value: str | None = None
+    """repr of the last bare expression, as a notebook shows it; None where there is none or it is None."""
+    exit_code: int | None = None
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    cpu_s: float = 0.0
+    """Processor seconds of the whole process tree."""
+    wall_s: float = 0.0
+    """Wall-clock seconds from start to end of the program."""
+    queue_s: float = 0.0
+    """Wall-clock seconds the program waited for a worker."""
+    isolation: Isolation | None = None
+    """The tier that was in force; None where the program never ran."""
+
+
+class BatchRequest(BaseModel):
+    """Several programs at once. Items stay raw here, so that a bad one is `invalid` alone."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    runs: list[object] = Field(max_length=MAX_BATCH)
+
+
+class BatchResponse(BaseModel):
+    results: list[RunResult]
+    """In the order of the request."""
