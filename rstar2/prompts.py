@@ -1,8 +1,8 @@
 """The text around a problem: system text, chat template, tool schemas, and their token ids.
 
-The template is ChatML, which the released model was trained on: tool output comes back inside
-`<tool_response>` under the user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token
-ids once; what the model wrote is never encoded again.
+The template is ChatML, as the released model uses it: tool output comes back inside `<tool_response>` under the
+user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token ids once; what the model
+wrote is never encoded again.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class ChatCodec:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _plain(self, text: str) -> str:
-        """Take the power out of special tokens in text that is not ours, so that no tool output can end a turn."""
+        """Break up special tokens in text that is not ours, so that no tool output can end a turn."""
         for token in self._special:
             if token in text:
                 text = text.replace(token, token[0] + " " + token[1:])
