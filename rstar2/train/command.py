@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.data.parquet import AGENT_NAME
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
-AGENT = "rstar2"
 PLUGIN = "rstar2.train.verl.plugin"
 
 
@@ -39,7 +39,7 @@ class StagePaths:
 def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None) -> str:
     """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
     entry = {
-        "name": AGENT,
+        "name": AGENT_NAME,
         "_target_": "rstar2.train.verl.agent_loop.RStarAgentLoop",
         "judge_url": judge_url,
         "judge_token": judge_token,
@@ -144,7 +144,7 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.log_prob_use_dynamic_bsz": "${actor_rollout_ref.actor.use_dynamic_bsz}",
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": paths.agent_loop,
-        f"{engine}.agent.default_agent_loop": AGENT,
+        f"{engine}.agent.default_agent_loop": AGENT_NAME,
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
         "+trainer.v1.sampler.sampler_kwargs": {"roc": recipe.roc.model_dump(), "seed": recipe.seed},
