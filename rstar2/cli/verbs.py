@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERBS: dict[str, dict[str, str]] = {
     "Serve": {
+        "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
     },
 }

@@ -54,7 +54,7 @@ def test_the_house_keeps_its_rules() -> None:
         ),
         ("agent.py", "import verl", "rstar2 is not allowed to import verl"),
         ("train/launch2.py", "import ray", "rstar2 is not allowed to import ray"),
-        ("runs.py", "import vllm", "rstar2 is not allowed to import vllm"),
+        ("serve.py", "import vllm", "rstar2 is not allowed to import vllm"),
         ("attic.py", "", "rstar2.attic"),
     ],
 )
