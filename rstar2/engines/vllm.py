@@ -68,7 +68,7 @@ class VLLMEngine:
     Args:
         url: the server, as `http://host:port`, with or without `/v1`.
         model: the served model's name; None takes the one the server has.
-        stop_ids: token ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
+        stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
         timeout_s: wall-clock seconds one turn may take, waiting in the server's queue included.
         patience_s: wall-clock seconds to go on trying once the connection is in trouble.
 
@@ -82,7 +82,7 @@ class VLLMEngine:
         url: str,
         model: str | None = None,
         *,
-        stop_ids: Sequence[int] = (),
+        stop_token_ids: Sequence[int] = (),
         timeout_s: float = 3600.0,
         patience_s: float = 30.0,
     ) -> None:
@@ -90,7 +90,7 @@ class VLLMEngine:
         if not self.url.startswith(("http://", "https://")):
             raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
         self._model = model
-        self._stop = list(stop_ids)
+        self._stop = list(stop_token_ids)
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._known: _Served | None = None

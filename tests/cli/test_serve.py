@@ -26,7 +26,7 @@ from rstar2.serve import VLLM, ServeSettings, running_server, stop_group, vllm_c
 SERVER = """
 import argparse, http.server, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
-for name in "host", "port", "model", "tensor-parallel-size", "max-model-len", "tool-call-parser", "logprobs-mode":
+for name in ("host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode").split():
     parser.add_argument("--" + name)
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
 parser.add_argument("--die", action="store_true")

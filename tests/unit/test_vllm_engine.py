@@ -34,7 +34,7 @@ def standin() -> Iterator[StandIn]:
 
 
 def _engine(standin: StandIn, **settings: float) -> VLLMEngine:
-    return VLLMEngine(standin.url, stop_ids=[END], **settings)
+    return VLLMEngine(standin.url, stop_token_ids=[END], **settings)
 
 
 def _closed_url() -> str:
@@ -188,7 +188,7 @@ async def test_a_server_without_token_ids_is_refused(standin: StandIn) -> None:
 
 
 async def test_a_url_with_v1_is_the_same_server_and_a_word_is_none(standin: StandIn) -> None:
-    said = await VLLMEngine(f"{standin.url}/v1/", stop_ids=[END]).generate(PROMPT, GREEDY)
+    said = await VLLMEngine(f"{standin.url}/v1/", stop_token_ids=[END]).generate(PROMPT, GREEDY)
     assert said.finish == "stop"
     with pytest.raises(UserError, match="not a server's URL: localhost"):
         VLLMEngine("localhost:8000")
