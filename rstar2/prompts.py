@@ -1,8 +1,8 @@
 """The text around a problem: system text, chat template, tool schemas, and their token ids.
 
-The template is ChatML, as the released model uses it: tool output comes back inside `<tool_response>` under the
-user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token ids once; what the model
-wrote is never encoded again.
+The template is ChatML, as the released model uses it: tool output comes back inside `<tool_response>` under
+the user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token ids once; what the
+model wrote is never encoded again.
 """
 
 from __future__ import annotations
