@@ -113,18 +113,38 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new else [prefix]
 
 
+def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
+    """Keep settings in `record`, or hold them against what is there already.
+
+    Raises:
+        UserError: they differ; the message names the keys.
+    """
+    if not record.exists():
+        write_json(record, settings)
+        return
+    try:
+        held = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {record}", "Give another folder.") from error
+    _compare(record.parent, held, settings)
+
+
+def _compare(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
+    changed = changed_keys(held, json.loads(json.dumps(wanted)))
+    if changed:
+        raise UserError(
+            f"{folder} was made with other settings: {', '.join(changed)}",
+            "Use the same settings to resume, or another folder with --run.",
+        )
+
+
 def _refuse_mixing(record: Path, kind: str, config: dict[str, Any]) -> None:
     held_kind, held = load_config(record.parent)
     if held_kind != kind:
         raise UserError(
             f"{record.parent} is a run of `{held_kind}`, not of `{kind}`", "Give another folder with --run."
         )
-    changed = changed_keys(held, json.loads(json.dumps(config)))
-    if changed:
-        raise UserError(
-            f"{record.parent} was made with other settings: {', '.join(changed)}",
-            "Use the same settings to resume, or another folder with --run.",
-        )
+    _compare(record.parent, held, config)
 
 
 @contextlib.contextmanager
