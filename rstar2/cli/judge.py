@@ -148,9 +148,8 @@ def status() -> None:
         mean, age = f"{1000 * worker['mean_s']:.1f}", f"{worker['age_s']:.1f} s ago"
         table.add_row(worker["name"], worker["isolation"], str(worker["done"]), mean, age)
     outcomes = ", ".join(f"{name} {count}" for name, count in found["outcomes"].items()) or "none yet"
-    out.print(
-        f"{state.url}: {found['queued']} queued or running, {found['rate']:.0f}/s; outcomes: {outcomes}"
-    )
+    load = f"{found['queue']} queued, {found['running']} running, {found['rate']:.0f}/s"
+    out.print(f"{state.url}: {load}; outcomes: {outcomes}")
     out.print(table)
 
 

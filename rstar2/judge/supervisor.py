@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,6 +69,8 @@ class Supervisor:
         self.stopping = False
         self.embedded: EmbeddedRedis | None = None
         self.redis_url = settings.redis_url or ""
+        self.restarts: Counter[str] = Counter()
+        """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.url = ""
@@ -94,7 +97,8 @@ class Supervisor:
             )
             fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]), lambda: None
+                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]),
+                lambda: self.restarts.update(["api"]),
             )
         return self._wait(time.monotonic() + START_S)
 
@@ -149,6 +153,7 @@ class Supervisor:
 
     def _bury(self, name: str) -> None:
         """Give a dead worker's programs to the others at once; if Redis is away, they will find out."""
+        self.restarts.update(["worker"])
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
@@ -184,10 +189,30 @@ class Supervisor:
         while not self.stopping:
             if select.select(lifeline, [], [], TICK_S)[0]:
                 return
-            if self.embedded is not None and not self.embedded.running():
-                self.embedded.start()
+            self._tend_queue()
             for part in (*self.workers, *((self.api,) if self.api else ())):
                 part.tend()
+            self._tell_restarts()
+
+    def _tend_queue(self) -> None:
+        if self.embedded is None or self.embedded.running():
+            return
+        self.restarts.update(["redis"])
+        try:
+            self.embedded.restart()
+        except Failure as error:
+            print(f"{time.strftime('%X')} {error.message}", file=sys.stderr, flush=True)
+
+    def _tell_restarts(self) -> None:
+        if not self.restarts:
+            return
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+                for part, count in self.restarts.items():
+                    client.hincrby(queue.RESTARTS, part, count)
+        except redis.RedisError:
+            return  # told at a later tick
+        self.restarts.clear()
 
     def close(self) -> None:
         """End every part: the callers first, the queue last."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -51,15 +52,39 @@ async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> N
         sleepers = [RunRequest(code="import time; time.sleep(0.5)") for _ in range(60)]
         waiting = asyncio.create_task(client.run_many(sleepers))
         await asyncio.sleep(0.3)
-        assert (await http.get("/status")).json()["queued"] > 30
+        assert (await http.get("/status")).json()["queue"] > 30
         waiting.cancel()
         for _ in range(200):
-            if not (left := (await http.get("/status")).json()["queued"]):
+            status = (await http.get("/status")).json()
+            if not (left := status["queue"] + status["running"]):
                 break
             await asyncio.sleep(0.05)
         after = (await http.get("/status")).json()["outcomes"]
     assert left == 0
     assert after.get("ok", 0) - before.get("ok", 0) < 10
+
+
+async def test_one_cancelled_call_of_a_batch_is_taken_back_alone(judge: JudgeHandle, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    async with JudgeClient(judge.url) as client:
+        sleepers = [RunRequest(code="import time; time.sleep(0.7)") for _ in range(2)]
+        calls = [asyncio.create_task(client.run(request)) for request in sleepers]
+        marker = asyncio.create_task(client.run(RunRequest(code=f"open({str(mark)!r}, 'w')")))
+        await asyncio.sleep(0.3)
+        marker.cancel()
+        results = await asyncio.gather(*calls)
+    assert [result.outcome for result in results] == ["ok", "ok"]
+    assert not mark.exists()
+
+
+async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judge: JudgeHandle) -> None:
+    async with JudgeClient(judge.url) as client:
+        long = asyncio.create_task(client.run(RunRequest(code="import time; time.sleep(2)")))
+        started = time.monotonic()
+        result = await client.run(RunRequest(code="print(1)"))
+        assert time.monotonic() - started < 1.5
+        assert not long.done()
+        assert (await long).id.split("-")[0] == result.id.split("-")[0]
 
 
 async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
