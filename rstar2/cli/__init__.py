@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import typer
+from rich.markup import escape
 
 from rstar2 import __version__
 from rstar2.cli.common import err
@@ -28,7 +29,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Show the version."
+    ),
 ) -> None:
     pass
 
@@ -38,9 +41,9 @@ def main() -> None:
     try:
         app()
     except RStarError as error:
-        err.print(f"[bold red]error:[/] {error.message}", markup=True)
+        err.print(f"[bold red]error:[/] {escape(error.message)}")
         if error.hint:
-            err.print(f"[dim]{error.hint}[/dim]")
+            err.print(f"[dim]{escape(error.hint)}[/dim]")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         err.print("stopped")

@@ -1,0 +1,189 @@
+"""Grading in warm, killable processes, from any thread.
+
+Most gradings compare two plain integers or the same text twice; those are decided in this process, in
+microseconds, by the same rules. The rest go to a worker whose CPU time is limited, so that no model output
+can hang or exhaust the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import rstar2
+from rstar2.eval.grader.decide import grade_quickly
+from rstar2.eval.grader.verdict import Verdict
+
+WALL_FACTOR = 30.0
+"""A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
+
+Pair = tuple[str | None, str | None]
+"""(gold, pred)."""
+
+
+class _Stopped(Exception):
+    """The worker ended or was ended before it answered."""
+
+    def __init__(self, deadline: bool) -> None:
+        super().__init__()
+        self.deadline = deadline
+
+
+class _Worker:
+    """One child process and its two pipes; used by one thread at a time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._wall_s = max(WALL_FACTOR * timeout_s, 30.0)
+        env = dict(os.environ)
+        source = str(Path(rstar2.__file__).parents[1])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [source, env.get("PYTHONPATH", "")]))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rstar2.eval.grader.worker", str(timeout_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+        )
+
+    def grade(self, gold: str | None, pred: str | None) -> Verdict:
+        request = json.dumps([gold, pred]).encode() + b"\n"
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+        except OSError:
+            raise _Stopped(deadline=self._ended_by_deadline()) from None
+        verdict, extracted, rule = json.loads(self._answer())
+        return Verdict(verdict, extracted, rule)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue  # an unsent request was still buffered; its worker is gone
+
+    def _answer(self) -> bytes:
+        assert self._process.stdout is not None
+        descriptor, received = self._process.stdout.fileno(), b""
+        deadline = time.monotonic() + self._wall_s
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while not received.endswith(b"\n"):
+            left_ms = (deadline - time.monotonic()) * 1000
+            if left_ms <= 0 or not poll.poll(left_ms):
+                raise _Stopped(deadline=True)
+            part = os.read(descriptor, 1 << 16)
+            if not part:
+                raise _Stopped(deadline=self._ended_by_deadline())
+            received += part
+        return received
+
+    def _ended_by_deadline(self) -> bool:
+        self._process.wait()
+        return self._process.returncode == -signal.SIGPROF
+
+
+class GraderPool:
+    """Grades from any thread, with `workers` processes and a hard deadline for each grading.
+
+    Args:
+        workers: processes, and so gradings that run at once.
+        timeout_s: seconds of the worker's own CPU time one grading may use. A far larger bound on wall time
+            stands behind it, so the verdict does not depend on how busy the machine is.
+
+    Use as a context manager; the processes end with it. A grading that passes its deadline comes back as
+    `timeout`; one whose worker was killed from outside is graded again on a fresh worker.
+    """
+
+    def __init__(self, workers: int = 1, timeout_s: float = 2.0) -> None:
+        if workers < 1 or timeout_s <= 0:
+            raise ValueError(
+                f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
+            )
+        self._timeout_s = timeout_s
+        self._workers = workers
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._all: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="grader")
+        for _ in range(workers):
+            self._idle.put(self._start())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes. Gradings still under way in other threads come back as `timeout`."""
+        with self._lock:
+            self._closed = True
+            workers, self._all = list(self._all), set()
+        for worker in workers:
+            worker.stop()
+        self._threads.shutdown()
+
+    def grade(self, gold: str | None, pred: str | None) -> Verdict:
+        """Grade one answer; waits for an idle worker where the quick rules do not decide."""
+        return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
+
+    def grade_many(self, pairs: Iterable[Pair]) -> list[Verdict]:
+        """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
+        return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
+
+    async def agrade(self, gold: str | None, pred: str | None) -> Verdict:
+        """Grade one answer without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        quick = grade_quickly(gold, pred)
+        if quick is not None:
+            return quick
+        return await loop.run_in_executor(self._threads, self._grade_in_worker, gold, pred)
+
+    def _grade_in_worker(self, gold: str | None, pred: str | None) -> Verdict:
+        worker = self._idle.get()
+        try:
+            for _ in range(2):
+                try:
+                    return worker.grade(gold, pred)
+                except _Stopped as stopped:
+                    worker = self._replace(worker)
+                    if stopped.deadline:
+                        return Verdict("timeout", None, "deadline")
+            return Verdict("timeout", None, "worker died twice")
+        finally:
+            self._idle.put(worker)
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self._timeout_s)
+        with self._lock:
+            if not self._closed:
+                self._all.add(worker)
+                return worker
+        worker.stop()
+        return worker
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        worker.stop()
+        with self._lock:
+            self._all.discard(worker)
+        return self._start()

@@ -1,0 +1,38 @@
+"""One warm grading process: a JSON line in, a JSON line out, each under a CPU-time limit the kernel enforces.
+
+Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The interval timer counts this process's own CPU time,
+so a busy machine does not turn a right answer into a timeout, and its signal keeps the default action, which
+ends the process even inside a long C call. Standard output closing is what tells the pool.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+
+from rstar2.eval.grader.decide import grade
+
+MEMORY_BYTES = 2 << 30
+
+
+def main() -> None:
+    timeout_s = float(sys.argv[1])
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the pool decides when to stop
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    for line in sys.stdin.buffer:
+        gold, pred = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, timeout_s)
+        verdict = grade(gold, pred)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule])
+        sys.stdout.buffer.write(answer.encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

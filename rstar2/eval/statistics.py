@@ -1,0 +1,201 @@
+"""What a benchmark's samples say, and how far to trust it.
+
+A benchmark of P problems sampled n times each has two spreads. *Run-to-run*: how far the average would move
+if the same problems were sampled again. *Clustered by problem*: how far it would move on other problems like
+these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
+
+All functions are pure. Correctness comes as one row a problem and one entry a sample (bools or 0/1); rows may
+differ in length, and every problem weighs the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Samples = Sequence[Sequence[bool | int | float]]
+"""Correctness: one row a problem, one entry a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A two-sided interval for a share or a difference of shares."""
+
+    low: float
+    high: float
+    level: float
+    """Confidence, such as 0.95."""
+    of: str
+    """What varies: `run-to-run` (the same problems again), `by problem` (problems like these) or `share`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AvgAtN:
+    """The average over problems of the share of correct samples, which is pass@1."""
+
+    mean: float
+    run_to_run: Interval
+    """Sampling noise alone: where the mean of another run on these same problems' true rates lies."""
+    by_problem: Interval
+    """Sampling noise and the choice of problems: where the mean over all problems like these lies."""
+    problems: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """The mean over problems of (B's rate - A's rate)."""
+
+    difference: float
+    by_problem: Interval
+    problems: int
+
+
+def avg_at_n(correct: Samples, level: float = 0.95) -> AvgAtN:
+    """The average accuracy with its run-to-run interval and its interval clustered by problem.
+
+    Run-to-run: Student's t with the sum of the unbiased within-problem variances, to which z²/N² is added (N
+    samples in all); that gives Wilson's width where every sample agrees, so no interval has zero width. A
+    problem with a single sample has no variance of its own and is given the binomial variance of the overall
+    mean, which is an upper bound on average.
+    Clustered by problem: Student's t over the problems' means together with two pseudo-problems, one at 0 and
+    one at 1 (Agresti and Coull's device), which keeps the coverage of small or one-sided benchmarks.
+
+    Raises:
+        ValueError: no problems, or a problem without samples.
+    """
+    rates, sizes = _rates(correct)
+    mean = float(rates.mean())
+    return AvgAtN(
+        mean=mean,
+        run_to_run=_run_to_run(rates, sizes, level),
+        by_problem=_by_problem(rates, (0.0, 1.0), level),
+        problems=len(rates),
+        samples=int(sizes.sum()),
+    )
+
+
+def mean_by_problem(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The interval, clustered by problem, of the mean of one share a problem (for pass@k and maj@n).
+
+    Raises:
+        ValueError: no problems.
+    """
+    return _by_problem(_problem_values(values), (0.0, 1.0), level)
+
+
+def pass_at_k(correct: Samples, k: int) -> list[float] | None:
+    """The unbiased chance, for each problem, that at least one of k samples is correct: 1 - C(n-c,k)/C(n,k).
+
+    Source: Chen et al., arXiv 2107.03374, equation 1. With fewer than k samples of some problem pass@k is not
+    a number, and None is returned.
+
+    Raises:
+        ValueError: k < 1, no problems, or a problem without samples.
+    """
+    if k < 1:
+        raise ValueError(f"pass@k needs k >= 1, not {k}")
+    _, sizes = _rates(correct)
+    if int(sizes.min()) < k:
+        return None
+    return [1.0 - comb(len(row) - _count(row), k) / comb(len(row), k) for row in correct]
+
+
+def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
+    """For each problem, whether its most frequent answer is correct (1.0 or 0.0).
+
+    `answers` names each sample's equivalence class, None where there is no answer; equal answers must have
+    equal names. Samples without an answer have no vote. Where classes tie, the problem scores the share of
+    the tied classes that are correct, which is the expectation of breaking the tie at random.
+
+    Raises:
+        ValueError: the two tables differ in shape.
+    """
+    if [len(row) for row in answers] != [len(row) for row in correct]:
+        raise ValueError("answers and correct must have the same shape")
+    return [_majority(names, right) for names, right in zip(answers, correct, strict=True)]
+
+
+def paired_difference(a: Samples, b: Samples, level: float = 0.95) -> PairedDifference:
+    """How much better B is than A on the same problems, with an interval clustered by problem.
+
+    Row i of both is the same problem; the number of samples may differ. The interval is Student's t over the
+    problems' differences together with two pseudo-problems at -1 and +1, so that it never has zero width.
+
+    Raises:
+        ValueError: the numbers of problems differ, or are zero, or a problem has no samples.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
+    differences = _rates(b)[0] - _rates(a)[0]
+    interval = _by_problem(differences, (-1.0, 1.0), level)
+    return PairedDifference(float(differences.mean()), interval, len(differences))
+
+
+def share(hits: int, total: int, level: float = 0.95) -> Interval:
+    """Wilson's interval of a share of independent cases.
+
+    Raises:
+        ValueError: total < 1, or hits outside 0..total.
+    """
+    if total < 1 or not 0 <= hits <= total:
+        raise ValueError(f"{hits} of {total} is not a share")
+    found = stats.binomtest(hits, total).proportion_ci(confidence_level=level, method="wilson")
+    return Interval(float(found.low), float(found.high), level, "share")
+
+
+def _count(row: Sequence[bool | int | float]) -> int:
+    return sum(1 for value in row if value)
+
+
+def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Each problem's share of correct samples [P] and number of samples [P]."""
+    if not len(correct):
+        raise ValueError("no problems")
+    empty = next((i for i, row in enumerate(correct) if not len(row)), None)
+    if empty is not None:
+        raise ValueError(f"problem {empty} has no samples")
+    sizes = np.array([len(row) for row in correct], dtype=np.int64)
+    return np.array([_count(row) for row in correct], dtype=np.float64) / sizes, sizes
+
+
+def _problem_values(values: Sequence[float]) -> NDArray[np.float64]:
+    if not len(values):
+        raise ValueError("no problems")
+    return np.array(values, dtype=np.float64)
+
+
+def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64], level: float) -> Interval:
+    problems, samples, mean = len(rates), int(sizes.sum()), float(rates.mean())
+    spare = np.maximum(sizes - 1, 1)
+    within = np.where(sizes > 1, rates * (1 - rates) * sizes / spare, mean * (1 - mean))
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    error = float(np.sqrt((within / sizes).sum() / problems**2 + (z / samples) ** 2))
+    freedom = int((sizes - 1).sum()) or max(problems - 1, 1)
+    half = float(stats.t.ppf(0.5 + level / 2, freedom)) * error
+    return Interval(max(0.0, mean - half), min(1.0, mean + half), level, "run-to-run")
+
+
+def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float], level: float) -> Interval:
+    padded = np.append(values, bounds)
+    error = float(padded.std(ddof=1)) / np.sqrt(len(padded))
+    half = float(stats.t.ppf(0.5 + level / 2, len(padded) - 1)) * error
+    centre, mean = float(padded.mean()), float(values.mean())
+    low, high = min(centre - half, mean), max(centre + half, mean)
+    return Interval(max(bounds[0], low), min(bounds[1], high), level, "by problem")
+
+
+def _majority(names: Sequence[str | None], right: Sequence[bool | int | float]) -> float:
+    votes = Counter(name for name in names if name is not None)
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    tied = {name for name, count in votes.items() if count == most}
+    correct = {name for name, ok in zip(names, right, strict=True) if name in tied and ok}
+    return len(correct) / len(tied)

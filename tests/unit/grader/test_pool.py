@@ -1,0 +1,109 @@
+"""The pool: warm processes, a hard deadline, any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rstar2.eval.grader import GraderPool, grade
+
+SLOW_GOLD = "\\frac{1}{2}"
+SLOW_PRED = "\\boxed{0.5}"
+PAIRS = [
+    ("7", "\\boxed{7}"),
+    ("7", "\\boxed{8}"),
+    (SLOW_GOLD, SLOW_PRED),
+    (None, "3"),
+    ("3", None),
+    ("1/3", "0.3"),
+]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with GraderPool(workers=2) as opened:
+        yield opened
+
+
+def children(pool: GraderPool) -> list[int]:
+    return [worker._process.pid for worker in pool._all]
+
+
+def test_the_pool_gives_the_verdicts_of_the_function_in_order(pool):
+    assert pool.grade_many(PAIRS * 20) == [grade(*pair) for pair in PAIRS * 20]
+
+
+def test_threads_may_share_a_pool(pool):
+    seen = []
+    threads = [
+        threading.Thread(target=lambda: seen.append(pool.grade(SLOW_GOLD, SLOW_PRED))) for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [verdict.verdict for verdict in seen] == ["correct"] * 20
+
+
+async def test_grading_does_not_block_the_event_loop(pool):
+    verdicts = await asyncio.gather(*(pool.agrade(SLOW_GOLD, SLOW_PRED) for _ in range(20)))
+    assert all(verdict.correct for verdict in verdicts)
+
+
+def test_a_killed_worker_costs_no_verdict():
+    with GraderPool(workers=1) as pool:
+        for _ in range(3):
+            for pid in children(pool):
+                os.kill(pid, signal.SIGKILL)
+            assert pool.grade(SLOW_GOLD, SLOW_PRED).verdict == "correct"
+
+
+def test_a_deadline_ends_the_grading_and_the_next_one_is_served():
+    with GraderPool(workers=1, timeout_s=0.001) as pool:
+        started = time.monotonic()
+        verdict = pool.grade("x" * 90_000 + "+1", "$x$ " * 24_000)
+        assert verdict.verdict == "timeout"
+        assert time.monotonic() - started < 10
+        assert pool.grade("3", "\\boxed{3}").verdict == "correct"
+
+
+def test_a_stopped_worker_is_not_taken_for_a_slow_one():
+    with GraderPool(workers=1) as pool:
+        assert pool.grade(SLOW_GOLD, SLOW_PRED).correct
+        (pid,) = children(pool)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+        assert pool.grade(SLOW_GOLD, SLOW_PRED).verdict == "correct"
+
+
+def test_closing_leaves_no_process_behind():
+    with GraderPool(workers=2) as pool:
+        pids = children(pool)
+    assert len(pids) == 2
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_pool_refuses_sizes_that_mean_nothing():
+    with pytest.raises(ValueError, match="workers >= 1"):
+        GraderPool(workers=0)
+    with pytest.raises(ValueError, match="timeout_s > 0"):
+        GraderPool(timeout_s=0)
+
+
+def test_importing_the_grader_loads_neither_sympy_nor_torch():
+    heavy = "{'sympy', 'torch', 'numpy', 'mpmath'}"
+    code = f"import sys, rstar2.eval.grader; print(sorted({heavy} & set(sys.modules)))"
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=60
+    )
+    assert out.stdout.strip() == "[]"
