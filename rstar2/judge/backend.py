@@ -14,6 +14,9 @@ class Backend(Protocol):
     def isolation(self) -> Isolation:
         """The tier that is in force for every run."""
 
+    def exceptions(self) -> list[str]:
+        """What that tier does not enforce, a sentence each."""
+
     def start(self) -> None:
         """Make ready to run.
 

@@ -8,6 +8,7 @@ does not answer within it, the result is `lost`.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import threading
@@ -21,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure
 from rstar2.judge.schema import BatchLine, RunRequest, RunResult
 
 BATCH = 64
@@ -32,6 +33,10 @@ LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+
+
+class JudgeError(Failure):
+    """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
 
 
 class _Call:
@@ -108,7 +113,7 @@ class _Line:
     async def _send(self, calls: Sequence[_Call]) -> None:
         try:
             await self._ask(calls)
-        except (Failure, UserError) as error:
+        except JudgeError as error:
             for call in calls:
                 call.fail(error)
 
@@ -117,7 +122,9 @@ class _Line:
         key = uuid.uuid4().hex
         for index, call in enumerate(calls):
             call.run_id = f"{key}-{index}"
-        body = b'{"runs":[' + b",".join(call.request.model_dump_json().encode() for call in calls) + b"]}"
+        # Requests go as they are, valid or not: the judge answers for each what is wrong with it.
+        programs = [call.request.model_dump(warnings=False) for call in calls]
+        body = json.dumps({"runs": programs}, default=repr).encode()
         deadline = time.monotonic() + self.patience_s + max(call.request.timeout_s for call in calls)
         delay = FIRST_RETRY_S
         while not all(call.result.done() for call in calls):
@@ -169,12 +176,14 @@ class _Busy(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _fault(url: httpx.URL, answer: httpx.Response) -> UserError:
+def _fault(url: httpx.URL, answer: httpx.Response) -> JudgeError:
     if answer.status_code == 401:
-        return UserError(
+        return JudgeError(
             f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
         )
-    return UserError(f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}")
+    return JudgeError(
+        f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}"
+    )
 
 
 class JudgeClient:
@@ -211,7 +220,7 @@ class JudgeClient:
         """Run one program. Cancelling the call takes the program back.
 
         Raises:
-            UserError: wrong token, or nothing like a judge at the URL.
+            JudgeError: wrong token, or nothing like a judge at the URL.
         """
         result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self._line().add(_Call(request, result))
@@ -221,7 +230,7 @@ class JudgeClient:
         """Run programs. → their results in the order of the requests.
 
         Raises:
-            UserError: see `run`.
+            JudgeError: see `run`.
         """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
@@ -229,14 +238,14 @@ class JudgeClient:
         """What the judge says of itself: `status`, `workers`, `isolation`.
 
         Raises:
-            Failure: it does not answer, or has no workers.
+            JudgeError: it does not answer, or has no workers.
         """
         try:
             answer = await self._line().http.get("/health", timeout=5.0)
             answer.raise_for_status()
             found = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise Failure(
+            raise JudgeError(
                 f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
             ) from error
         return dict(found)

@@ -83,6 +83,7 @@ async def status_of(broker: Broker) -> dict[str, Any]:
         "outcomes": outcomes,
         "restarts": restarts,
         "isolation": weakest(live),
+        "exceptions": sorted({sentence for worker in live for sentence in worker["exceptions"]}),
         "queue_time": quantiles([queue_s for queue_s, _ in recent]),
         "run_time": quantiles([wall_s for _, wall_s in recent]),
         "workers": workers,

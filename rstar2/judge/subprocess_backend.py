@@ -97,6 +97,9 @@ class SubprocessBackend:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def exceptions(self) -> list[str]:
+        return ["Programs can read what the worker's user can read."]
+
     def start(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
 

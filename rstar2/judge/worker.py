@@ -251,6 +251,7 @@ class Link:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "isolation": worker.backend.isolation,
+            "exceptions": worker.backend.exceptions(),
             "done": worker.done,
             "outcomes": worker.outcomes,
             "mean_s": worker.mean_s,

@@ -10,12 +10,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from rstar2.errors import Failure
-from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import JudgeClient, JudgeError, SyncJudgeClient
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle
 
@@ -44,6 +44,14 @@ def test_the_synchronous_client_answers_from_many_threads(judge: JudgeHandle) ->
     with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda i: client.run(RunRequest(code=f"print({i})")).stdout, range(16))
         assert list(found) == [f"{i}\n" for i in range(16)]
+
+
+async def test_what_is_no_valid_request_is_invalid_alone(judge: JudgeHandle) -> None:
+    codes: list[Any] = ["print(1)", "\ud800", 5, None]
+    requests = [RunRequest.model_construct(code=code) for code in codes]
+    async with JudgeClient(judge.url) as client:
+        results = await client.run_many(requests)
+    assert [result.outcome for result in results] == ["ok", "invalid", "invalid", "invalid"]
 
 
 async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> None:
@@ -96,7 +104,7 @@ async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
             result = await client.run(RunRequest(code="1", timeout_s=0.1))
             assert result.outcome == "lost"
             assert time.monotonic() - started < 3
-            with pytest.raises(Failure, match="no judge answers"):
+            with pytest.raises(JudgeError, match="no judge answers"):
                 await client.health()
 
 
