@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _HIDDEN = "/.scratch"
+_STAGE = "/tmp"
+"""Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
 _WRITABLE = {"box": "/box", "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
 """The places a program may write, all parts of one small file system in memory."""
@@ -76,6 +78,7 @@ def _build_root(plan: Plan) -> None:
         _bind_at(path, root + path)
     for path, text in plan["files"]:
         _write(root + path, text)
+    kernel.mount(root, _STAGE, "", kernel.MS_MOVE)
 
 
 def _bind_at(source: str, target: str, *, read_only: bool = True) -> None:
@@ -98,14 +101,12 @@ def enter_root(plan: Plan) -> None:
     Raises:
         OSError: the machine refuses a mount.
     """
-    root = plan["root"]
     # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
     # pivoted to.
-    kernel.mount(root, root, "", kernel.MS_BIND | kernel.MS_REC)
-    os.chdir(root)
+    kernel.mount(_STAGE, _STAGE, "", kernel.MS_BIND | kernel.MS_REC)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    kernel.mount("proc", root + "/proc", "proc", flags, "hidepid=2,subset=pid")
-    kernel.make_root(root)
+    kernel.mount("proc", _STAGE + "/proc", "proc", flags, "hidepid=2,subset=pid")
+    kernel.make_root(_STAGE)
     mount_scratch(plan)
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
 
