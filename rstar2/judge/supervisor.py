@@ -24,6 +24,7 @@ import redis
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.logs import tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
@@ -163,15 +164,20 @@ class Supervisor:
     def _wait(self, deadline: float) -> Ready:
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
             while time.monotonic() < deadline and not self.stopping:
-                for part in self.workers:
+                for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
-                        raise Failure("a judge worker ended while it started", f"see {self.logs}")
+                        raise self._worker_failure(number)
                 states = client.hmget(queue.WORKERS, list(self.names.values()))
                 if all(states) and self._healthy():
                     tiers = [json.loads(state)["isolation"] for state in states]
                     return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
                 time.sleep(0.02)
         raise Failure(f"the judge did not answer within {START_S:.0f} s", f"see {self.logs}")
+
+    def _worker_failure(self, number: int) -> Failure:
+        log = self.logs / f"worker-{number}.log"
+        said = " ".join(tail(log, 2)).strip()
+        return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
