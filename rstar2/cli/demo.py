@@ -39,6 +39,7 @@ def command(
 
     SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
     """
+    from rstar2.cli.training import need_training_extra, rows_of_progress
     from rstar2.demo.recipe import demo_plan
 
     plan = demo_plan(recipe, seed, change or [])
@@ -46,15 +47,15 @@ def command(
     if dry_run:
         _dry_run(plan, folder)
         return
-    _need_laptop_extra()
+    need_training_extra()
+    from rstar2.demo.page import write_page
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
-    from rstar2.demo.page import write_page
     from rstar2.runs import open_run
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
-        with _progress() as progress:
+        with rows_of_progress() as progress:
             summary = run_demo(plan, opened, compare, _Rows(progress))
         page = write_page(folder, summary)
     out.print(table(summary))
@@ -83,38 +84,6 @@ class _Rows:
         self._progress.stop_task(task)
 
 
-def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}[/]"),
-        console=out,
-    )
-
-
-def _need_laptop_extra() -> None:
-    """Say what is missing before anything is made.
-
-    Raises:
-        UserError: torch or VERL is not installed.
-    """
-    from importlib.util import find_spec
-
-    from rstar2.errors import UserError
-
-    missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"the demo trains, and {', '.join(missing)} is not installed",
-            "Install the laptop extra: pip install torch==2.13.0 'rstar2[laptop]'",
-        )
-
-
 def _dry_run(plan: Any, folder: Path) -> None:
     import json
     import shlex
@@ -124,14 +93,22 @@ def _dry_run(plan: Any, folder: Path) -> None:
     out.print_json(json.dumps(plan.config()))
     root = folder.absolute()
     command = sft_command(
-        plan.sft, root / "base", root / "data/sft.parquet", root / "sft/checkpoints", root / "sft/metrics-1.jsonl"
+        plan.sft,
+        root / "base",
+        root / "data/sft.parquet",
+        root / "sft/checkpoints",
+        root / "sft/metrics-1.jsonl",
     )
     out.print("\n[bold]SFT[/]", shlex.join(command.argv), soft_wrap=True)
     model = root / "sft/model"
     for number, recipe in plan.stages.items():
         stage = root / f"stage{number}"
         paths = StagePaths(
-            model, stage / "train.parquet", stage / "checkpoints", stage / "agent_loop.yaml", stage / "metrics-1.jsonl"
+            model,
+            stage / "train.parquet",
+            stage / "checkpoints",
+            stage / "agent_loop.yaml",
+            stage / "metrics-1.jsonl",
         )
         out.print(f"\n[bold]stage {number}[/]", shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
         model = stage / "model"

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 VERBS: dict[str, dict[str, str]] = {
+    "Start": {
+        "demo": "Train and measure a tiny agent from nothing, in minutes, without a GPU.",
+    },
     "Serve": {
         "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",

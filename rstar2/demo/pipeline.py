@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -168,10 +167,9 @@ class _Lab:
             return folder / "model"
         problems = builtin.training(self._demo.seed, self._demo.problems.train)
         watch = Stopwatch(folder / "train_s.json")
+        rows = rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin")
         if recipe.drop_solved:
-            problems = self._unsolved(problems, model, folder, recipe, row)
-        data = folder / "train.parquet"
-        write_parquet(data, rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin"))
+            rows = self._unsolved(problems, rows, model, folder, recipe, row)
         self._board.begin(row, title, recipe.steps)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -182,34 +180,35 @@ class _Lab:
         done = run_stage(
             recipe,
             model=model,
-            data=data,
+            rows=rows,
             folder=folder,
             judge=(self._judge.url, self._judge.token),
             logs=self._run.logs,
             on_step=on_step,
         )
         watch.mark()
-        self._board.end(row, f"{len(problems)} problems, {recipe.steps} steps")
+        self._board.end(row, f"{len(rows)} problems, {recipe.steps} steps")
         return done
 
     def _unsolved(
-        self, problems: list[Problem], model: Path, folder: Path, recipe: StageRecipe, row: str
-    ) -> list[Problem]:
+        self,
+        problems: list[Problem],
+        rows: list[dict[str, Any]],
+        model: Path,
+        folder: Path,
+        recipe: StageRecipe,
+        row: str,
+    ) -> list[dict[str, Any]]:
         """The problems that the policy does not solve every time."""
         settings = self._demo.eval.model_copy(
             update={"samples": recipe.drop_solved, "temperature": recipe.rollout.temperature}
         )
         row = f"{row} filter"
-        self._sample(
-            row, "  training problems, to drop the solved", model, problems, settings, folder / "solved"
+        out = folder / "solved"
+        self._sample(row, "  training problems, to drop the solved", model, problems, settings, out)
+        kept = drop_solved(
+            rows, read_traces(out / "traces.jsonl"), recipe.drop_solved, recipe.rollout.prompts
         )
-        solved: dict[str, list[bool]] = defaultdict(list)
-        for trace in read_traces(folder / "solved" / "traces.jsonl"):
-            solved[trace.problem_id].append(trace.correct)
-        kept = drop_solved(problems, solved, recipe.drop_solved)
-        # A batch needs enough problems; with too few left, solved ones fill it up.
-        spare = [problem for problem in problems if problem not in kept]
-        kept += spare[: max(0, recipe.rollout.prompts - len(kept))]
         self._board.end(row, f"{len(kept)} of {len(problems)} problems kept")
         return kept
 
