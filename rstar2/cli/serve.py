@@ -12,20 +12,23 @@ import typer
 
 from rstar2.cli.common import err, examples, out
 
-EPILOG = examples(
-    ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
-    ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-    (
-        "with a vLLM that lives in an environment of its own",
-        "rstar2 serve MODEL --python .venv-vllm/bin/python",
-    ),
-    ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
-    ("only see the command", "rstar2 serve MODEL --dry-run"),
-    ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+app = typer.Typer(name="serve", add_completion=False, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
+        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
+        (
+            "with a vLLM that lives in an environment of its own",
+            "rstar2 serve MODEL --python .venv-vllm/bin/python",
+        ),
+        ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
+        ("only see the command", "rstar2 serve MODEL --dry-run"),
+        ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+    )
 )
-
-
-def command(
+def serve(
     model: Annotated[str, typer.Argument(help="Model folder or hub id.", metavar="MODEL")],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")

@@ -1,7 +1,7 @@
 """The verbs, by name: what `rstar2 --help` lists without importing any of them.
 
-A verb is a module of this folder with the same name. One with sub-verbs holds `app`, a `typer.Typer`; one
-without holds `command`, a function, and `EPILOG`, its worked examples.
+A verb is a module of this folder with the same name that holds `app`, a `typer.Typer`. One whose app has a
+single command and no callback has no sub-verbs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 VERBS: dict[str, dict[str, str]] = {
+    "Begin": {
+        "chat": "Talk to a model that thinks in Python.",
+    },
     "Serve": {
         "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
@@ -42,7 +45,8 @@ class VerbGroup(TyperGroup):
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         if cmd_name in self.list_commands(ctx) and cmd_name not in self.commands:
-            self.commands[cmd_name] = _load(cmd_name)
+            module: Any = importlib.import_module(f"rstar2.cli.{cmd_name}")
+            self.commands[cmd_name] = typer.main.get_command(module.app)
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -68,15 +72,6 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([record for record in records if record is not None])
         with formatter.section(_style("Examples", bold=True)):
             formatter.write_dl([(_style(command, fg="cyan"), what) for what, command in EXAMPLES])
-
-
-def _load(name: str) -> Command:
-    module: Any = importlib.import_module(f"rstar2.cli.{name}")
-    if hasattr(module, "app"):
-        return typer.main.get_command(module.app)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name, epilog=module.EPILOG)(module.command)
-    return typer.main.get_command(alone)
 
 
 def _style(text: str, **how: Any) -> str:
