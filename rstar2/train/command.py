@@ -141,7 +141,6 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.n": recipe.roc.down_sample_to_n,
         f"{engine}.temperature": rollout.temperature,
         f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
-        f"{engine}.log_prob_use_dynamic_bsz": "${actor_rollout_ref.actor.use_dynamic_bsz}",
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": paths.agent_loop,
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
@@ -175,7 +174,6 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
             "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_worker_niceness": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
-            "CUDA_VISIBLE_DEVICES": "",
         }
     return env
 
