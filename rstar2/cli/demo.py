@@ -84,7 +84,14 @@ class _Rows:
 
 
 def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     return Progress(
         SpinnerColumn(finished_text="[green]✓[/]"),
@@ -124,14 +131,22 @@ def _dry_run(plan: Any, folder: Path) -> None:
     out.print_json(json.dumps(plan.config()))
     root = folder.absolute()
     command = sft_command(
-        plan.sft, root / "base", root / "data/sft.parquet", root / "sft/checkpoints", root / "sft/metrics-1.jsonl"
+        plan.sft,
+        root / "base",
+        root / "data/sft.parquet",
+        root / "sft/checkpoints",
+        root / "sft/metrics-1.jsonl",
     )
     out.print("\n[bold]SFT[/]", shlex.join(command.argv), soft_wrap=True)
     model = root / "sft/model"
     for number, recipe in plan.stages.items():
         stage = root / f"stage{number}"
         paths = StagePaths(
-            model, stage / "train.parquet", stage / "checkpoints", stage / "agent_loop.yaml", stage / "metrics-1.jsonl"
+            model,
+            stage / "train.parquet",
+            stage / "checkpoints",
+            stage / "agent_loop.yaml",
+            stage / "metrics-1.jsonl",
         )
         out.print(f"\n[bold]stage {number}[/]", shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
         model = stage / "model"

@@ -1,7 +1,7 @@
 """The verbs, by name: what `rstar2 --help` lists without importing any of them.
 
-A verb is a module of this folder with the same name that holds `app`, a `typer.Typer`. One whose app has a
-single command and no callback has no sub-verbs.
+A verb is a module of this folder with the same name. It holds `app`, a `typer.Typer`, or else `command`, a
+function, with `EPILOG`, its worked examples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 VERBS: dict[str, dict[str, str]] = {
     "Begin": {
+        "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
         "doctor": "What this machine can do, and the command that mends each lack.",
         "chat": "Talk to a model that thinks in Python.",
     },
@@ -29,6 +30,7 @@ VERBS: dict[str, dict[str, str]] = {
 """Heading to verb to one line of help, in the order of the help text."""
 
 EXAMPLES = (
+    ("the whole recipe in miniature, in minutes", "rstar2 demo"),
     ("what can this machine do?", "rstar2 doctor"),
     ("talk to a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),
@@ -46,8 +48,7 @@ class VerbGroup(TyperGroup):
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
         if cmd_name in self.list_commands(ctx) and cmd_name not in self.commands:
-            module: Any = importlib.import_module(f"rstar2.cli.{cmd_name}")
-            self.commands[cmd_name] = typer.main.get_command(module.app)
+            self.commands[cmd_name] = _load(cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -73,6 +74,15 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([record for record in records if record is not None])
         with formatter.section(_style("Examples", bold=True)):
             formatter.write_dl([(_style(command, fg="cyan"), what) for what, command in EXAMPLES])
+
+
+def _load(name: str) -> Command:
+    module: Any = importlib.import_module(f"rstar2.cli.{name}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, epilog=module.EPILOG)(module.command)
+    return typer.main.get_command(alone)
 
 
 def _style(text: str, **how: Any) -> str:
