@@ -26,6 +26,9 @@ VERBS: dict[str, dict[str, str]] = {
         "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
     },
+    "Data": {
+        "data": "List the known data sources, and prepare one for training.",
+    },
 }
 """Heading to verb to one line of help, in the order of the help text."""
 
