@@ -48,7 +48,7 @@ def list_sources(
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
-    table.add_column("for, place on the hub, columns", min_width=26, overflow="fold")
+    table.add_column("for, place on the hub, columns", min_width=22, overflow="fold")
     table.add_column("rows", max_width=7)
     table.add_column("licence", max_width=12, overflow="fold")
     table.add_column("verb", max_width=7)
