@@ -22,7 +22,9 @@ from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
 from rstar2.errors import UserError
-from rstar2.prompts import END_OF_TURN, TOOL_NAME
+from rstar2.judge.service import running_judge
+from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat
+from rstar2.train.tiny import TinyModel, make_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,12 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
         yield standin
 
 
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
+        yield handle.url
+
+
 def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
     """One question in this process; standard input is a pipe."""
     asked = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
@@ -72,18 +80,19 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
 
 
-def test_a_question_from_a_pipe_is_the_same(standin: StandIn) -> None:
-    assert r"\boxed{42}" in _ask(standin, stdin="Compute 6 * 7.\n").stdout
+def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: str) -> None:
+    assert r"\boxed{42}" in _ask(standin, "--judge", judge, stdin="Compute 6 * 7.\n").stdout
 
 
-def test_a_failed_call_is_shown_as_failed(standin: StandIn) -> None:
-    shown = _ask(standin, "--question", "Compute 1 / 0.").stdout
+def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: str) -> None:
+    shown = _ask(standin, "--judge", judge, "--question", "Compute 1 / 0.").stdout
     assert "error, " in shown
     assert "ZeroDivisionError" in shown
 
 
-def test_a_cut_answer_says_so(standin: StandIn) -> None:
-    assert "out of tokens" in _ask(standin, "--max-tokens", "3", "--question", "Hello").stderr
+def test_a_cut_answer_says_so(standin: StandIn, judge: str) -> None:
+    asked = _ask(standin, "--judge", judge, "--max-tokens", "3", "--question", "Hello")
+    assert "out of tokens" in asked.stderr
 
 
 class Terminal:
@@ -94,7 +103,7 @@ class Terminal:
         self._terminal = terminal
         self.seen = ""
 
-    def wait_for(self, words: str, timeout_s: float = 30.0) -> None:
+    def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
         """Read until `words` appear in what was not yet waited for."""
         deadline = time.monotonic() + timeout_s
         while words not in self.seen:
@@ -109,7 +118,7 @@ class Terminal:
         os.write(self._terminal, line.encode() + b"\n")
 
     def ends_with(self, code: int) -> None:
-        assert self.process.wait(timeout=30) == code
+        assert self.process.wait(timeout=60) == code
 
 
 @contextmanager
@@ -133,8 +142,8 @@ def _terminal(*words: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_a_conversation_goes_on_and_begins_anew(standin: StandIn) -> None:
-    with _terminal("--url", standin.url) as person:
+def test_a_conversation_goes_on_and_begins_anew(standin: StandIn, judge: str) -> None:
+    with _terminal("--url", standin.url, "--judge", judge) as person:
         person.type("Hello")
         person.wait_for("this is question 1")
         person.type("And again")
@@ -191,6 +200,19 @@ def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
     # The folder it names is used: it holds a tokenizer, and no weights.
     (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
     assert f"cannot load a model from {folder}" in _refused("--run", str(tmp_path), stdin="x")
+
+
+def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: str) -> None:
+    words = PromptFormat(system="Use Python.", user="{problem}")
+    make_tiny_model(
+        tmp_path / "stage3", TinyModel(layers=1), [words.messages("What is 2 + 2?")], words, seed=0
+    )
+    (tmp_path / "model.json").write_text('{"path": "stage3"}')
+    more = ["--judge", judge, "--max-tokens", "8", "--question", "What is 2 + 2?"]
+    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
+    assert asked.exit_code == 0, asked.output
+    assert f"model: {tmp_path}/stage3" in asked.stderr
+    assert asked.stdout.strip()
 
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:

