@@ -21,7 +21,7 @@ function cards(summary) {
     summary.n > 1 ? card(percent(summary["maj@n"]), `maj@${summary.n}`, "the share of problems whose most frequent answer is right") : null,
     card(count(summary.mean_tokens), "mean tokens"), card(count(summary.p95_tokens), "95th percentile tokens"),
     card(fixed(summary.calls_per_trace), "tool calls a trace"),
-    card(percent(summary.failed_call_ratio_correct), "failed calls, correct traces", `in all traces: ${percent(summary.failed_call_ratio)}`),
+    card(percent(summary.failed_call_ratio), "failed calls"), card(percent(summary.failed_call_ratio_correct), "failed calls in correct traces"),
     card(percent(summary.no_answer_share), "no answer"), card(percent(summary.truncated_share), "truncated", "ended by the token or turn limit"),
     card(percent(summary.could_not_verify_share), "could not verify", "an answer that the grader could not decide; it is not counted as correct, and not as known to be wrong"),
     summary.lost_calls ? card(count(summary.lost_calls), "calls the judge lost") : null);
@@ -64,7 +64,7 @@ function phasePanels(summary) {
   const line = (key, title, unit) => linePlot({ title, unit, series: [{ name: title, points: phases.map((phase) => [phase.name, phase[key], ...(key === "accuracy" ? phase.interval ?? [] : [])]) }] });
   const heads = ["phase", "accuracy", "interval", "failed calls, correct traces", "calls a trace", "mean tokens", "wall"];
   const cells = (phase) => [phase.name, percent(phase.accuracy), phase.interval ? `${percent(phase.interval[0])} – ${percent(phase.interval[1])}` : "–", percent(phase.failed_call_ratio_correct), fixed(phase.calls_per_trace), count(phase.mean_tokens), seconds(phase.wall_s)];
-  return [el("div", { class: "plots", style: "margin-top:20px" },
+  return [el("div", { class: "plots small" },
     el("section", { class: "panel wide" }, el("table", { class: "phases" }, el("thead", {}, el("tr", {}, heads.map((name) => el("th", {}, name)))), el("tbody", {}, phases.map((phase) => el("tr", {}, cells(phase).map((cell) => el("td", {}, cell))))))),
     line("accuracy", "Accuracy on held-out problems", "share"), line("failed_call_ratio_correct", "Failed calls inside correct traces", "share"), line("mean_tokens", "Mean tokens"))];
 }
@@ -95,17 +95,18 @@ async function start() {
   if (about.sections.length > 1) {
     tabs.append(...about.sections.map((section, at) => el("button", { role: "tab", onclick: () => show(at) }, section.name, el("small", {}, percent(section.summary.accuracy)))));
   }
-  $("page").append(...phasePanels(about.summary), ...(about.charts.length ? [el("div", { class: "plots" }, about.charts.map(linePlot))] : []), tabs, body,
+  $("page").append(...phasePanels(about.summary), ...(about.charts.length ? [el("div", { class: "plots small" }, about.charts.map(linePlot))] : []), tabs, body,
     ...[facts("Configuration of the run", about.config)].filter(Boolean));
-  const [section, problem, sample] = decodeURIComponent(location.hash.slice(1)).split("/").length >= 3 ? location.hash.slice(1).split("/").map(decodeURIComponent) : [0];
-  if (!about.sections.length) {
-    document.body.dataset.ready = "yes";
-    return;
+  if (about.sections.length) {
+    const [section, problem, sample] = location.hash.slice(1).split("/").map(decodeURIComponent);
+    show(about.sections[+section] ? +section : 0);
+    const at = index.rows.section.findIndex((part, place) => part === +section && index.problems[index.rows.problem[place]].id === problem && index.rows.sample[place] === +sample);
+    if (at >= 0) {
+      await viewer.open(at);
+      viewer.bringIntoSight();
+    }
+    document.addEventListener("keydown", (event) => { if (!/INPUT|SELECT/.test(event.target.tagName) && (event.key === "j" || event.key === "k")) viewer.key(event); });
   }
-  show(about.sections[+section] ? +section : 0);
-  const at = index.rows.section.findIndex((part, place) => part === +section && index.problems[index.rows.problem[place]].id === problem && index.rows.sample[place] === +sample);
-  if (at >= 0) await viewer.open(at);
-  document.addEventListener("keydown", (event) => { if (!/INPUT|SELECT|TEXTAREA/.test(event.target.tagName) && (event.key === "j" || event.key === "k")) viewer.key(event); });
   document.body.dataset.ready = "yes";
 }
 

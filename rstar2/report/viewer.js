@@ -91,10 +91,14 @@ class Viewer {
     if (!step) return;
     event.preventDefault();
     const place = Math.min(this.shown.length - 1, Math.max(0, this.shown.indexOf(this.current) + step));
-    const top = place * ROW;
+    this.open(this.shown[place]);
+    this.bringIntoSight();
+  }
+
+  bringIntoSight() {
+    const top = this.shown.indexOf(this.current) * ROW;
     if (top < this.list.scrollTop) this.list.scrollTop = top;
     if (top + ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = top + ROW - this.list.clientHeight;
-    this.open(this.shown[place]);
   }
 
   pick(id) {
