@@ -177,3 +177,39 @@ def _measure(
         if measured.interrupted:
             err.print("start the same command again to go on")
             raise KeyboardInterrupt
+
+
+@app.command(
+    epilog=examples(
+        ("did the stage help?", "rstar2 eval compare runs/before runs/after"),
+        ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
+    )
+)
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, on the same problems.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
+
+    A problem flips when one run gets it right in more than half of its samples and the other does not.
+    """
+    import json
+
+    from rstar2.eval.compare import compare_runs
+    from rstar2.eval.tables import comparison_table, flips_table
+
+    found = compare_runs(run_a, run_b)
+    if as_json:
+        out.print_json(json.dumps([each.as_json() for each in found]))
+        return
+    out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
+    out.print(comparison_table(found))
+    for each in found:
+        if each.changed:
+            err.print(f"[yellow]{each.name}: other settings: {', '.join(each.changed)}[/]")
+        if each.unpaired:
+            err.print(f"[yellow]{each.name}: {each.unpaired} problems are in one run only and left out[/]")
+        if each.flipped:
+            out.print()
+            out.print(flips_table(each))

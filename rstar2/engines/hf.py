@@ -129,15 +129,15 @@ class HFEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, 30)
 
-    @torch.inference_mode()
     def _loop(self) -> None:
-        while True:
+        going = True
+        while going:
             try:
-                if not self._take_in():
-                    break
-                self._drop_cancelled()
-                if self._rows:
-                    self._step()
+                with torch.inference_mode():
+                    going = self._take_in()
+                    self._drop_cancelled()
+                    if self._rows and going:
+                        self._step()
             except Exception as error:  # noqa: BLE001 - every waiting caller is told
                 self._fail_all(error)
         self._fail_all(EngineError(f"the engine for {self._name} was closed"))

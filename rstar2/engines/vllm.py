@@ -99,6 +99,7 @@ class VLLMEngine:
             base_url=self.url,
             timeout=httpx.Timeout(None, connect=10.0),  # the rest is bounded in _patiently
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            trust_env=False,
         )
 
     @property

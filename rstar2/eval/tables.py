@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rstar2.eval.compare import Comparison
 from rstar2.eval.runner import EvalResult
 
 
@@ -77,3 +78,37 @@ def percent(share: float | None) -> str:
 def interval(bounds: Sequence[float]) -> str:
     low, high = bounds
     return f"{100 * low:.1f} – {100 * high:.1f} %"
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """One row a benchmark: both averages, the difference and its interval."""
+    table = Table("", box=None, padding=(0, 3, 0, 0))
+    for heading in ("A", "B", "B - A", "95 %, by problem", "problems", "flipped"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for each in found:
+        low, high = each.interval
+        words = "B is better" if low > 0 else "A is better" if high < 0 else "no difference shown"
+        table.add_row(
+            each.name,
+            percent(each.a),
+            percent(each.b),
+            f"{100 * each.difference:+.1f}",
+            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            str(len(each.pairs)),
+            str(len(each.flipped)),
+            words,
+            style="bold" if each.shown else None,
+        )
+    return table
+
+
+def flips_table(each: Comparison) -> Table:
+    """The problems that flipped."""
+    table = Table(f"{each.name}: flipped", box=None, padding=(0, 3, 0, 0))
+    for heading in ("A", "B"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for pair in each.flipped:
+        table.add_row(pair.id, percent(pair.a), percent(pair.b), "gained" if pair.b > pair.a else "lost")
+    return table

@@ -88,3 +88,11 @@ class BatchRequest(BaseModel):
 class BatchResponse(BaseModel):
     results: list[RunResult]
     """In the order of the request."""
+
+
+class BatchLine(BaseModel):
+    """One line of a batch's results, when they are asked for as lines."""
+
+    index: int
+    """Of the item in the request."""
+    result: RunResult

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import redis
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.logs import tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
@@ -68,6 +70,8 @@ class Supervisor:
         self.stopping = False
         self.embedded: EmbeddedRedis | None = None
         self.redis_url = settings.redis_url or ""
+        self.restarts: Counter[str] = Counter()
+        """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.url = ""
@@ -94,7 +98,8 @@ class Supervisor:
             )
             fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]), lambda: None
+                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]),
+                lambda: self.restarts.update(["api"]),
             )
         return self._wait(time.monotonic() + START_S)
 
@@ -149,6 +154,7 @@ class Supervisor:
 
     def _bury(self, name: str) -> None:
         """Give a dead worker's programs to the others at once; if Redis is away, they will find out."""
+        self.restarts.update(["worker"])
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
@@ -158,15 +164,20 @@ class Supervisor:
     def _wait(self, deadline: float) -> Ready:
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
             while time.monotonic() < deadline and not self.stopping:
-                for part in self.workers:
+                for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
-                        raise Failure("a judge worker ended while it started", f"see {self.logs}")
+                        raise self._worker_failure(number)
                 states = client.hmget(queue.WORKERS, list(self.names.values()))
                 if all(states) and self._healthy():
                     tiers = [json.loads(state)["isolation"] for state in states]
                     return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
                 time.sleep(0.02)
         raise Failure(f"the judge did not answer within {START_S:.0f} s", f"see {self.logs}")
+
+    def _worker_failure(self, number: int) -> Failure:
+        log = self.logs / f"worker-{number}.log"
+        said = " ".join(tail(log, 2)).strip()
+        return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
@@ -184,10 +195,30 @@ class Supervisor:
         while not self.stopping:
             if select.select(lifeline, [], [], TICK_S)[0]:
                 return
-            if self.embedded is not None and not self.embedded.running():
-                self.embedded.start()
+            self._tend_queue()
             for part in (*self.workers, *((self.api,) if self.api else ())):
                 part.tend()
+            self._tell_restarts()
+
+    def _tend_queue(self) -> None:
+        if self.embedded is None or self.embedded.running():
+            return
+        self.restarts.update(["redis"])
+        try:
+            self.embedded.restart()
+        except Failure as error:
+            print(f"{time.strftime('%X')} {error.message}", file=sys.stderr, flush=True)
+
+    def _tell_restarts(self) -> None:
+        if not self.restarts:
+            return
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+                for part, count in self.restarts.items():
+                    client.hincrby(queue.RESTARTS, part, count)
+        except redis.RedisError:
+            return  # told at a later tick
+        self.restarts.clear()
 
     def close(self) -> None:
         """End every part: the callers first, the queue last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rstar2.errors import RStarError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.trace import CallStatus, ToolCall
@@ -30,18 +31,21 @@ class PythonTool:
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         started = time.monotonic()
-        result = await self._client.run(
-            RunRequest.model_construct(
-                code=arguments["code"], stdin=arguments["input"], timeout_s=self._timeout_s, memory_mb=1024
+        try:
+            result = await self._client.run(
+                RunRequest.model_construct(
+                    code=arguments["code"],
+                    stdin=arguments["input"],
+                    timeout_s=self._timeout_s,
+                    memory_mb=1024,
+                )
             )
-        )
-        status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
+            status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
+            output = self._shown(result)
+        except RStarError as error:
+            status, output = "lost", f"The code could not be run: {error.message}"
         return ToolCall(
-            name=name,
-            arguments=arguments,
-            status=status,
-            output=self._shown(result),
-            wall_s=time.monotonic() - started,
+            name=name, arguments=arguments, status=status, output=output, wall_s=time.monotonic() - started
         )
 
     def _shown(self, result: RunResult) -> str:

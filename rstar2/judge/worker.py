@@ -23,12 +23,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from rstar2.errors import RStarError
 from rstar2.judge import queue
-from rstar2.judge.backend import Backend
 from rstar2.judge.queue import Task
+from rstar2.judge.sandbox.host import Sandbox
 from rstar2.judge.schema import RunResult
 from rstar2.judge.settings import WorkerSettings
-from rstar2.judge.subprocess_backend import SubprocessBackend
 
 AHEAD_S = 0.02
 """How much work, by the mean of recent runs, a worker fetches ahead."""
@@ -48,13 +48,13 @@ class Worker:
     Args:
         name: unique among all workers of the queue.
         client: connection with decoded responses; used by the second thread only.
-        backend: started by `run`.
+        sandbox: runs the programs; started by `run`.
     """
 
-    def __init__(self, name: str, client: redis.Redis, backend: Backend) -> None:
+    def __init__(self, name: str, client: redis.Redis, sandbox: Sandbox) -> None:
         self.name = name
         self.client = client
-        self.backend = backend
+        self.sandbox = sandbox
         self.inbox: deque[Task] = deque()
         self.outbox: deque[tuple[Task, RunResult, float]] = deque()
         self.changed = threading.Condition()
@@ -69,7 +69,8 @@ class Worker:
 
     def run(self) -> None:
         """Work until `stop` is called."""
-        self.backend.start()
+        self.sandbox.start()
+        self.sandbox.warm()
         link = threading.Thread(target=Link(self).run, name="link")
         link.start()
         try:
@@ -82,7 +83,7 @@ class Worker:
         finally:
             self.stop()
             link.join(10)
-            self.backend.close()
+            self.sandbox.close()
 
     def stop(self) -> None:
         """End after the program that is running; what was fetched ahead goes back to the queue."""
@@ -106,7 +107,7 @@ class Worker:
             reason = f"{task.tries} workers died while they held this program"
             return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
         started = time.monotonic()
-        result = self.backend.run(task.request(), task.id).model_copy(update={"queue_s": queued_s})
+        result = self.sandbox.run(task.request(), task.id).model_copy(update={"queue_s": queued_s})
         self.mean_s = 0.8 * self.mean_s + 0.2 * (time.monotonic() - started)
         self.done += 1
         self.outcomes[result.outcome] += 1
@@ -250,7 +251,8 @@ class Link:
             "at": time.time(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "isolation": worker.backend.isolation,
+            "isolation": worker.sandbox.isolation,
+            "exceptions": worker.sandbox.exceptions(),
             "done": worker.done,
             "outcomes": worker.outcomes,
             "mean_s": worker.mean_s,
@@ -293,14 +295,19 @@ def main() -> None:
         socket_connect_timeout=2,
         retry=Retry(NoBackoff(), 0),
     )
-    worker = Worker(settings.name, client, SubprocessBackend(Path(settings.folder)))
+    tier = settings.isolation
+    sandbox = Sandbox(Path(settings.folder), tier, minimum=tier or "landlock")
+    worker = Worker(settings.name, client, sandbox)
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
         threading.Thread(target=worker.stop).start()
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    worker.run()
+    try:
+        worker.run()
+    except RStarError as error:
+        sys.exit(f"{error.message}\n{error.hint}")
 
 
 if __name__ == "__main__":

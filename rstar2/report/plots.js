@@ -132,7 +132,7 @@ function linePlot(chart) {
       for (const point of points) {
         if (isNumber(point[2])) canvas.append(svg("line", { x1: x(point[0]), x2: x(point[0]), y1: y(point[2]), y2: y(point[3]), stroke: color, "stroke-width": 2, opacity: 0.45 }));
         const range = isNumber(point[2]) ? ` [${label(point[2])}, ${label(point[3])}]` : "";
-        canvas.append(tipped(svg("circle", { cx: x(point[0]), cy: y(point[1]), r: points.length > 60 ? 2 : 4, fill: color }), `${series.name}\n${chart.x ?? ""} ${point[0]}: ${label(point[1])}${range}`));
+        canvas.append(tipped(svg("circle", { cx: x(point[0]), cy: y(point[1]), r: points.length > 24 ? 2.2 : 4, fill: color }), `${series.name}\n${chart.x ?? ""} ${point[0]}: ${label(point[1])}${range}`));
       }
     });
   }, { legend });

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+
+from rstar2.eval.grader.parser import understood
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of a turn are searched."""
@@ -44,34 +45,30 @@ def extract_answer(text: str) -> str | None:
     `text` is the turn the model itself wrote last: no prompt and no tool output. A bare answer comes back as
     it is.
     """
-    return extract_with(text, lambda _: False)
-
-
-def extract_with(text: str, understood: Callable[[str], bool]) -> str | None:
-    """`extract_answer`, given a test of whether a piece of text reads as mathematics."""
     turn = _own_words(text)
     inner = _last_block(turn, "<answer>", "</answer>")
     if inner is not None and inner.strip():
         turn = inner
-    return _clean(_find(turn, understood))
+    return _clean(_find(turn))
 
 
-def _find(turn: str, understood: Callable[[str], bool]) -> str | None:
+def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:
         content, end = box
         later = _after_last(_FINAL, turn[end:])
-        return content if later is None else (_from_sentence(later, understood) or content)
+        return content if later is None else (_from_sentence(later) or content)
     if len(turn) <= BARE_CHARS and understood(turn):
         return turn
     stated = _after_last(_STATED, turn)
     if stated is not None:
-        found = _from_sentence(stated, understood)
+        found = _from_sentence(stated)
         if found:
             return found
-    if len(turn) <= BARE_CHARS and not re.search(r"\s\w+\s+\w+\s", turn):
+    found = _last_formula_or_number(turn)
+    if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
-    return _last_formula_or_number(turn)
+    return found
 
 
 def _own_words(text: str) -> str:
@@ -147,7 +144,7 @@ def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match
     return found[0] if found else None
 
 
-def _from_sentence(text: str, understood: Callable[[str], bool]) -> str | None:
+def _from_sentence(text: str) -> str | None:
     """The answer in the sentence that `text` starts with."""
     start = re.sub(r"^(?:[\s:=*]|is\b|the answer is\b)+", "", text[:2000], flags=re.IGNORECASE)
     block = _MATH.match(start)
