@@ -25,6 +25,9 @@ RUN = "run"
 class _EvalGroup(TyperGroup):
     """Takes benchmarks where other groups take a command."""
 
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != RUN]
+
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
 
@@ -100,9 +103,10 @@ def run(
         bool, typer.Option("--per-problem", help="Show the table of problems too.")
     ] = False,
 ) -> None:
-    """Measure a model: sample every problem, run its Python, grade its answers.
+    """Measure a model on benchmarks.
 
-    The defaults are the paper's protocol. The same command again goes on where a stopped run ended.
+    Every problem is sampled, the model's Python is run, its answers are graded. The defaults are the paper's
+    protocol. The same command again goes on where a stopped run ended.
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve

@@ -22,7 +22,10 @@ def report(
     run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
 ) -> None:
-    """Make one static page of a run: numbers, plots and every trace. It needs no network."""
+    """Make one static page of a run.
+
+    It holds the numbers, plots and every trace, and needs no network.
+    """
     from rstar2.report import write_report
 
     page = write_report(run, output)

@@ -11,7 +11,7 @@ from rstar2.cli.common import examples, out
 
 app = typer.Typer(
     name="runs",
-    help="List runs and show one.",
+    help="List runs, and show one.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

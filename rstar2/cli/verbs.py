@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 VERBS: dict[str, dict[str, str]] = {
+    "Measure": {
+        "eval": "Measure a model on benchmarks.",
+        "report": "Make one static page of a run.",
+        "runs": "List runs, and show one.",
+    },
     "Serve": {
         "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",

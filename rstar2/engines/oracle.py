@@ -6,9 +6,8 @@ What it should score is known beforehand, so a score that differs is a fault of 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, TOOL_NAME, ChatCodec
 
@@ -21,7 +20,7 @@ class OracleEngine:
     Its first turn prints the answer with Python, its second gives what the tool said.
 
     Args:
-        problems: those it will be asked, in the benchmark's order.
+        golds: the answer to each problem's text, in the benchmark's order.
         codec: the one that the prompts are made with.
         wrong_every: of each so many problems, the first is answered wrong; 0 answers all right.
 
@@ -29,13 +28,13 @@ class OracleEngine:
         EngineError: from `generate`, when the prompt opens with none of the problems.
     """
 
-    def __init__(self, problems: Sequence[Problem], codec: ChatCodec, wrong_every: int = 10) -> None:
+    def __init__(self, golds: Mapping[str, str], codec: ChatCodec, wrong_every: int = 10) -> None:
         self._codec = codec
         self._answers = {
-            tuple(codec.prompt(codec.format.messages(problem.problem))): (
-                WRONG_ANSWER if wrong_every and number % wrong_every == 0 else problem.answer
+            tuple(codec.prompt(codec.format.messages(problem))): (
+                WRONG_ANSWER if wrong_every and number % wrong_every == 0 else gold
             )
-            for number, problem in enumerate(problems)
+            for number, (problem, gold) in enumerate(golds.items())
         }
         self._lengths = sorted({len(prompt) for prompt in self._answers}, reverse=True)
 

@@ -81,23 +81,22 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def comparison_table(found: Sequence[Comparison]) -> Table:
-    """One row a benchmark: both averages, the difference and its interval."""
-    table = Table("", box=None, padding=(0, 3, 0, 0))
-    for heading in ("A", "B", "B - A", "95 %, by problem", "problems", "flipped"):
-        table.add_column(heading, justify="right")
-    table.add_column("")
+    """One row a benchmark: both averages, the difference with its interval, and what that shows."""
+    table = Table("", box=None, padding=(0, 2, 0, 0))
+    for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("shows", no_wrap=True)
     for each in found:
-        low, high = each.interval
-        words = "B is better" if low > 0 else "A is better" if high < 0 else "no difference shown"
+        low, high = (100 * bound for bound in each.interval)
         table.add_row(
             each.name,
             percent(each.a),
             percent(each.b),
             f"{100 * each.difference:+.1f}",
-            f"{100 * low:+.1f} to {100 * high:+.1f}",
+            f"[{low:+.1f}, {high:+.1f}]",
             str(len(each.pairs)),
             str(len(each.flipped)),
-            words,
+            "B better" if low > 0 else "A better" if high < 0 else "nothing",
             style="bold" if each.shown else None,
         )
     return table

@@ -74,7 +74,8 @@ def open_target(target: Target, problems: Sequence[Problem], in_flight: int) -> 
         from rstar2.engines.oracle import OracleEngine, byte_codec
 
         plain = byte_codec()
-        return Opened(OracleEngine(problems, plain), plain, {"name": "oracle"})
+        golds = {problem.problem: problem.answer for problem in problems}
+        return Opened(OracleEngine(golds, plain), plain, {"name": "oracle"})
     if target.url is not None:
         return _served(target, target.url)
     assert target.model is not None
