@@ -7,6 +7,7 @@ it is until the viewer asks for a trace, so that a page with ten thousand of the
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import os
@@ -46,7 +47,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
             _write(page, file)
         part.replace(output)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise Failure(
             f"cannot write {output}: {error.strerror or error}", "Make room, or use --output."
         ) from error
