@@ -28,10 +28,10 @@ VERBS: dict[str, dict[str, str]] = {
         "train": "GRPO-RoC in stages, on VERL.",
     },
     "Measure": {
-        "eval": "Sample and grade a benchmark.",
+        "eval": "Measure a model on benchmarks.",
         "grade": "Grade outputs made elsewhere.",
-        "report": "One static page of a run.",
-        "runs": "List and show runs.",
+        "report": "Make one static page of a run.",
+        "runs": "List runs, and show one.",
     },
     "Serve": {
         "judge": "Run model-written programs: fast, isolated, none lost.",

@@ -21,9 +21,9 @@ from rstar2.agent import Limits, ToolRunner, rollout
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
-from rstar2.errors import Failure, UserError
+from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict
-from rstar2.eval.patience import PatientEngine, PatientTools, ServiceGone
+from rstar2.eval.patience import PatientEngine, PatientTools
 from rstar2.eval.progress import Meter, Progress
 from rstar2.eval.results import Row, problem_rows, summarise_rows
 from rstar2.eval.settings import EvalSettings, sample_seed
@@ -185,7 +185,7 @@ class _Benchmark:
         self.name = name
         self.groups: dict[str, list[Row]] = {problem.id: [] for problem in problems}
         self.total = len(problems) * rig.settings.samples
-        self.failure: Failure | None = None
+        self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self._problems = problems
         self._out = out
@@ -246,7 +246,7 @@ class _Benchmark:
                 async with asyncio.TaskGroup() as rollers:
                     for _ in range(workers):
                         rollers.create_task(self._roll(jobs, meter))
-            except* ServiceGone as gone:
+            except* RStarError as gone:
                 self.failure = _first(gone)
             for _ in range(_GRADERS):
                 await self._finished.put(None)
