@@ -55,19 +55,24 @@ class Ticket:
         run_id: its id.
         body: what the worker gets, as JSON.
         timeout_s: its own time limit.
-        stream: where it queues.
+        worker: the only one that can run it; None: any.
     """
 
-    def __init__(self, run_id: str, body: str, timeout_s: float, stream: str = queue.TASKS) -> None:
+    def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
         self.id = run_id
         self.body = body
-        self.stream = stream
+        self.worker = worker
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The result as JSON."""
         self.waiters = 0
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
+
+    def enqueue_args(self) -> queue.Eval:
+        if self.worker is None:
+            return queue.enqueue_args(self.id, self.body)
+        return queue.enqueue_cell_args(self.id, self.body, self.worker)
 
 
 class Broker:
@@ -206,7 +211,7 @@ class Broker:
         dropped = self.dropped[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
         for ticket in tickets:
-            pipe.eval(*queue.enqueue_args(ticket.id, ticket.body, ticket.stream))
+            pipe.eval(*ticket.enqueue_args())
         for run_id in dropped:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():

@@ -20,7 +20,7 @@ import redis
 
 from rstar2.judge import queue
 from rstar2.judge.queue import Task
-from rstar2.judge.schema import RunResult
+from rstar2.judge.schema import CellResult, RunResult
 
 MAX_AHEAD = 16
 AHEAD_S = 0.1
@@ -51,13 +51,15 @@ class Desk:
         self.ahead = 0
         """How many programs to fetch ahead; 0 while the queue is short."""
         self.stopping = False
+        self.sessions = 0
+        """How many sessions the worker holds."""
 
-    def next(self) -> Task | None:
-        """Wait for the next program; None when the worker is to end."""
+    def next(self, patience_s: float) -> Task | None:
+        """Wait for the next program; None when there is none in time or the worker is to end."""
         with self.changed:
-            while not self.inbox and not self.stopping:
-                self.changed.wait(1.0)
-            if self.stopping:
+            if not self.inbox and not self.stopping:
+                self.changed.wait(patience_s)
+            if not self.inbox or self.stopping:
                 return None
             self.current = self.inbox.popleft()
             self.since = time.monotonic()
@@ -100,6 +102,19 @@ class Desk:
         """The running program has taken so long that none must wait behind it."""
         return self.current is not None and time.monotonic() - self.since > LONG_S
 
+    def take_back(self) -> list[Task]:
+        """The programs to give to other workers, because one runs for long or the worker is to end."""
+        if not self.stopping and not self.is_long():
+            return []
+        back = [task for task in self.inbox if not task.is_cell]
+        cells = [task for task in self.inbox if task.is_cell]
+        self.inbox.clear()
+        if self.stopping:
+            self.outbox.extend((task, worker_ends(task)) for task in cells)
+        else:
+            self.inbox.extend(cells)
+        return back
+
     def got(self, asked: int, tasks: list[Task]) -> None:
         """Take in what was fetched, and learn from it how long the queue is."""
         with self.changed:
@@ -121,6 +136,12 @@ class Desk:
             self.changed.wait(due - now)
 
 
+def worker_ends(task: Task) -> CellResult:
+    """The answer to a cell whose worker is told to stop."""
+    said = queue.WORKER_GONE
+    return CellResult(id=task.id, outcome="lost", stderr=said, session_alive=False, session_end=said)
+
+
 class Link:
     """See the module.
 
@@ -133,6 +154,8 @@ class Link:
 
     def __init__(self, name: str, client: redis.Redis, desk: Desk, about: dict[str, Any]) -> None:
         self.name = name
+        self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
+        """Read in this order."""
         # redis-py's own types are too wide for streams whose responses are decoded.
         self.client: Any = client
         self.desk = desk
@@ -173,7 +196,7 @@ class Link:
                 delay = min(delay * 2, 1.0)
 
     def _make_groups(self) -> None:
-        for stream in (queue.TASKS, queue.RETURNED):
+        for stream in self.streams:
             try:
                 self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
             except redis.ResponseError as error:
@@ -182,7 +205,7 @@ class Link:
 
     def _recover(self) -> None:
         """Take up again what Redis says was delivered to us and we do not hold: a reply that never came."""
-        found = self.client.xreadgroup(queue.GROUP, self.name, {queue.TASKS: "0", queue.RETURNED: "0"})
+        found = self.client.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, "0"))
         desk = self.desk
         with desk.changed:
             held = [
@@ -199,10 +222,8 @@ class Link:
         desk = self.desk
         with desk.changed:
             desk.pause(self.next_beat)
+            back = desk.take_back()
             results = list(desk.outbox)
-            back = list(desk.inbox) if desk.stopping or desk.is_long() else []
-            if back:
-                desk.inbox.clear()
             want, block = desk.wants(), BLOCK_MS if desk.idle() else None
         pipe = self.client.pipeline(transaction=False)
         for task, result in results:
@@ -211,8 +232,7 @@ class Link:
             pipe.eval(*queue.give_back_args(task))
         beat = self._beat(pipe)
         if want:
-            streams = {queue.RETURNED: ">", queue.TASKS: ">"}
-            pipe.xreadgroup(queue.GROUP, self.name, streams, count=want, block=block)
+            pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
         answers = pipe.execute() if len(pipe) else []
         with desk.changed:
             for _ in results:
@@ -242,6 +262,7 @@ class Link:
             "at": time.time(),
             "done": self.done,
             "mean_s": desk.mean_s,
+            "sessions": desk.sessions,
             "running_s": now - desk.since if desk.current else 0.0,
         }
         pipe.hset(queue.WORKERS, self.name, json.dumps(state))

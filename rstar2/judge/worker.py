@@ -21,8 +21,11 @@ from rstar2.judge import queue
 from rstar2.judge.link import Desk, Link
 from rstar2.judge.queue import Task
 from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.schema import RunResult
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.sessions import Sessions
 from rstar2.judge.settings import WorkerSettings
+
+IDLE_S = 1.0
 
 
 def judge(sandbox: Sandbox, task: Task) -> RunResult:
@@ -31,7 +34,8 @@ def judge(sandbox: Sandbox, task: Task) -> RunResult:
     if task.tries >= queue.MAX_TRIES:
         reason = f"{task.tries} workers died while they held this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
-    return sandbox.run(task.request(), task.id).model_copy(update={"queue_s": queued_s})
+    request = RunRequest.model_validate_json(task.body)
+    return sandbox.run(request, task.id).model_copy(update={"queue_s": queued_s})
 
 
 def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
@@ -41,14 +45,18 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
         Failure: the sandbox cannot be had.
     """
     sandbox.start()
+    sessions = Sessions(sandbox, name)
     try:
         sandbox.warm()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
         link = threading.Thread(target=Link(name, client, desk, about).run, name="link")
         link.start()
         try:
-            while (task := desk.next()) is not None:
-                desk.put(task, judge(sandbox, task))
+            while not desk.stopping:
+                if (task := desk.next(IDLE_S)) is not None:
+                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
+                sessions.sweep()
+                desk.sessions = len(sessions.held)
         finally:
             desk.stop()
             link.join(10)
