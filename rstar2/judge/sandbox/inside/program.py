@@ -5,6 +5,8 @@ Nothing that is decided about the program depends on what happens in here, excep
 
 from __future__ import annotations
 
+import _ast
+import atexit
 import os
 import sys
 
@@ -47,8 +49,6 @@ def become_main(path: str) -> dict[str, Any]:
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
-    for name in [name for name in sys.modules if name.startswith("rstar2")]:
-        del sys.modules[name]
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
     _reseed()
@@ -72,8 +72,6 @@ def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or type(tree.body[-1]).__name__ != "Expr":
         return compile(tree, path, "exec", dont_inherit=True), None
-    import _ast
-
     last = _ast.Expression(tree.body.pop().value)
     flags = _future_flags(tree)
     body = compile(tree, path, "exec", dont_inherit=True) if tree.body else None
@@ -157,8 +155,6 @@ def _wind_up(code: int) -> int:
         sys.stdout.flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
-        import atexit
-
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

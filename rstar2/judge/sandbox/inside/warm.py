@@ -8,9 +8,8 @@ nothing. The libraries are not only imported but used once, because much of what
 from __future__ import annotations
 
 import gc
-import sys
 
-from rstar2.judge.sandbox.inside import kernel
+from rstar2.judge.sandbox.inside import kernel, program
 
 
 def bare() -> None:
@@ -21,7 +20,8 @@ def bare() -> None:
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
-    sys.argv = [""]
+    # The first syntax tree makes the interpreter build the types of all its nodes.
+    program.split("1\n1", "")
 
 
 def numeric() -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rstar2.judge.sandbox.plan import Plan
 
 
+_kept: list[object] = []
+
+
 def prepare(plan: Plan) -> None:
     """Bring this process into the state every zygote shares.
 
@@ -31,6 +34,7 @@ def prepare(plan: Plan) -> None:
     """
     os.umask(0o077)
     warm.bare()
+    warm.settle()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     Confinement(plan)
@@ -38,11 +42,18 @@ def prepare(plan: Plan) -> None:
 
 def main(plan: Plan, control: _socket.socket) -> None:
     """Serve; in a forked process, run what it was forked for."""
+    _hide()
     task = Zygote(plan, control).serve()
     while isinstance(task, _socket.socket):
         task = Zygote(plan, task).serve()
     if task is not None:
         program.main(task)
+
+
+def _hide() -> None:
+    """Take this package out of sight of programs, which share the interpreter. It stays alive in _kept."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
+        _kept.append(sys.modules.pop(name))
 
 
 class _Child:
