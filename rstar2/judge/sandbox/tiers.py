@@ -26,14 +26,13 @@ def plans(tier: Isolation, root: Path) -> list[Plan]:
         rstar2.errors.Failure: libseccomp is missing.
     """
     if tier != "strict":
-        return [_plan(tier, root, user_namespace=False)]
-    ways = [_plan(tier, root, user_namespace=True)]
-    if os.geteuid() == 0:
-        ways.append(_plan(tier, root, user_namespace=False))
-    return ways
+        return [_plan(tier, root, rooted=False, user_namespace=False)]
+    if os.geteuid() != 0:
+        return [_plan(tier, root, rooted=False, user_namespace=True)]
+    return [_plan(tier, root, rooted=True, user_namespace=namespace) for namespace in (True, False)]
 
 
-def _plan(tier: Isolation, root: Path, *, user_namespace: bool) -> Plan:
+def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) -> Plan:
     binds, links = layout.shown()
     abi = kernel.landlock_abi() if tier != "none" else 0
     strict = tier == "strict"
@@ -41,7 +40,7 @@ def _plan(tier: Isolation, root: Path, *, user_namespace: bool) -> Plan:
         (root / name).mkdir(exist_ok=True)
     return Plan(
         tier=tier,
-        rooted=os.geteuid() == 0,
+        rooted=rooted,
         user_namespace=user_namespace,
         root=str(root / "mount"),
         place=jail.PLACE if strict else str(root / "box"),
