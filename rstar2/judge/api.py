@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from rstar2.judge.broker import Broker
 from rstar2.judge.codejudge import codejudge_router
 from rstar2.judge.http import TokenGuard, add_error_answers
+from rstar2.judge.logs import log_to_stderr
 from rstar2.judge.native import runs_router
 from rstar2.judge.notebook import sessions_router
 from rstar2.judge.observe import observe_router
@@ -41,6 +42,7 @@ def create_app(settings: ApiSettings) -> FastAPI:
 
 def main() -> None:
     """Serve on the socket the supervisor opened: callers queue up there while this process restarts."""
+    log_to_stderr()
     settings = ApiSettings.model_validate_json(sys.stdin.read())
     listener = socket.socket(fileno=settings.socket_fd)
     config = uvicorn.Config(

@@ -29,6 +29,7 @@ MAX_WAITING_BYTES = 2 << 30
 """Programs this process holds for the queue; from there on, new ones are answered 429."""
 PIPELINE = 256
 SWEEP_S = 3.0
+LONGEST_RETRY_S = 0.25
 RECENT = 2000
 CROWD = 32
 """With more programs waited for than this, results are fetched several at a time."""
@@ -194,7 +195,7 @@ class Broker:
                 await loop()
             except RedisError as error:
                 log.warning("redis: %s", error)
-                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, 1.0)
+                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
                 await asyncio.sleep(delay)
                 self.wake.set()
 

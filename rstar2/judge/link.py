@@ -8,9 +8,9 @@ waits behind another while some other worker is free.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -33,6 +33,8 @@ BEAT_S = 0.5
 DEAD_AFTER_S = 3.0
 """A worker whose heartbeat stood still this long, seen by a worker that was served all the while, is dead."""
 BLOCK_MS = 300
+LONGEST_RETRY_S = 0.25
+log = logging.getLogger(__name__)
 
 
 class Desk:
@@ -187,13 +189,13 @@ class Link:
                 delay = 0.05
             except redis.RedisError as error:
                 # The server is gone, frozen or new: results stay in the outbox until it is back.
-                print(f"{time.strftime('%X')} redis: {error}", file=sys.stderr, flush=True)
+                log.warning("redis: %s", error)
                 ready = False
                 self.seen.clear()
                 if self.desk.stopping and not self.desk.outbox:
                     return
                 time.sleep(delay)
-                delay = min(delay * 2, 1.0)
+                delay = min(delay * 2, LONGEST_RETRY_S)
 
     def _make_groups(self) -> None:
         for stream in self.streams:

@@ -19,6 +19,7 @@ from redis.retry import Retry
 from rstar2.errors import RStarError
 from rstar2.judge import queue
 from rstar2.judge.link import Desk, Link
+from rstar2.judge.logs import log_to_stderr
 from rstar2.judge.queue import Task
 from rstar2.judge.sandbox.host import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
@@ -65,6 +66,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
 
 
 def main() -> None:
+    log_to_stderr()
     settings = WorkerSettings.model_validate_json(sys.stdin.read())
     client = redis.Redis.from_url(
         settings.redis_url,

@@ -151,9 +151,8 @@ def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHand
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "judge-test", str(folder)], capture_output=True, check=False
-    )
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "judge-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
     if mounted.returncode:
         pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
     yield folder

@@ -77,10 +77,8 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
 
 
 def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None:
-    code = (
-        "from rstar2.cli.judge import app\n"
-        f"app(['worker', '--redis', {queue_url!r}, '--workers', '1', '--folder', {str(tmp_path / 'there')!r}])"
-    )
+    words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
+    code = f"from rstar2.cli.judge import app\napp({words!r})"
     with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
         there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", code])
         try:
