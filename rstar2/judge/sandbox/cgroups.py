@@ -70,6 +70,10 @@ class Cgroup:
         for path in self._paths():
             (path / "cgroup.procs").write_text(str(pid))
 
+    def entrances(self) -> list[int]:
+        """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""
+        return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
+
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:
             (self.pids / "pids.max").write_text(str(count))

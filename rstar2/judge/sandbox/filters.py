@@ -122,6 +122,7 @@ def _add_conditional(lib: Any, rules: Any, eperm: int, *, processes: bool, signa
             _add(lib, rules, eperm, name, lib.Arg(0, lib.NE, _AF_UNIX))
     else:
         _add(lib, rules, lib.ALLOW, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+        _add(lib, rules, eperm, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, 0))
         # A socketpair reaches nobody, and asyncio cannot start without one.
         _add(lib, rules, lib.ALLOW, "socketpair", lib.Arg(0, lib.EQ, _AF_UNIX))
         _add(lib, rules, eperm, "socket")

@@ -7,6 +7,7 @@ This process only builds and then waits: its death takes the jail with it, and t
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import sys
 
@@ -19,10 +20,15 @@ if TYPE_CHECKING:
 
 def main(control_fd: int) -> None:
     """Build what the plan says and serve on the control socket until it closes."""
-    control = _socket.socket(fileno=control_fd)
+    control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
+    os.close(control_fd)
+    # Programs get their descriptors as 0 to 3, so nothing of ours may ever lie there.
+    while os.open(os.devnull, os.O_RDONLY) < 4:
+        pass
     plan: Plan = wire.receive(control)[0]
     sys.path[:] = plan["sys_path"]
     os.setsid()
+    os.umask(0o022)
     try:
         if plan["tier"] == "strict":
             if jail.enter_namespaces(plan, lambda: _ask_for_mapping(control)):
