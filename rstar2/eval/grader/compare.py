@@ -28,6 +28,7 @@ from rstar2.eval.grader.nodes import (
     Symbol,
     Text,
     negative,
+    number,
     walk,
 )
 from rstar2.eval.grader.plusminus import flattened
@@ -285,6 +286,8 @@ def _same_name(a: Node, b: Node) -> bool:
 def _one_relation(a: Node, b: Node) -> Outcome:
     """A relation against something that is none: the name is dropped."""
     (name, left), (other, right) = _named(a), _named(b)
+    if name is None and other is None and isinstance(b, Relation) and _states_a_value(b):
+        return _compare(a, b.sides[-1])
     if name is None and other is None:
         approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
         if not approximate:
@@ -299,6 +302,12 @@ def _one_relation(a: Node, b: Node) -> Outcome:
         return _lists(_expanded(name, left) or left, _expanded(other, right) or right)
     outcome = _compare(left, right)
     return outcome if outcome[0] else (False, outcome[1])
+
+
+def _states_a_value(node: Relation) -> bool:
+    """Whether an equation says what an expression amounts to, as xy = 125 does and x^2 - 1 = 0 does not."""
+    value = node.sides[-1]
+    return set(node.operators) <= _EQUALS and not variables(value) and value != number(0)
 
 
 def _expanded(name: Node | None, value: Node) -> Node | None:
@@ -404,7 +413,18 @@ def _values(a: Node, b: Node) -> Outcome:
     return equal(a, b), rule
 
 
+def _with_letter_unit(node: Node) -> Node:
+    """5m as five metres, where the other side has a unit."""
+    match node:
+        case Product(factors=(*numbers, Symbol(name=name))) if units.measure(name) and not variables(
+            Product(tuple(numbers))
+        ):
+            return Quantity(Product(tuple(numbers)), name)
+    return node
+
+
 def _quantities(a: Node, b: Node) -> bool:
+    a, b = _with_letter_unit(a), _with_letter_unit(b)
     values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
     written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
     if len(written) < 2 or units.same_words(*written):

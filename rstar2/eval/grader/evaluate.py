@@ -32,10 +32,12 @@ from rstar2.eval.grader.nodes import (
     Symbol,
 )
 
-MAX_BITS = 200_000
+MAX_BITS = 60_000
 """Exact numbers stay below this size."""
 MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
+MAX_SPREAD_BITS = 250
+"""Inexact numbers that differ more in size are not added: the smaller one would be lost at 80 digits."""
 MAX_ARGUMENT = 10_000
 """The largest argument of an exact factorial or binomial coefficient."""
 MAX_TERMS = 2000
@@ -83,9 +85,9 @@ def _value(node: Node, setting: Setting) -> Value:
         case Symbol(name=name):
             return _symbol(name, setting)
         case Sum(terms=terms):
-            return _fold(terms, setting, lambda a, b: a + b)
+            return _fold(terms, setting, _add)
         case Product(factors=factors):
-            return _fold(factors, setting, lambda a, b: a * b)
+            return _fold(factors, setting, _multiply)
         case Quotient(over=over, under=under):
             return _divide(_value(over, setting), _value(under, setting), setting)
         case Power(base=base, exponent=exponent):
@@ -119,11 +121,20 @@ def _symbol(name: str, setting: Setting) -> Value:
     raise NoValue(f"{name} has no value")
 
 
-def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Value], Value]) -> Value:
+def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]) -> Value:
     total = _value(parts[0], setting)
     for part in parts[1:]:
-        total = _guard(join(*_alike(total, _value(part, setting), setting)), setting)
+        total = _guard(join(total, _value(part, setting), setting), setting)
     return total
+
+
+def _add(a: Value, b: Value, setting: Setting) -> Value:
+    a, b = _alike(a, b, setting)
+    if not isinstance(a, Fraction) and a and b:
+        spread = setting.context.mag(a) - setting.context.mag(b)
+        if abs(spread) > MAX_SPREAD_BITS:
+            raise NoValue("too far apart to add")
+    return a + b
 
 
 def _alike(a: Value, b: Value, setting: Setting) -> tuple[Value, Value]:
@@ -361,12 +372,13 @@ def _multiply(a: Value, b: Value, setting: Setting) -> Value:
 
 
 def _subtract(a: Value, b: Value, setting: Setting) -> Value:
-    a, b = _alike(a, b, setting)
-    return a - b
+    return _add(a, -b, setting)
 
 
 def _series(node: Series, setting: Setting) -> Value:
-    """Added up where the bounds are near whole numbers; otherwise a value of its own."""
+    """Added up between whole numbers that are near each other; otherwise a value of its own."""
+    if node.kind == "lim":
+        return _unknown_series(node, setting)
     try:
         low, high = _whole((_value(node.low, setting), _value(node.high, setting)))
     except NoValue:
@@ -376,8 +388,7 @@ def _series(node: Series, setting: Setting) -> Value:
     total: Value = Fraction(0 if node.kind == "sum" else 1)
     for i in range(low, high + 1):
         term = _value(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
-        a, b = _alike(total, term, setting)
-        total = _guard(a + b if node.kind == "sum" else a * b, setting)
+        total = _guard((_add if node.kind == "sum" else _multiply)(total, term, setting), setting)
     return total
 
 

@@ -40,7 +40,8 @@ from rstar2.eval.grader.vocabulary import (
 )
 
 MAX_DEPTH = 40
-MAX_DIGITS = 5000
+MAX_DIGITS = 4000
+"""Below the length at which Python refuses to turn digits into an integer."""
 
 _FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
 _PAIRED = {
@@ -192,7 +193,7 @@ class ExpressionParser:
         known = DOTS | LETTERS | DECORATIONS | FUNCTIONS | _PAIRED.keys() | CONSTANTS.keys()
         return token.kind == "command" and (
             token.text in known
-            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "int", "|", "deg"}
+            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
             or (token.text == "begin" and self._matrix_name() is not None)
         )
 
@@ -285,7 +286,7 @@ class ExpressionParser:
             self._depth -= 1
             return node
         token = self._next
-        if token.kind == "number" and not whole_number and len(token.text) > 1:
+        if token.kind == "number" and not whole_number and len(token.text) > 1 and token.text.isdigit():
             self._tokens[self._at] = Token("number", token.text[1:])
             return numeral(token.text[0])
         if token.kind == "word" and len(token.text) > 1:
@@ -419,7 +420,7 @@ class ExpressionParser:
             return self._paired(*_PAIRED[name])
         if name == "|":
             return self._paired("|", "norm")
-        if name in {"sum", "prod"}:
+        if name in {"sum", "prod", "lim"}:
             return self._series(name)
         if name in {"int", "iint", "oint"}:
             return self._integral(name)
@@ -511,7 +512,7 @@ class ExpressionParser:
                 continue
             braced = self._accept("sign", "{")
             index = self._take().text
-            if self._accept("sign", "="):
+            if self._accept("sign", "=") or self._accept("command", "to", "rightarrow"):
                 low = self.sum()
             if braced:
                 self._expect("sign", "}")

@@ -20,6 +20,7 @@ from rstar2.eval.grader.nodes import (
     NumberSet,
     Product,
     Quantity,
+    Quotient,
     Ratio,
     Relation,
     Residue,
@@ -32,6 +33,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.tokens import ParseError, Token, tokenize
 from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES
+from rstar2.eval.grader.vocabulary import SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -59,15 +61,34 @@ def read(text: str) -> list[Node]:
 
 def understood(text: str) -> bool:
     """Whether a text reads as mathematics."""
-    return not isinstance(_read(text, True), Text)
+    try:
+        parse(text)
+    except (ParseError, RecursionError):
+        return False
+    return True
 
 
 def _read(text: str, thousands: bool) -> Node:
     try:
         return parse(text, thousands)
     except (ParseError, RecursionError):
+        value = _last_side(text, thousands)
+        if value is not None:
+            return value
         found = words(text[:MAX_CHARS])
         return Text(found, plain=all(word.isalpha() for word in found))
+
+
+def _last_side(text: str, thousands: bool) -> Node | None:
+    """The value at the end of an equation whose left side is outside the grammar."""
+    left, equals, right = text[:MAX_CHARS].rpartition("=")
+    if not equals or re.search(r"__|['\"!<>]\s*$|['\"]", left) or not left.strip("$ "):
+        return None
+    try:
+        value = parse(right, thousands)
+    except (ParseError, RecursionError):
+        return None
+    return Relation((Symbol("it"), value), ("=",))
 
 
 def parse(text: str, thousands: bool = True) -> Node:
@@ -89,6 +110,8 @@ def parse(text: str, thousands: bool = True) -> Node:
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
         return _with_period(shown[1], shown[2], shown[3])
+    if cleaned.lower() in SHORT_WORDS:
+        raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
     conclusion = max(
         (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
@@ -177,6 +200,10 @@ class AnswerParser(ExpressionParser):
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self.sum()
+        if self._accept("command", "choose"):
+            node = Call("binom", (node, self.sum()))
+        elif self._accept("command", "over"):
+            node = Quotient(node, self.sum())
         while self._next.kind == "command" and self._next.text in _SETS:
             kind = _SETS[self._take().text]
             node = SetOperation(kind, node, self.sum())
@@ -263,6 +290,11 @@ class AnswerParser(ExpressionParser):
         return f"^{sign}{power.text}"
 
     # --- brackets ---
+
+    def _grouped(self) -> Node:
+        braced = self._is("sign", "{")
+        node = super()._grouped()
+        return SetOf(node.items) if braced and isinstance(node, Listing) else node
 
     def bracketed(self) -> Node:
         """A group, tuple, list, interval or vector."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rstar2.eval.grader.equality import real_value
+from rstar2.eval.grader.equality import infinite, real_value
 from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Apply,
@@ -161,8 +161,7 @@ def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
 
 def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
     bottom, top = real_value(low), real_value(high)
-    infinite = abs(bottom) == abs(bottom) + 1, abs(top) == abs(top) + 1
-    return Piece(bottom, top, has_low and not infinite[0], has_high and not infinite[1])
+    return Piece(bottom, top, has_low and not infinite(low), has_high and not infinite(high))
 
 
 def _normal(pieces: list[Piece]) -> Region:
@@ -207,4 +206,5 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
-    return bool(a == b or abs(a - b) <= max(abs(a), abs(b)) * type(a)(10) ** -30)
+    size = max(abs(a), abs(b))
+    return bool(a == b or (size < type(a)("inf") and abs(a - b) <= size * type(a)(10) ** -30))

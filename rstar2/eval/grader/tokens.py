@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rstar2.eval.grader.vocabulary import COMMANDS
+
 MAX_TOKENS = 1500
 """Longer answers are not understood; the longest real ones have some two hundred tokens."""
 
@@ -74,16 +76,29 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
             tokens.extend(_wrapped(match.group(), content, spaced))
             continue
         depth += _depth_change(match.group())
-        tokens.append(_token(kind, match.group(), spaced))
+        token = _token(kind, match.group(), spaced)
+        if kind == "command":
+            name, glued = _unglued(token.text)
+            tokens.append(Token("command", name, spaced))
+            if glued:
+                tokens.append(Token("word", glued))
+        else:
+            tokens.append(token)
     return tokens
 
 
 def _token(kind: str, text: str, spaced: bool) -> Token:
     if kind == "set":
         return Token("command", text.rstrip("} ")[-1], spaced)
-    if kind == "command":
-        return Token("command", text[1:], spaced)
-    return Token(kind, text, spaced)
+    return Token(kind, text[1:] if kind == "command" else text, spaced)
+
+
+def _unglued(name: str) -> tuple[str, str]:
+    """A command and the letters that were glued to it when spaces were lost, as in \\cotx."""
+    if name in COMMANDS or len(name) < 3:
+        return name, ""
+    known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
+    return (known, name[len(known) :]) if known and len(name) - len(known) <= 2 else (name, "")
 
 
 def _depth_change(text: str) -> int:
