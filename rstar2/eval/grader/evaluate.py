@@ -62,6 +62,8 @@ class Setting:
     """Read a degree sign as π/180 rather than as a unit to leave out; always so inside sin, cos, tan…"""
     percent: bool = False
     """Read a percent sign as 1/100 rather than as a unit to leave out."""
+    real: bool = False
+    """Refuse even roots, logarithms and broken powers of negative numbers."""
     natural_log: bool = True
     """Read `log` without a base as ln rather than as log10."""
 
@@ -177,6 +179,8 @@ def _power(base: Value, exponent: Value, setting: Setting) -> Value:
             raise NoValue("a power of zero")
         return Fraction(0)
     context = setting.context
+    if setting.real and context.re(a) < 0:
+        raise NoValue("not real")
     if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
         raise NoValue("too large")
     return _guard(context.power(a, b), setting)
@@ -220,6 +224,8 @@ def _call(name: str, args: tuple[Node, ...], setting: Setting) -> Value:
 
 def _plain(name: str, value: Value, setting: Setting) -> Value:
     argument = _inexact(value, setting)
+    if setting.real and name in {"ln", "log10"} and _real(value, setting) < 0:
+        raise NoValue("not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
         raise NoValue("too large")
     if name in _ANGLES and setting.context.mag(argument) > 300:
@@ -232,6 +238,8 @@ def _root(setting: Setting, value: Value, index: Value) -> Value:
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
         return _power(value, _divide(Fraction(1), index, setting), setting)
     order = abs(int(index))
+    if setting.real and order % 2 == 0 and _real(value, setting) < 0:
+        raise NoValue("not real")
     if isinstance(value, Fraction):
         over, under = _whole_root(value.numerator, order), _whole_root(value.denominator, order)
         if over is not None and under:

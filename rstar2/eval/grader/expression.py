@@ -162,6 +162,8 @@ class ExpressionParser:
             raise ParseError("two numbers side by side")
         is_fraction = self._is("command", "frac")
         right = self._factor()
+        if whole and is_fraction and isinstance(right, Call) and _is_proper(right.args[0]):
+            return Call(right.name, (Sum((left, right.args[0])),))  # 33 1/3 %
         if whole and is_fraction and _is_proper(right):
             return Sum((left, right))
         return _times(left, right)
@@ -380,13 +382,13 @@ class ExpressionParser:
         args = self._arguments(")")
         return Apply(name, args)
 
-    def _arguments(self, closing: str) -> tuple[Node, ...]:
+    def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
         self._deeper()
         bars, self._bars = self._bars, 0
         args = [self.sum()]
         while self._accept("sign", ",", ";"):
             args.append(self.sum())
-        self._expect("sign", closing)
+        self._expect(kind, closing)
         self._bars = bars
         self._depth -= 1
         return tuple(args)
@@ -414,6 +416,8 @@ class ExpressionParser:
             return Symbol("dots")
         if name in {"overline", "bar", "dot"} and self._next.kind in {"number", "sign"} and self._repeats():
             return self._repeating("0")
+        if name == "underline":
+            return self._argument()
         if name in DECORATIONS:
             return Apply(name, (self._argument(),))
         if name in _PAIRED:
@@ -478,6 +482,8 @@ class ExpressionParser:
             return self._arguments(")")
         if self._accept("sign", "{"):
             return self._arguments("}")
+        if self._accept("command", "{"):
+            return self._arguments("}", kind="command")
         node = self._signed_factor()
         while self._starts_factor() and not self._starts_function() and not self._is("sign", "("):
             node = self._juxtaposed(node)

@@ -45,8 +45,10 @@ _STATED = re.compile(
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _NUMBER = re.compile(
-    r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)(?:/\d+)?%?(?![\w\]]*[\[(_])"
+    r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
+    r"(?![\w\]]*[\[(_])"
 )
+_TOTAL = re.compile(rf"=\s*({_NUMBER.pattern})")
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
@@ -202,6 +204,8 @@ def _last_formula(text: str) -> tuple[str, int] | None:
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
             continue  # an escaped dollar is money
         end = -1 if sign in hopeless else text.find(_CLOSING[sign], position)
+        if sign == "$" and _is_money(text, position, end):
+            continue
         if end < 0:
             hopeless.add(sign)
             continue
@@ -211,11 +215,21 @@ def _last_formula(text: str) -> tuple[str, int] | None:
     return found
 
 
+def _is_money(text: str, start: int, end: int) -> bool:
+    """Whether the dollar sign before `start` belongs to a price, as in `$5 and $6` or `5$, 6$` but not `$5$`."""
+    before, after = text[start - 2 : start - 1], text[start : start + 1]
+    if before.isdigit() and (after.isspace() or after in ".,;"):
+        return True
+    return after.isdigit() and end > 0 and (text[end + 1 : end + 2].isdigit() or text[end - 1].isspace())
+
+
 def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(_NUMBER, text)
-        return number.group() if number else None
+        line = number and text.rfind("\n", 0, number.start()) + 1
+        total = _last_match(_TOTAL, text, line) if line is not None else None
+        return total[1] if total else number.group() if number else None
     content, end = formula
     number = _last_match(_NUMBER, text, end)
     if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
@@ -226,6 +240,8 @@ def _last_formula_or_number(text: str) -> str | None:
 def _clean(answer: str | None) -> str | None:
     if answer is None:
         return None
-    cleaned = answer.strip().strip("*\"'`").strip()
+    cleaned = answer.strip().strip('*"`').strip()
+    if len(cleaned) > 2 and cleaned[0] == cleaned[-1] == "'":
+        cleaned = cleaned[1:-1]
     cleaned = re.sub(r"(?<=[^\\])(?<!\.\.)[.,;:]$|(?<=[^\\.])[,;:]+$", "", cleaned).strip()
     return cleaned[:MAX_ANSWER] or None

@@ -26,13 +26,15 @@ from rstar2.eval.grader.nodes import (
     Residue,
     SetOf,
     SetOperation,
+    Sum,
     Symbol,
     Text,
+    negative,
     number,
     walk,
 )
 from rstar2.eval.grader.tokens import ParseError, Token, tokenize
-from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES
+from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, measure
 from rstar2.eval.grader.vocabulary import SHORT_WORDS
 
 MAX_CHARS = 6000
@@ -49,6 +51,14 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _BETWEEN = {"and", "or", "or else", "and also", "and/or"}
 _LETTERED_NUMERAL = re.compile(r"([0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)")
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
+_PHRASES: dict[tuple[str, ...], Node] = {
+    ("all", "real", "number"): NumberSet("R"),
+    ("all", "real"): NumberSet("R"),
+    ("no", "solution"): SetOf(()),
+    ("no", "real", "solution"): SetOf(()),
+    ("empty", "set"): SetOf(()),
+}
+"""Words that name a set."""
 _SHOWN_PERIOD_CHARS = 60
 
 
@@ -76,6 +86,8 @@ def _read(text: str, thousands: bool) -> Node:
         if value is not None:
             return value
         found = words(text[:MAX_CHARS])
+        if found in _PHRASES:
+            return _PHRASES[found]
         return Text(found, plain=all(word.isalpha() for word in found))
 
 
@@ -251,7 +263,19 @@ class AnswerParser(ExpressionParser):
             return Call("percent", (node,))
         if unit.lower() in DEGREES:
             return Call("degree", (node,))
+        if self._next.kind == "number":
+            return self._compound(Quantity(node, unit))
         return Quantity(node, unit)
+
+    def _compound(self, first: Quantity) -> Node:
+        """1 hour 30 minutes, in the first unit."""
+        second = self._side()
+        sizes = measure(first.unit), measure(second.unit) if isinstance(second, Quantity) else None
+        if not isinstance(second, Quantity) or not sizes[0] or not sizes[1] or sizes[0][1] != sizes[1][1]:
+            raise ParseError("two quantities that do not add up")
+        return Quantity(
+            Sum((first.value, Product((second.value, Number(sizes[1][0] / sizes[0][0]))))), first.unit
+        )
 
     def _scaled(self, node: Node) -> Node:
         while self._next.kind in {"word", "text"} and self._next.text.lower() in SCALES:
@@ -328,8 +352,7 @@ class AnswerParser(ExpressionParser):
                 self._take()
                 return SetOf(())
             if token.text in {"R", "Z", "N", "Q", "C"}:
-                self._take()
-                return NumberSet(token.text)
+                return self._number_set()
             if token.text == "langle":
                 return self._vector()
             if token.text == "money":
@@ -339,6 +362,20 @@ class AnswerParser(ExpressionParser):
         if token.kind == "sign" and token.text == "]":
             return self.bracketed()
         return super()._primary()
+
+    def _number_set(self) -> Node:
+        name = self._take().text
+        if name == "R" and self._is("sign", "^", "_"):
+            ends: dict[str, tuple[Node, Node]] = {
+                "+": (number(0), Symbol("infinity")),
+                "-": (negative(Symbol("infinity")), number(0)),
+            }
+            for size in (1, 3):
+                written = "".join(token.text for token in self._tokens[self._at + 1 : self._at + 1 + size])
+                if written.strip("{}") in ends:
+                    self._at += 1 + size
+                    return Brackets("(", ")", ends[written.strip("{}")])
+        return NumberSet(name)
 
     def _vector(self) -> Node:
         self._take()

@@ -65,10 +65,10 @@ def is_region(node: Node) -> bool:
             return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}
         case SetOperation() | NumberSet():
             return True
+        case Relation(sides=sides, operators=("in",)):
+            return is_region(sides[1]) or isinstance(sides[1], Brackets)
         case Relation(operators=operators):
-            return (
-                any(operator in _FLIPPED and operator != "=" for operator in operators) or "in" in operators
-            )
+            return any(operator in _FLIPPED and operator != "=" for operator in operators)
         case Listing(items=items):
             return all(is_region(item) for item in items)
     return False

@@ -39,6 +39,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
+_UNIT_LETTERS = frozenset("mgshlL")
+"""Letters that are units where they stand upright after a number."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 
 
@@ -73,7 +75,10 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         kind = match.lastgroup or ""
         if kind == "wrap":
             content, position = _group(cleaned, position)
-            tokens.extend(_wrapped(match.group(), content, spaced))
+            after_value = bool(tokens) and (
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
+            )
+            tokens.extend(_wrapped(match.group(), content, spaced, after_value))
             continue
         depth += _depth_change(match.group())
         token = _token(kind, match.group(), spaced)
@@ -120,12 +125,12 @@ def _group(text: str, start: int) -> tuple[str, int]:
     return text[start:], len(text)
 
 
-def _wrapped(command: str, content: str, spaced: bool) -> list[Token]:
+def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> list[Token]:
     """The tokens of a wrapper such as \\text{...}: words stay together, anything else is read as mathematics."""
     stripped = content.strip()
     if not stripped:
         return []
-    if _WORDS.fullmatch(stripped) and (len(stripped) > 1):
+    if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
         return [Token("text", stripped, spaced)]
     inner = tokenize(stripped)
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
