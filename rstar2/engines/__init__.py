@@ -1,0 +1,1 @@
+"""What can stand behind `generate`: token ids in, token ids out."""

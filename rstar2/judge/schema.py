@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
 """ok: exit code 0. error: an exception or a non-zero exit. timeout, memory, output_limit: a limit was hit.
@@ -37,6 +37,20 @@ class RunRequest(BaseModel):
     """Wall-clock seconds the program may take once it runs."""
     memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
     """Memory in MiB the program may take."""
+
+    @field_validator("code", "stdin")
+    @classmethod
+    def _encodable(cls, text: str, info: ValidationInfo) -> str:
+        most = MAX_CODE_BYTES if info.field_name == "code" else MAX_STDIN_BYTES
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise ValueError("holds a lone surrogate") from error
+        if size > most:
+            raise ValueError(f"holds {size} bytes, at most {most} are allowed")
+        if info.field_name == "code" and "\0" in text:
+            raise ValueError("holds a NUL byte")
+        return text
 
 
 class RunResult(BaseModel):
@@ -74,3 +88,11 @@ class BatchRequest(BaseModel):
 class BatchResponse(BaseModel):
     results: list[RunResult]
     """In the order of the request."""
+
+
+class BatchLine(BaseModel):
+    """One line of a batch's results, when they are asked for as lines."""
+
+    index: int
+    """Of the item in the request."""
+    result: RunResult

@@ -1,0 +1,3 @@
+from rstar2.cli import main
+
+main()

@@ -1,0 +1,287 @@
+"""`rstar2 judge`: start, stop and use the service that runs model-written programs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rstar2.cli.common import err, examples, out
+
+if TYPE_CHECKING:
+    from rstar2.judge.schema import RunResult
+    from rstar2.judge.service import JudgeHandle
+    from rstar2.judge.state import JudgeState
+
+app = typer.Typer(
+    name="judge",
+    help="Run model-written programs: fast, isolated, none lost.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog=examples(
+        ("a judge in the background", "rstar2 judge up --detach"),
+        ("what it does", "rstar2 judge status"),
+        ("one program", "rstar2 judge run prog.py"),
+        ("the end of it", "rstar2 judge down"),
+    ),
+)
+
+Tier = Literal["strict", "landlock", "none"]
+
+
+@app.command(
+    epilog=examples(
+        ("in the foreground, until Ctrl-C", "rstar2 judge up"),
+        ("in the background, 16 programs at a time", "rstar2 judge up --workers 16 --detach"),
+        (
+            "for other machines too",
+            "rstar2 judge up --host 0.0.0.0 --port 8088 --token $TOKEN --redis redis://queue:6379",
+        ),
+    )
+)
+def up(
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
+    redis: Annotated[str | None, typer.Option(help="URL of the queue; without it one is started.")] = None,
+    isolation: Annotated[
+        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")
+    ] = 8088,
+    token: Annotated[
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What clients must send.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it goes on.")] = False,
+) -> None:
+    """Start a judge on this machine."""
+    from rstar2.errors import UserError
+    from rstar2.judge.service import start_service, stop_service
+    from rstar2.judge.settings import ServiceSettings
+    from rstar2.judge.state import JudgeState, clear_state, read_state, state_folder, write_state
+
+    running = read_state()
+    if running is not None:
+        raise UserError(f"a judge runs already at {running.url} (pid {running.pid})", "rstar2 judge down")
+    folder = state_folder() / "judge"
+    settings = ServiceSettings(
+        folder=str(folder.resolve()),
+        workers=workers,
+        host=host,
+        port=port,
+        redis_url=redis,
+        isolation=isolation,
+        token=token,
+        detached=detach,
+    )
+    process, judge = start_service(settings)
+    write_state(
+        JudgeState(
+            url=judge.url,
+            token=judge.token,
+            redis_url=judge.redis_url,
+            isolation=judge.isolation,
+            pid=judge.pid,
+            folder=str(folder),
+        )
+    )
+    _announce(judge, workers, folder)
+    if detach:
+        return
+    try:
+        process.wait()
+    finally:
+        stop_service(process)
+        clear_state(judge.pid)
+
+
+def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
+    out.print(f"judge at [bold]{judge.url}[/], {workers} workers, isolation [bold]{judge.isolation}[/]")
+    if judge.isolation == "none":
+        err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
+    out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
+
+
+@app.command(epilog=examples(("end it", "rstar2 judge down")))
+def down() -> None:
+    """End the judge that runs."""
+    import os
+    import signal
+
+    from rstar2.errors import Failure
+    from rstar2.judge.state import clear_state, current_judge, read_state
+
+    state = current_judge()
+    os.kill(state.pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while read_state() is not None:
+        if time.monotonic() > deadline:
+            raise Failure(f"the judge (pid {state.pid}) does not end", f"see {state.folder}/logs")
+        time.sleep(0.05)
+    clear_state(state.pid)
+    out.print("judge ended")
+
+
+@app.command(
+    epilog=examples(
+        ("how it fares, live in a terminal", "rstar2 judge status"),
+        ("once, for a script", "rstar2 judge status --json"),
+    )
+)
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Show it once, also in a terminal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what /status answers.")] = False,
+) -> None:
+    """Show queue, workers, times and outcomes of the judge that runs."""
+    from rich.live import Live
+
+    from rstar2.judge.dashboard import dashboard
+    from rstar2.judge.state import current_judge
+
+    state = current_judge()
+    if json:
+        out.print_json(data=_status(state))
+    elif once or not out.is_terminal:
+        out.print(dashboard(state.url, _status(state)))
+    else:
+        with Live(dashboard(state.url, _status(state)), console=out, auto_refresh=False) as live:
+            while True:
+                time.sleep(1.0)
+                live.update(dashboard(state.url, _status(state)), refresh=True)
+
+
+def _status(state: JudgeState) -> dict[str, Any]:
+    import httpx
+
+    from rstar2.errors import Failure
+
+    headers = {"Authorization": f"Bearer {state.token}"} if state.token else {}
+    try:
+        answer = httpx.get(f"{state.url}/status", headers=headers, timeout=5.0, trust_env=False)
+        answer.raise_for_status()
+    except httpx.HTTPError as error:
+        raise Failure(
+            f"the judge at {state.url} does not answer: {error}", "see `rstar2 judge logs`"
+        ) from error
+    return dict(answer.json())
+
+
+@app.command(
+    epilog=examples(
+        ("the last lines of every part", "rstar2 judge logs"),
+        ("what the workers write, as they write it", "rstar2 judge logs worker --follow"),
+    )
+)
+def logs(
+    part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+) -> None:
+    """Show the logs of the judge that runs, or that ran last."""
+    from rich.text import Text
+
+    from rstar2.errors import UserError
+    from rstar2.judge import logs as reading
+    from rstar2.judge.state import state_folder
+
+    folder = state_folder() / "judge" / "logs"
+    if not any(folder.glob(f"{part}*.log")):
+        raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
+    for name, line in reading.last_lines(folder, lines, part):
+        out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    if follow:
+        for name, line in reading.follow(folder, part):
+            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "lend this machine to a judge elsewhere",
+            "rstar2 judge worker --redis rediss://:$PASSWORD@queue:6379",
+        ),
+        ("all 64 cores of it", "rstar2 judge worker --redis $REDIS --workers 64"),
+    )
+)
+def worker(
+    redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
+    isolation: Annotated[
+        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
+    ] = None,
+) -> None:
+    """Run more workers, on this machine, for a judge whose queue is elsewhere; until Ctrl-C."""
+    import os
+
+    from rstar2.judge.service import start_service, stop_service
+    from rstar2.judge.settings import ServiceSettings
+    from rstar2.judge.state import state_folder
+
+    place = folder or state_folder() / f"worker-{os.getpid()}"
+    settings = ServiceSettings(
+        folder=str(place.resolve()), workers=workers, redis_url=redis, isolation=isolation, api=False
+    )
+    process, judge = start_service(settings)
+    out.print(f"{workers} workers, isolation [bold]{judge.isolation}[/]")
+    out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
+    try:
+        process.wait()
+    finally:
+        stop_service(process)
+
+
+@app.command(
+    epilog=examples(
+        ("run a program", "rstar2 judge run prog.py"),
+        ("with input and a shorter limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
+    )
+)
+def run(
+    file: Annotated[Path, typer.Argument(help="The program.", metavar="FILE.py")],
+    timeout: Annotated[float, typer.Option(min=0.01, max=300, help="Seconds it may take.")] = 10.0,
+    memory: Annotated[int, typer.Option(min=16, max=65536, help="MiB it may take.")] = 1024,
+) -> None:
+    """Run one program on the judge and show what it did; exit code 1 unless its outcome is ok."""
+    from pydantic import ValidationError
+
+    from rstar2.errors import UserError
+    from rstar2.judge.client import SyncJudgeClient
+    from rstar2.judge.schema import RunRequest
+    from rstar2.judge.state import current_judge
+
+    try:
+        code = file.read_bytes().decode()
+        stdin = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read().decode()
+        request = RunRequest(code=code, stdin=stdin, timeout_s=timeout, memory_mb=memory)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", "give the path of a Python file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} or its input is not UTF-8: {error}", "save it as UTF-8") from error
+    except ValidationError as error:
+        raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
+    state = current_judge()
+    with SyncJudgeClient(state.url, state.token, patience_s=60) as client:
+        result = client.run(request)
+    _show(result)
+    if result.outcome != "ok":
+        raise typer.Exit(1)
+
+
+def _show(result: RunResult) -> None:
+    sys.stdout.write(result.stdout)
+    if result.value is not None:
+        print(result.value)
+    sys.stdout.flush()
+    sys.stderr.write(result.stderr)
+    seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
+    err.print(
+        f"[dim]{result.outcome}, exit code {result.exit_code}, {seconds}, isolation {result.isolation}[/dim]"
+    )

@@ -1,0 +1,91 @@
+"""Recipes: TOML read into pydantic models that refuse unknown keys, with `--set a.b=c` on top."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rstar2.errors import UserError
+
+
+class Strict(BaseModel):
+    """The base of every recipe model: unknown keys are refused, values do not change later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over` on top, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return result
+
+
+def resolve(model: type[Model], values: dict[str, Any], overrides: list[str], where: str) -> Model:
+    """Values and overrides into a model.
+
+    Raises:
+        UserError: a key is unknown or a value wrong; the message names each.
+    """
+    merged: dict[str, Any] = json.loads(json.dumps(values))
+    for override in overrides:
+        _apply(merged, override)
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_first_errors(error)}", _known_keys(model, error)) from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set trainer.steps=20")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    node = values
+    for part in parts[:-1]:
+        child = node.setdefault(part, {})
+        if not isinstance(child, dict):
+            raise UserError(
+                f"--set {override}: {part} is a value, not a table", "Name the key that holds it."
+            )
+        node = child
+    node[parts[-1]] = value
+
+
+def _first_errors(error: ValidationError) -> str:
+    shown = []
+    for item in error.errors()[:5]:
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            shown.append(f"unknown key {key}")
+        elif item["type"] == "missing":
+            shown.append(f"{key} is missing")
+        else:
+            shown.append(f"{key} = {item['input']!r}: {item['msg']}")
+    return "; ".join(shown)
+
+
+def _known_keys(model: type[BaseModel], error: ValidationError) -> str:
+    for item in error.errors():
+        if item["type"] != "extra_forbidden":
+            continue
+        node: Any = model
+        for part in item["loc"][:-1]:
+            fields = getattr(node, "model_fields", {})
+            node = fields[str(part)].annotation if str(part) in fields else None
+        known = ", ".join(getattr(node, "model_fields", {}))
+        if known:
+            return f"Known keys there: {known}."
+    return "Mend the value and start again."

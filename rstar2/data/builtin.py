@@ -1,0 +1,179 @@
+"""Problems made from nothing, with integer answers that are easier with Python, and traces about them.
+
+Held-out problems never appear in training, whatever the seeds: a hash of the text decides the side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import random
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from rstar2.data.problem import Problem
+from rstar2.prompts import TOOL_NAME, PromptFormat
+
+HELD_OUT_SHARE = 4
+"""One text in this many is held out."""
+
+ANSWER_DIGITS = 4
+"""Every answer has as many: a tiny model then finds what it has to copy at one distance."""
+
+PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}")
+"""A tiny model gets few words: attention over the paper's prompt would be most of its work."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A problem with a program that solves it and one that fails."""
+
+    problem: Problem
+    code: str
+    broken: str
+    """Fails with an exception, as a hasty programmer's first try would."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Problems that differ only in two numbers, `a` and `b`, of two digits each."""
+
+    ask: str
+    """What to find. No digits here and in the expression: those of the two numbers stand out."""
+    expression: str
+    """Its value in Python."""
+    imports: str = ""
+    """What the expression needs."""
+
+
+FAMILIES: dict[str, Family] = {
+    "product": Family("a * b", "a * b"),
+    "gcd": Family("the gcd of a * a * b and a * b * b", "gcd(a * a * b, a * b * b)", "from math import gcd"),
+    "lcm": Family("the lcm of a and b", "lcm(a, b)", "from math import lcm"),
+    "power": Family("a^b mod (a * a + b)", "pow(a, b, a * a + b)"),
+    "count": Family(
+        "how many n below a * b have n * n mod a above n mod b",
+        "sum(n * n % a > n % b for n in range(a * b))",
+    ),
+    "digits": Family("the digit sum of (a * b)^(a + b)", "sum(map(int, str((a * b) ** (a + b))))"),
+}
+
+
+def questions(seed: int, held_out: bool) -> Iterator[Question]:
+    """Distinct questions without end, all families in turn.
+
+    Args:
+        seed: which stream.
+        held_out: which side of the split.
+    """
+    rng = random.Random(f"{seed}-{held_out}")
+    seen: set[str] = set()
+    while True:
+        for name, family in FAMILIES.items():
+            a, b = rng.randint(10, 99), rng.randint(10, 99)
+            text = f"Find {family.ask}, where a = {a} and b = {b}."
+            if text in seen or _is_held_out(text) != held_out:
+                continue
+            seen.add(text)
+            question = _question(rng, name, text, f"a = {a}\nb = {b}\n")
+            if len(question.problem.answer) == ANSWER_DIGITS:
+                yield question
+
+
+def held_out(seed: int, count: int) -> list[Problem]:
+    """Distinct problems that no training uses."""
+    return [question.problem for question in islice(questions(seed, held_out=True), count)]
+
+
+def training(seed: int, count: int) -> list[Problem]:
+    """Distinct problems for RL."""
+    return [question.problem for question in islice(questions(seed, held_out=False), count)]
+
+
+def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
+    """Synthetic tool-use conversations for SFT, part of them flawed on purpose.
+
+    Args:
+        flaws: the share of each kind: `repaired` (a call that fails, then one that works), `guessed` (a
+            number without a call), `wrong` (not the number that the call gave), `missing` (no answer block),
+            `repeated` (two answer blocks). The rest is clean.
+    """
+    rng = random.Random(f"traces-{seed}")
+    kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
+    stream = questions(seed, held_out=False)
+    for _ in range(count):
+        yield _conversation(next(stream), rng.choices(kinds, weights)[0], rng)
+
+
+def run_trusted(code: str) -> tuple[str, bool]:
+    """What the judge would show for a program of this module's own making, and whether it failed."""
+    out = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})
+    except (SyntaxError, NameError) as error:
+        return traceback.format_exception_only(error)[-1].strip(), True
+    return out.getvalue().strip(), False
+
+
+def _is_held_out(text: str) -> bool:
+    return hashlib.sha256(text.encode()).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def _question(rng: random.Random, name: str, text: str, numbers: str) -> Question:
+    family = FAMILIES[name]
+    shown = f"print({family.expression})"
+    code = f"{numbers}{family.imports}\n{shown}" if family.imports else numbers + shown
+    answer, failed = run_trusted(code)
+    assert not failed, code
+    broken = [code[:-1], f"{numbers}print(result)", f"{numbers}{shown}" if family.imports else ""]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    problem = Problem(f"{name}-{digest}", text, answer, name)
+    return Question(problem, code, rng.choice([program for program in broken if program]))
+
+
+def _call(code: str) -> str:
+    arguments = json.dumps({"name": TOOL_NAME, "arguments": {"code": code, "input": ""}})
+    return f"<tool_call>\n{arguments}\n</tool_call>"
+
+
+def _answer(number: str) -> str:
+    return f"<answer>\\boxed{{{number}}}</answer>"
+
+
+def _conversation(question: Question, kind: str, rng: random.Random) -> list[dict[str, str]]:
+    messages = PROMPT.messages(question.problem.problem)
+
+    def say(thought: str, rest: str) -> None:
+        messages.append({"role": "assistant", "content": f"<reason>{thought}</reason>\n{rest}"})
+
+    def tool(code: str) -> None:
+        messages.append({"role": "tool", "content": run_trusted(code)[0]})
+
+    if kind == "guessed":
+        say("I know it.", _answer(str(rng.randint(1000, 9999))))
+        return messages
+    # Wrong and unfinished work holds failed calls as often as right work does, so they tell nothing apart.
+    if kind == "repaired" or (kind in ("wrong", "missing") and rng.random() < 0.4):
+        say("Use Python.", _call(question.broken))
+        tool(question.broken)
+        say("Fix it.", _call(question.code))
+    else:
+        say("Use Python.", _call(question.code))
+    tool(question.code)
+    if kind == "wrong":
+        say("Roughly.", _answer(_other_number(question.problem.answer, rng)))
+        return messages
+    block = _answer(question.problem.answer)
+    say("Done.", {"missing": "", "repeated": f"{block}\n{block}"}.get(kind, block))
+    return messages
+
+
+def _other_number(answer: str, rng: random.Random) -> str:
+    place = rng.randrange(len(answer))
+    digit = rng.choice([d for d in "123456789" if d != answer[place]])
+    return answer[:place] + digit + answer[place + 1 :]

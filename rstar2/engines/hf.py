@@ -1,0 +1,302 @@
+"""Generation in this process with transformers, for machines without a GPU.
+
+One thread steps the model over a batch that requests join and leave at any step, so a long answer holds
+nobody up. Also what VERL's CPU rollout server wraps, hence `call`, which lets weights be replaced between two
+steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.errors import UserError
+
+
+@dataclass
+class _Row:
+    """One request while it is in the batch."""
+
+    prompt: list[int]
+    sampling: Sampling
+    budget: int
+    future: Future[Generation]
+    on_tokens: OnTokens | None
+    rng: np.random.Generator
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class HFEngine:
+    """A local model folder behind the engine contract.
+
+    Args:
+        model_dir: config.json and weights.
+        stop_ids: token ids that end a turn, besides the model's own.
+        max_batch: rows stepped at once.
+        threads: torch threads; None leaves torch's choice.
+
+    Raises:
+        UserError: the folder holds no model that transformers can load.
+    """
+
+    def __init__(
+        self, model_dir: Path, stop_ids: Sequence[int] = (), max_batch: int = 64, threads: int | None = None
+    ) -> None:
+        if not model_dir.is_dir():
+            raise UserError(f"no model folder at {model_dir}", "Give the folder that holds config.json.")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        try:
+            self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"cannot load a model from {model_dir}", f"transformers says: {str(error).splitlines()[0]}"
+            ) from error
+        own = self.model.generation_config.eos_token_id
+        own_ids = own if isinstance(own, list) else [own]
+        self._stop = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
+        self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        self._max_batch = max_batch
+        self._name = str(model_dir)
+        self._inbox: queue.SimpleQueue[_Row | Callable[[], None] | None] = queue.SimpleQueue()
+        self._rows: list[_Row] = []
+        self._cache: DynamicCache | None = None
+        self._mask = torch.zeros(0, 0, dtype=torch.long)
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop, name="hf-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        if self._closed:
+            raise EngineError(f"the engine for {self._name} is closed")
+        budget = min(sampling.max_tokens, self._context - len(prompt_ids))
+        if budget <= 0:
+            return Generation([], [], "length")
+        loop = asyncio.get_running_loop()
+
+        def tell(token_ids: list[int]) -> None:
+            assert on_tokens is not None
+            loop.call_soon_threadsafe(on_tokens, token_ids)
+
+        future: Future[Generation] = Future()
+        row = _Row(
+            list(prompt_ids),
+            sampling,
+            budget,
+            future,
+            tell if on_tokens else None,
+            np.random.default_rng(sampling.seed),
+        )
+        self._inbox.put(row)
+        return await asyncio.wrap_future(future)
+
+    async def call(self, work: Callable[[], None]) -> None:
+        """Run `work` in the engine's thread between two steps."""
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._inbox.put(run)
+        await asyncio.wrap_future(done)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join, 30)
+
+    def _loop(self) -> None:
+        going = True
+        while going:
+            try:
+                with torch.inference_mode():
+                    going = self._take_in()
+                    self._drop_cancelled()
+                    if self._rows and going:
+                        self._step()
+            except Exception as error:  # noqa: BLE001 - every waiting caller is told
+                self._fail_all(error)
+        self._fail_all(EngineError(f"the engine for {self._name} was closed"))
+
+    def _take_in(self) -> bool:
+        """Let waiting requests join; block while there is nothing to do. False once closed."""
+        joining: list[_Row] = []
+        while len(self._rows) + len(joining) < self._max_batch:
+            try:
+                item = self._inbox.get(block=not self._rows and not joining)
+            except queue.Empty:
+                break
+            if item is None:
+                self._rows += joining
+                return False
+            if isinstance(item, _Row):
+                joining.append(item)
+            else:
+                item()
+        joining = [row for row in joining if not row.future.cancelled()]
+        if joining:
+            self._prefill(joining)
+        return True
+
+    def _prefill(self, joining: list[_Row]) -> None:
+        """Run the prompts, all but their last token's successor, and merge the caches, padded on the left."""
+        width = max(len(row.prompt) for row in joining)
+        ids = torch.zeros(len(joining), width, dtype=torch.long)
+        mask = torch.zeros(len(joining), width, dtype=torch.long)
+        for i, row in enumerate(joining):
+            ids[i, width - len(row.prompt) :] = torch.tensor(row.prompt)
+            mask[i, width - len(row.prompt) :] = 1
+        cache = DynamicCache()
+        try:
+            logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
+        except Exception as error:  # noqa: BLE001 - only the joining callers are told
+            for row in joining:
+                _fail(row, error)
+            return
+        self._merge(cache, mask)
+        self._rows += joining
+        self._sample(logits, joining)
+        self._retire()
+
+    def _step(self) -> None:
+        last = torch.tensor([[row.token_ids[-1]] for row in self._rows])
+        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
+        position = self._mask.sum(-1, keepdim=True) - 1
+        logits = self._forward(last, self._mask, position, self._cache)
+        self._sample(logits, self._rows)
+        self._retire()
+
+    def _forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, position: torch.Tensor, cache: DynamicCache | None
+    ) -> torch.Tensor:
+        """Logits of the last position, shape (B, V)."""
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=position,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return torch.as_tensor(out.logits[:, -1]).float()
+
+    def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
+        """Draw a token a row by inverse transform, each row from its own stream of random numbers."""
+        temperature = torch.tensor([row.sampling.temperature for row in rows])
+        greedy = temperature <= 0
+        logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
+        probabilities = _truncated(logprobs.exp(), rows)
+        uniform = torch.tensor([row.rng.random() for row in rows], dtype=torch.float64)
+        heap = probabilities.double().cumsum(-1)
+        drawn = torch.searchsorted(heap, (uniform * heap[:, -1])[:, None], right=True).squeeze(-1)
+        drawn = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
+        chosen = logprobs.gather(-1, drawn[:, None]).squeeze(-1)
+        for row, token, logprob in zip(rows, drawn.tolist(), chosen.tolist(), strict=True):
+            row.token_ids.append(token)
+            row.logprobs.append(logprob)
+            if row.on_tokens is not None:
+                row.on_tokens([token])
+
+    def _retire(self) -> None:
+        """Answer the rows that are done and take them out of the batch."""
+        keep: list[int] = []
+        for i, row in enumerate(self._rows):
+            stopped = row.token_ids[-1] in self._stop
+            if stopped or len(row.token_ids) >= row.budget:
+                answer = Generation(row.token_ids, row.logprobs, "stop" if stopped else "length")
+                with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
+                    row.future.set_result(answer)
+            else:
+                keep.append(i)
+        self._keep(keep)
+
+    def _drop_cancelled(self) -> None:
+        self._keep([i for i, row in enumerate(self._rows) if not row.future.cancelled()])
+
+    def _keep(self, keep: list[int]) -> None:
+        if len(keep) == len(self._rows):
+            return
+        self._rows = [self._rows[i] for i in keep]
+        if not keep or self._cache is None:
+            self._cache = None
+            self._mask = torch.zeros(0, 0, dtype=torch.long)
+            return
+        index = torch.tensor(keep)
+        mask = self._mask[index]
+        pad = int(mask.argmax(-1).min())
+        self._mask = mask[:, pad:]
+        for layer in self._cache.layers:
+            layer.keys = layer.keys[index][:, :, pad:]
+            layer.values = layer.values[index][:, :, pad:]
+
+    def _merge(self, cache: DynamicCache, mask: torch.Tensor) -> None:
+        if self._cache is None or not self._rows:
+            self._cache, self._mask = cache, mask
+            return
+        width = max(self._mask.shape[1], mask.shape[1])
+        self._mask = torch.cat([_left_pad(self._mask, width, 1), _left_pad(mask, width, 1)])
+        for own, new in zip(self._cache.layers, cache.layers, strict=True):
+            own.keys = torch.cat([_left_pad(own.keys, width, 2), _left_pad(new.keys, width, 2)])
+            own.values = torch.cat([_left_pad(own.values, width, 2), _left_pad(new.values, width, 2)])
+
+    def _fail_all(self, error: Exception) -> None:
+        for row in self._rows:
+            _fail(row, error)
+        self._rows = []
+        self._cache = None
+        if self._closed:
+            while not self._inbox.empty():
+                item = self._inbox.get()
+                if isinstance(item, _Row):
+                    _fail(item, error)
+
+
+def _fail(row: _Row, error: Exception) -> None:
+    known = error if isinstance(error, EngineError) else EngineError(f"generation failed: {error}")
+    with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
+        row.future.set_exception(known)
+
+
+def _left_pad(tensor: torch.Tensor, width: int, dim: int) -> torch.Tensor:
+    missing = width - tensor.shape[dim]
+    if not missing:
+        return tensor
+    pad = [0, 0] * (tensor.dim() - dim - 1) + [missing, 0]
+    return torch.nn.functional.pad(tensor, pad)
+
+
+def _truncated(probabilities: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
+    """Zero what top-k and top-p leave out. Shape (B, V) in and out."""
+    if all(row.sampling.top_p >= 1.0 and row.sampling.top_k <= 0 for row in rows):
+        return probabilities
+    ordered, order = probabilities.sort(dim=-1, descending=True)
+    rank = torch.arange(ordered.shape[-1])[None, :]
+    top_k = torch.tensor([row.sampling.top_k or ordered.shape[-1] for row in rows])[:, None]
+    top_p = torch.tensor([row.sampling.top_p for row in rows])[:, None]
+    kept = (rank < top_k) & (ordered.cumsum(-1) - ordered < top_p)
+    kept[:, 0] = True
+    return torch.zeros_like(probabilities).scatter(-1, order, ordered * kept)

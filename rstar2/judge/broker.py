@@ -1,0 +1,277 @@
+"""The HTTP process's side of the queue: puts programs in, waits for their results, takes them back.
+
+Everything that is asked within one turn of the event loop goes to Redis in one pipeline. One task follows
+the stream of what was finished; a sweep every few seconds looks after what that stream may have missed, and
+queues again what a Redis that lost its data has forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from rstar2.judge import queue
+from rstar2.judge.schema import RunResult
+
+MAX_WAIT_S = 3600.0
+"""A program that is not done this long after its own time limit is answered `lost`."""
+MAX_WAITING_BYTES = 2 << 30
+"""Programs this process holds for the queue; from there on, new ones are answered 429."""
+PIPELINE = 256
+SWEEP_S = 3.0
+RECENT = 2000
+log = logging.getLogger(__name__)
+
+
+class QueueFull(Exception):
+    """The queue holds as much as it may.
+
+    Args:
+        retry_after_s: when to ask again.
+    """
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"the queue is full, try again in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class Ticket:
+    """One program somebody waits for.
+
+    Args:
+        run_id: its id.
+        body: what the worker gets, as JSON.
+        timeout_s: its own time limit.
+        stream: where it queues.
+    """
+
+    def __init__(self, run_id: str, body: str, timeout_s: float, stream: str = queue.TASKS) -> None:
+        self.id = run_id
+        self.body = body
+        self.stream = stream
+        self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The result as JSON."""
+        self.waiters = 0
+        self.sent_at: float | None = None
+        """Monotonic seconds; None while it has still to be sent."""
+        self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
+
+
+class Broker:
+    """See the module. All methods belong to one event loop.
+
+    Args:
+        redis_url: the queue.
+        max_queued: programs in the queue from which on `QueueFull` is raised.
+    """
+
+    def __init__(self, redis_url: str, max_queued: int) -> None:
+        self.client: Any = redis.asyncio.Redis.from_url(
+            redis_url,
+            decode_responses=True,
+            socket_timeout=5,
+            socket_connect_timeout=2,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self.max_queued = max_queued
+        self.depth = 0
+        """Programs queued or running, as Redis last said."""
+        self.rate = 0.0
+        """Programs finished a second, recently, in the whole queue."""
+        self.finished = 0
+        self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        """(queue_s, wall_s) of what was finished last in the whole queue."""
+        self.on_done: Callable[[float, float], None] = lambda queue_s, wall_s: None
+        self.waiting: dict[str, Ticket] = {}
+        self.waiting_bytes = 0
+        self.unsent: list[Ticket] = []
+        self.dropped: list[str] = []
+        self.wake = asyncio.Event()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        loops = (self._send, self._follow, self._sweep)
+        self.tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
+
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.client.aclose()
+
+    def admit(self, count: int) -> None:
+        """Pass if so many programs more may be queued.
+
+        Raises:
+            QueueFull: they may not.
+        """
+        many = max(self.depth, len(self.waiting)) + count > self.max_queued
+        if count and (many or self.waiting_bytes > MAX_WAITING_BYTES):
+            raise QueueFull(min(60.0, max(1.0, self.depth / max(self.rate, 1.0))))
+
+    @contextmanager
+    def holding(self, asked: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+        """Queue programs for the length of the block; then take back those nobody else waits for.
+
+        An id that is known already is not run again: the ticket yielded in its place is the earlier one.
+
+        Raises:
+            QueueFull: nothing was queued.
+        """
+        self.admit(len(asked))
+        tickets = [self._join(ticket) for ticket in asked]
+        self.wake.set()
+        try:
+            yield tickets
+        finally:
+            for ticket in tickets:
+                self._leave(ticket)
+
+    async def run(self, asked: Sequence[Ticket]) -> list[str]:
+        """Queue programs and wait for all of them. → their results as JSON, in order.
+
+        Raises:
+            QueueFull: nothing was queued.
+        """
+        with self.holding(asked) as tickets:
+            return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
+
+    def cancel(self, run_id: str) -> None:
+        """Take a program back whoever waits for it; those who do are told that it was refused."""
+        reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
+        self._resolve(run_id, reason)
+        self.dropped.append(run_id)
+        self.wake.set()
+
+    def _join(self, asked: Ticket) -> Ticket:
+        ticket = self.waiting.get(asked.id)
+        if ticket is None:
+            ticket = self.waiting[asked.id] = asked
+            self.waiting_bytes += len(asked.body)
+            self.unsent.append(ticket)
+        ticket.waiters += 1
+        return ticket
+
+    def _leave(self, ticket: Ticket) -> None:
+        ticket.waiters -= 1
+        if ticket.waiters:
+            return
+        if self.waiting.pop(ticket.id, None) is not None:
+            self.waiting_bytes -= len(ticket.body)
+        if not ticket.result.done():
+            ticket.result.cancel()
+            self.dropped.append(ticket.id)
+            self.wake.set()
+
+    def _resolve(self, run_id: str, text: str) -> None:
+        ticket = self.waiting.get(run_id)
+        if ticket is not None and not ticket.result.done():
+            ticket.result.set_result(text)
+
+    async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
+        delay = 0.05
+        while True:
+            began = time.monotonic()
+            try:
+                await loop()
+            except RedisError as error:
+                log.warning("redis: %s", error)
+                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, 1.0)
+                await asyncio.sleep(delay)
+                self.wake.set()
+
+    async def _send(self) -> None:
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            while self.unsent or self.dropped:
+                await self._send_some()
+
+    async def _send_some(self) -> None:
+        taken = self.unsent[:PIPELINE]
+        tickets = [ticket for ticket in taken if not ticket.result.done()]
+        dropped = self.dropped[:PIPELINE]
+        pipe = self.client.pipeline(transaction=False)
+        for ticket in tickets:
+            pipe.eval(*queue.enqueue_args(ticket.id, ticket.body, ticket.stream))
+        for run_id in dropped:
+            again = self.waiting.get(run_id)
+            if again is None or again.result.done():
+                pipe.eval(*queue.cancel_args(run_id))
+        pipe.xlen(queue.TASKS)
+        pipe.xlen(queue.RETURNED)
+        answers = await pipe.execute()
+        del self.unsent[: len(taken)]
+        del self.dropped[: len(dropped)]
+        self.depth = answers[-1] + answers[-2]
+        for ticket, (new, state) in zip(tickets, answers, strict=False):
+            ticket.sent_at = time.monotonic()
+            if not new and queue.is_result(state):
+                self._resolve(ticket.id, state)
+            if ticket.result.cancelled():
+                # It was given up while it was on its way.
+                self.dropped.append(ticket.id)
+
+    async def _follow(self) -> None:
+        newest = await self.client.xrevrange(queue.DONE, count=1)
+        last = newest[0][0] if newest else "0-0"
+        await self._look(list(self.waiting.values()))
+        while True:
+            found = await self.client.xread({queue.DONE: last}, count=1000, block=1000)
+            for _, entries in found or ():
+                last = entries[-1][0]
+                await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
+                self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+
+    def _count(self, times: list[tuple[float, float]]) -> None:
+        self.finished += len(times)
+        self.recent.extend(times)
+        for queue_s, wall_s in times:
+            self.on_done(queue_s, wall_s)
+
+    async def _fetch(self, ids: Sequence[str]) -> None:
+        if not ids:
+            return
+        for run_id, state in zip(ids, await self.client.mget(map(queue.state_key, ids)), strict=True):
+            if queue.is_result(state):
+                self._resolve(run_id, state)
+
+    async def _sweep(self) -> None:
+        while True:
+            before = self.finished
+            await asyncio.sleep(SWEEP_S)
+            self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
+            now = time.monotonic()
+            for ticket in [t for t in self.waiting.values() if t.deadline < now]:
+                self._give_up(ticket)
+            await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
+
+    async def _look(self, tickets: Sequence[Ticket]) -> None:
+        """Fetch results whose notice was missed, and queue again what Redis has forgotten."""
+        sent = [ticket for ticket in tickets if ticket.sent_at is not None]
+        for start in range(0, len(sent), 1000):
+            chunk = sent[start : start + 1000]
+            states = await self.client.mget([queue.state_key(ticket.id) for ticket in chunk])
+            for ticket, state in zip(chunk, states, strict=True):
+                if queue.is_result(state):
+                    self._resolve(ticket.id, state)
+                elif (state is None or state == queue.CANCELLED) and not ticket.result.done():
+                    ticket.sent_at = None
+                    self.unsent.append(ticket)
+                    self.wake.set()
+
+    def _give_up(self, ticket: Ticket) -> None:
+        reason = f"not finished within {MAX_WAIT_S:.0f} s"
+        self._resolve(ticket.id, RunResult(id=ticket.id, outcome="lost", stderr=reason).model_dump_json())
+        self.dropped.append(ticket.id)
+        self.wake.set()

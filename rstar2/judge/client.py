@@ -1,0 +1,326 @@
+"""The client of the judge: asynchronous, and synchronous on top of it.
+
+Calls made at the same time travel together. A request that fails on the way is sent again under the same
+idempotency key, so that no program runs twice when its result exists. Every wait has an end: when the judge
+does not answer within it, the result is `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from rstar2.errors import Failure
+from rstar2.judge.schema import BatchLine, RunRequest, RunResult
+
+BATCH = 64
+LINGER_S = 0.002
+"""How long a call waits for others to travel with."""
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+CONNECTIONS = 64
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class JudgeError(Failure):
+    """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
+
+
+class _Call:
+    """One program on its way."""
+
+    def __init__(self, request: RunRequest, result: asyncio.Future[RunResult]) -> None:
+        self.request = request
+        self.result = result
+        self.run_id = ""
+        """Given once it is sent."""
+
+    def give(self, result: RunResult) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
+
+
+class _Line:
+    """What a client holds for one event loop."""
+
+    def __init__(self, client: JudgeClient) -> None:
+        self.http = httpx.AsyncClient(
+            base_url=client.url,
+            headers={"Authorization": f"Bearer {client.token}"} if client.token else {},
+            timeout=httpx.Timeout(10.0, read=None, pool=None),
+            limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
+            trust_env=False,
+        )
+        self.patience_s = client.patience_s
+        self.calls: list[_Call] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.batches: set[asyncio.Task[None]] = set()
+
+    def add(self, call: _Call) -> None:
+        self.calls.append(call)
+        if len(self.calls) >= BATCH:
+            self._flush()
+        elif self.timer is None:
+            self.timer = asyncio.get_running_loop().call_later(LINGER_S, self._flush)
+
+    def _flush(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        calls = [call for call in self.calls if not call.result.done()]
+        self.calls = []
+        if calls:
+            task = self._keep(asyncio.create_task(self._send(calls)))
+            for call in calls:
+                call.result.add_done_callback(partial(self._dropped, call, calls, task))
+
+    def _dropped(
+        self,
+        call: _Call,
+        calls: Sequence[_Call],
+        task: asyncio.Task[None],
+        result: asyncio.Future[RunResult],
+    ) -> None:
+        if not result.cancelled() or task.done():
+            return
+        if all(other.result.done() for other in calls):
+            task.cancel()
+        elif call.run_id:
+            self._keep(asyncio.create_task(self._free(call.run_id)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self.batches.add(task)
+        task.add_done_callback(self.batches.discard)
+        return task
+
+    async def _send(self, calls: Sequence[_Call]) -> None:
+        try:
+            await self._ask(calls)
+        except JudgeError as error:
+            for call in calls:
+                call.fail(error)
+
+    async def _ask(self, calls: Sequence[_Call]) -> None:
+        """Ask until every call has its result, again under the same key when a connection breaks."""
+        key = uuid.uuid4().hex
+        for index, call in enumerate(calls):
+            call.run_id = f"{key}-{index}"
+        # Requests go as they are, valid or not: the judge answers for each what is wrong with it.
+        programs = [call.request.model_dump(warnings=False) for call in calls]
+        body = json.dumps({"runs": programs}, default=repr).encode()
+        deadline = time.monotonic() + self.patience_s + max(call.request.timeout_s for call in calls)
+        delay = FIRST_RETRY_S
+        while not all(call.result.done() for call in calls):
+            left = deadline - time.monotonic()
+            try:
+                async with asyncio.timeout(max(left, 0.1)):
+                    await self._stream(key, body, calls)
+            except (httpx.HTTPError, _Busy, TimeoutError) as error:
+                delay = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
+                if left <= delay:
+                    reason = f"the judge at {self.http.base_url} did not answer in time: {error!r}"
+                    for call in calls:
+                        call.give(RunResult(id=call.run_id, outcome="lost", stderr=reason))
+                    return
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, LONGEST_RETRY_S)
+
+    async def _stream(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
+        headers = {
+            "Idempotency-Key": key,
+            "Content-Type": "application/json",
+            "Accept": "application/x-ndjson",
+        }
+        async with self.http.stream("POST", "/v1/runs/batch", content=body, headers=headers) as answer:
+            if answer.status_code == 429 or answer.status_code >= 500:
+                raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
+            if answer.status_code != 200:
+                await answer.aread()
+                raise _fault(self.http.base_url, answer)
+            async for line in answer.aiter_lines():
+                found = BatchLine.model_validate_json(line)
+                calls[found.index].give(found.result)
+        if not all(call.result.done() for call in calls):
+            raise httpx.RemoteProtocolError("the stream of results ended early")
+
+    async def _free(self, run_id: str) -> None:
+        """Have the judge drop one program of a batch whose other programs are still wanted."""
+        try:
+            await self.http.delete(f"/v1/runs/{run_id}")
+        except httpx.HTTPError as error:
+            log.info("could not cancel %s: %r", run_id, error)
+
+
+class _Busy(Exception):
+    """The judge answers that it cannot, now."""
+
+    def __init__(self, status: int, retry_after_s: float) -> None:
+        super().__init__(f"HTTP {status}")
+        self.retry_after_s = retry_after_s
+
+
+def _fault(url: httpx.URL, answer: httpx.Response) -> JudgeError:
+    if answer.status_code == 401:
+        return JudgeError(
+            f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
+        )
+    return JudgeError(
+        f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}"
+    )
+
+
+class JudgeClient:
+    """Runs programs on a judge. May be used from many event loops and after a fork, and can be pickled.
+
+    Args:
+        url: of the judge, such as http://127.0.0.1:8088.
+        token: what the judge asks for, if it does.
+        patience_s: how long to wait for the result of a program beyond the program's own time limit, retries
+            included, before it counts as `lost`.
+    """
+
+    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self.token = token
+        self.patience_s = patience_s
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+
+    def __getstate__(self) -> tuple[str, str | None, float]:
+        return self.url, self.token, self.patience_s
+
+    def __setstate__(self, state: tuple[str, str | None, float]) -> None:
+        self.url, self.token, self.patience_s = state
+        self._lines = WeakKeyDictionary()
+
+    def _line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            line = self._lines[loop] = _Line(self)
+        return line
+
+    async def run(self, request: RunRequest) -> RunResult:
+        """Run one program. Cancelling the call takes the program back.
+
+        Raises:
+            JudgeError: wrong token, or nothing like a judge at the URL.
+        """
+        result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        self._line().add(_Call(request, result))
+        return await result
+
+    async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
+        """Run programs. → their results in the order of the requests.
+
+        Raises:
+            JudgeError: see `run`.
+        """
+        return list(await asyncio.gather(*(self.run(request) for request in requests)))
+
+    async def health(self) -> dict[str, Any]:
+        """What the judge says of itself: `status`, `workers`, `isolation`.
+
+        Raises:
+            JudgeError: it does not answer, or has no workers.
+        """
+        try:
+            answer = await self._line().http.get("/health", timeout=5.0)
+            answer.raise_for_status()
+            found = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise JudgeError(
+                f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
+            ) from error
+        return dict(found)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections; what is on its way is cancelled."""
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is None:
+            return
+        for batch in list(line.batches):
+            batch.cancel()
+        await asyncio.gather(*line.batches, return_exceptions=True)
+        await line.http.aclose()
+
+    async def __aenter__(self) -> JudgeClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class SyncJudgeClient:
+    """The same for code without an event loop; calls from many threads travel together.
+
+    Args:
+        url, token, patience_s: as of `JudgeClient`.
+    """
+
+    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+        self._client = JudgeClient(url, token, patience_s)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, request: RunRequest) -> RunResult:
+        """See `JudgeClient.run`."""
+        return self._wait(self._client.run(request))
+
+    def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
+        """See `JudgeClient.run_many`."""
+        return self._wait(self._client.run_many(requests))
+
+    def health(self) -> dict[str, Any]:
+        """See `JudgeClient.health`."""
+        return self._wait(self._client.health())
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        with self._lock:
+            if self._loop is not None and self._pid == os.getpid():
+                asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(10)
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def __enter__(self) -> SyncJudgeClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="judge-client", daemon=True).start()
+            return self._loop

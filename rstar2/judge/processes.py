@@ -1,0 +1,70 @@
+"""Starting child processes that never outlive the process that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    def arrange() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arrange
+
+
+def start_bound(
+    command: Sequence[str], log: Path, text: str, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a process that is killed when this one ends, with `text` on its standard input.
+
+    Call it from the main thread: the kernel ties the child to the thread that forked it.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=sink,
+            stderr=sink,
+            pass_fds=pass_fds,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(text.encode())
+        process.stdin.close()
+    except BrokenPipeError:
+        process.wait(10)
+    return process
+
+
+def start_module(
+    module: str, settings: BaseModel, log: Path, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module`, bound to this process, with its settings on standard input."""
+    return start_bound([sys.executable, "-m", module], log, settings.model_dump_json(), pass_fds)
+
+
+def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """Ask a process to end, and kill it when it has not after `patience_s`."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)

@@ -1,0 +1,193 @@
+"""The queue in Redis: its names and the scripts that change it, each in one atomic step.
+
+A program is a *task* in a stream: `tasks` for new ones, `returned` for those a worker gave back or left
+behind when it died; workers read `returned` first. What became of a program is its *state*, under
+`run:<id>`: `@stream entry` while it is queued or running, CANCELLED when nobody waits for it any more, its
+result as JSON once it is done. The state makes an id run once: asking again for the same id finds the result
+or joins the wait. `done` is a stream of what was finished, which every API process follows.
+
+The scripts are sent whole with EVAL, so a Redis that was restarted needs no loading of scripts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from rstar2.judge.schema import RunRequest, RunResult
+
+PREFIX = "rstar2:judge"
+TASKS = f"{PREFIX}:tasks"
+RETURNED = f"{PREFIX}:returned"
+DONE = f"{PREFIX}:done"
+WORKERS = f"{PREFIX}:workers"
+"""Hash: worker name → its last heartbeat as JSON."""
+OUTCOMES = f"{PREFIX}:outcomes"
+"""Hash: outcome → how many programs ended so, since the queue was made."""
+RESTARTS = f"{PREFIX}:restarts"
+"""Hash: part of a service → how often it died and was started again."""
+GROUP = "workers"
+CANCELLED = "x"
+
+QUEUED_TTL_S = 6 * 3600
+RESULT_TTL_S = 300
+"""How long a result can be asked for again by its id."""
+CANCELLED_TTL_S = 600
+DONE_KEPT = 50_000
+MAX_TRIES = 3
+"""A program that this many workers held when they died is answered `lost` and not run again."""
+
+ENQUEUE = """
+local state = redis.call('GET', KEYS[1])
+if state and state ~= ARGV[5] then return {0, state} end
+local entry = redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'body', ARGV[2], 'tries', '0', 'at', ARGV[3])
+redis.call('SET', KEYS[1], '@' .. KEYS[2] .. ' ' .. entry, 'EX', ARGV[4])
+return {1, entry}
+"""
+"""KEYS state, stream. ARGV id, body, now, ttl, CANCELLED. → {1, entry} or {0, the state it has already}."""
+
+COMMIT = """
+redis.call('XACK', KEYS[2], ARGV[1], ARGV[2])
+redis.call('XDEL', KEYS[2], ARGV[2])
+local state = redis.call('GET', KEYS[1])
+if state and string.sub(state, 1, 1) ~= '@' then return 0 end
+redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[5])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*', 'id', ARGV[3], 'queue_s', ARGV[7], 'wall_s', ARGV[8])
+redis.call('HINCRBY', KEYS[4], ARGV[6], 1)
+return 1
+"""
+"""KEYS state, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome, queue_s, wall_s, kept.
+→ 1 if this result counts, 0 if there was one already or nobody waits for it."""
+
+CANCEL = """
+local state = redis.call('GET', KEYS[1])
+local stream, entry = string.match(state or '', '^@(%S+) (%S+)$')
+if not stream then return 0 end
+redis.call('XDEL', stream, entry)
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
+"""
+"""KEYS state. ARGV CANCELLED, ttl. → 1 if it was queued or running."""
+
+_RETURN_ONE = """
+local function give_back(prefix, returned, f, tries)
+  local key = prefix .. f[2]
+  local state = redis.call('GET', key)
+  if state and string.sub(state, 1, 1) ~= '@' then return 0 end
+  local entry = redis.call('XADD', returned, '*', 'id', f[2], 'body', f[4], 'tries', tries, 'at', f[8])
+  redis.call('SET', key, '@' .. returned .. ' ' .. entry, 'EX', ARGV[3])
+  return 1
+end
+"""
+
+GIVE_BACK = (
+    _RETURN_ONE
+    + """
+local found = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[4])
+redis.call('XDEL', KEYS[1], ARGV[4])
+if not found[1] then return 0 end
+return give_back(ARGV[2], KEYS[2], found[1][2], found[1][2][6])
+"""
+)
+"""KEYS stream, returned. ARGV group, prefix of states, ttl, entry. → 1, or 0 if it was cancelled."""
+
+REAP = (
+    _RETURN_ONE
+    + """
+local moved = 0
+for _, stream in ipairs({KEYS[1], KEYS[2]}) do
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[4])
+  if not pending.err then
+    for _, item in ipairs(pending) do
+      local found = redis.call('XRANGE', stream, item[1], item[1])
+      redis.call('XACK', stream, ARGV[1], item[1])
+      redis.call('XDEL', stream, item[1])
+      if found[1] then
+        local f = found[1][2]
+        moved = moved + give_back(ARGV[2], KEYS[2], f, tonumber(f[6]) + 1)
+      end
+    end
+    redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], ARGV[4])
+  end
+end
+redis.call('HDEL', KEYS[3], ARGV[4])
+return moved
+"""
+)
+"""KEYS tasks, returned, workers. ARGV group, prefix of states, ttl, name of a worker that is dead.
+→ tasks given to the others."""
+
+Eval = tuple[str, int, *tuple[str | float, ...]]
+"""What goes to EVAL: script, number of keys, keys and arguments."""
+
+
+def state_key(run_id: str) -> str:
+    """Where the state of one program is kept."""
+    return f"{PREFIX}:run:{run_id}"
+
+
+def is_result(state: str | None) -> bool:
+    """Whether a state is a result."""
+    return state is not None and state.startswith("{")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One delivery of one program to one worker."""
+
+    stream: str
+    entry: str
+    id: str
+    body: str
+    tries: int
+    """How many workers died while they held it."""
+    at: float
+    """Unix seconds at which it was queued."""
+
+    @classmethod
+    def from_fields(cls, stream: str, entry: str, fields: dict[str, str]) -> Task:
+        return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
+
+    def request(self) -> RunRequest:
+        return RunRequest.model_validate_json(self.body)
+
+
+def enqueue_args(run_id: str, body: str, stream: str = TASKS) -> Eval:
+    """Queues a program, as JSON, unless its id is known already."""
+    return (ENQUEUE, 2, state_key(run_id), stream, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED)
+
+
+def commit_args(task: Task, result: RunResult) -> Eval:
+    """Stores a result and acknowledges its task."""
+    keys = (state_key(task.id), task.stream, DONE, OUTCOMES)
+    text = result.model_dump_json()
+    times = (result.queue_s, result.wall_s)
+    return (
+        COMMIT,
+        4,
+        *keys,
+        GROUP,
+        task.entry,
+        task.id,
+        text,
+        RESULT_TTL_S,
+        result.outcome,
+        *times,
+        DONE_KEPT,
+    )
+
+
+def cancel_args(run_id: str) -> Eval:
+    """Takes a queued program back; has its result dropped if it runs already."""
+    return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S)
+
+
+def give_back_args(task: Task) -> Eval:
+    """Returns a task that a worker has not started."""
+    return (GIVE_BACK, 2, task.stream, RETURNED, GROUP, state_key(""), QUEUED_TTL_S, task.entry)
+
+
+def reap_args(worker: str) -> Eval:
+    """Gives a dead worker's tasks to the others."""
+    return (REAP, 3, TASKS, RETURNED, WORKERS, GROUP, state_key(""), QUEUED_TTL_S, worker)

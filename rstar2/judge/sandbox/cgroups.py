@@ -1,0 +1,115 @@
+"""Memory and process limits for a whole jail, where control groups can be written (versions 1 and 2).
+
+The jail as a whole lives in one group, so a run is never moved (moving a process between groups takes the
+kernel milliseconds). The limit is what the zygotes take plus what the program may take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "rstar2-"
+
+
+def _own_groups() -> dict[str, str]:
+    """Controller name (empty for version 2) → this process's group in its hierarchy."""
+    groups = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            groups[name] = path
+    return groups
+
+
+def _candidates(controller: str) -> list[Path]:
+    """Where groups of this controller can be made, best first."""
+    groups = _own_groups()
+    places = []
+    if controller in groups:
+        places.append(_ROOT / controller / groups[controller].lstrip("/"))
+        places.append(_ROOT / controller)
+    elif "" in groups:
+        places.append(_ROOT / groups[""].lstrip("/"))
+    return places
+
+
+class Cgroup:
+    """A group of this sandbox's own for one controller each, removed at the end."""
+
+    def __init__(self) -> None:
+        self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
+        self.pids = self._make("pids", ("pids.max",))
+        self._limit = 0
+
+    def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
+        for parent in _candidates(controller):
+            path = parent / self._name
+            try:
+                with contextlib.suppress(OSError):
+                    (parent / "cgroup.subtree_control").write_text(f"+{controller}")
+                path.mkdir(exist_ok=True)
+            except OSError:
+                continue
+            if any((path / name).exists() for name in files):
+                return path
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        return None
+
+    def _paths(self) -> set[Path]:
+        return {path for path in (self.memory, self.pids) if path is not None}
+
+    def add(self, pid: int) -> None:
+        """Move a process, and so its children to come, into the group."""
+        for path in self._paths():
+            (path / "cgroup.procs").write_text(str(pid))
+
+    def limit_processes(self, count: int) -> None:
+        if self.pids is not None:
+            (self.pids / "pids.max").write_text(str(count))
+
+    def used(self) -> int:
+        """Bytes in use; 0 where there is no memory group."""
+        if self.memory is None:
+            return 0
+        for name in ("memory.usage_in_bytes", "memory.current"):
+            with contextlib.suppress(OSError):
+                return int((self.memory / name).read_text())
+        return 0
+
+    def limit_memory(self, limit: int) -> None:
+        """Set the limit in bytes; no-op where it is in force already."""
+        if self.memory is None or limit == self._limit:
+            return
+        pairs = (("memory.limit_in_bytes", limit), ("memory.max", limit), ("memory.swap.max", 0))
+        for name, value in pairs:
+            with contextlib.suppress(OSError):
+                (self.memory / name).write_text(str(value))
+        self._limit = limit
+
+    def kills(self) -> int:
+        """How often the kernel killed something in here for want of memory."""
+        if self.memory is None:
+            return 0
+        for name in ("memory.oom_control", "memory.events"):
+            with contextlib.suppress(OSError):
+                for line in (self.memory / name).read_text().splitlines():
+                    if line.startswith("oom_kill "):
+                        return int(line.split()[1])
+        return 0
+
+    def close(self) -> None:
+        """Remove the groups; their processes must be gone."""
+        deadline = time.monotonic() + 2.0
+        for path in self._paths():
+            while path.exists() and time.monotonic() < deadline:
+                try:
+                    path.rmdir()
+                except OSError:
+                    time.sleep(0.01)

@@ -1,0 +1,206 @@
+"""The system calls that Python does not offer: namespaces, mounts, Landlock, seccomp, bare processes.
+
+Loaded inside the jail, so it imports nothing heavier than ctypes. Every call raises OSError on failure.
+Source: the Linux manual pages of the calls and the kernel's uapi headers (x86-64 and arm64 share the numbers
+used here).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_VM = 0x00000100
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+ALL_NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 4096, 8192, 16384, 1 << 18
+_MNT_DETACH = 2
+_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID = 1, 2
+_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_SECCOMP_SET_MODE_FILTER = 1
+_SIGCHLD = 17
+_MADV_COLLAPSE = 25
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+_clone = _libc.clone
+_clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+_pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
+_machine = os.uname().machine
+
+
+def _done(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    _done(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    _done(_libc.setns(fd, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2); the error names the target."""
+    result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
+    _done(result, f"mount {target}")
+
+
+def bind(source: str, target: str, *, read_only: bool = True) -> None:
+    """Bind `source` with everything mounted under it; read-only for the whole tree unless told otherwise."""
+    mount(source, target, "", MS_BIND | MS_REC)
+    attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
+    result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
+    _done(result, f"mount_setattr {target}")
+
+
+def make_root(path: str) -> None:
+    """Make the mount at `path` the root of this mount namespace and drop the old root."""
+    os.chdir(path)
+    _done(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
+    _done(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
+    os.chdir("/")
+
+
+def prctl(option: int, value: int) -> None:
+    _done(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+
+
+def become_user(uid: int) -> None:
+    """Take on `uid`, with the group of the same number and no other group."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    # Changing the user hides /proc/self from its own process; what may look is decided elsewhere.
+    prctl(PR_SET_DUMPABLE, 1)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability of this process for good (with no_new_privs none comes back)."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    _done(_syscall(_SYS_CAPSET[_machine], header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+class BareInit:
+    """The first process of a new PID namespace: it shares this process's memory and does nothing but wait.
+
+    Sharing the memory makes it as cheap as a thread: no page table is copied. It runs only libc's pause()
+    on a stack of its own. Killing it makes the kernel kill every process of its namespace.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ctypes.create_string_buffer(16384)
+        top = (ctypes.addressof(self._stack) + 16384) & ~15
+        self.pid = _done(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def end(self) -> None:
+        """Kill the whole namespace and wait until it is gone. Its processes must have been reaped."""
+        os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
+        os.close(self.pidfd)
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+class SyscallFilter:
+    """A compiled seccomp filter (BPF bytes), loaded as often as needed."""
+
+    def __init__(self, bpf: bytes) -> None:
+        self._program = _FilterProgram(len(bpf) // 8, bpf)
+
+    def load(self) -> None:
+        """Put this process, from now on, under the filter. no_new_privs must be set."""
+        number = _SYS_SECCOMP[_machine]
+        _done(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
+
+
+def landlock_abi() -> int:
+    """The kernel's Landlock version, 0 where there is none. Source: linux/landlock.h."""
+    return max(0, int(_syscall(_SYS_LANDLOCK_CREATE, None, 0, 1)))
+
+
+class Landlock:
+    """A Landlock ruleset: reading and executing below some paths, everything below others, nothing else.
+
+    Where the kernel's version has them, TCP is refused and abstract sockets and signals stay inside.
+    """
+
+    _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 2, 4, 8
+    _TRUNCATE = 1 << 14
+    _IOCTL = 1 << 15
+
+    def __init__(self, abi: int) -> None:
+        # Version 1 has 13 file rights; 2 adds refer, 3 truncate, 5 ioctl on devices.
+        self._handled = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
+        net = 3 if abi >= 4 else 0
+        scopes = 3 if abi >= 6 else 0
+        attributes = (ctypes.c_uint64 * 3)(self._handled, net, scopes)
+        size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+        self.fd = _done(_syscall(_SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
+
+    def allow_read(self, path: str) -> None:
+        rights = self._EXECUTE | self._READ | (self._READ_DIR if os.path.isdir(path) else 0)
+        self._allow(path, rights)
+
+    def allow_device(self, path: str) -> None:
+        self._allow(path, (self._READ | self._WRITE | self._TRUNCATE) & self._handled)
+
+    def allow_all(self, path: str) -> None:
+        self._allow(path, self._handled)
+
+    def _allow(self, path: str, rights: int) -> None:
+        class Beneath(ctypes.Structure):
+            _pack_ = 1
+            _fields_ = (("rights", ctypes.c_uint64), ("fd", ctypes.c_int32))
+
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            rule = Beneath(rights, fd)
+            _done(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
+        finally:
+            os.close(fd)
+
+    def enforce(self) -> None:
+        """Confine this process, from now on and for good. no_new_privs must be set."""
+        _done(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
+
+
+def use_huge_pages() -> None:
+    """Collapse this process's private memory into huge pages where that can be done.
+
+    A fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
+    """
+    with open("/proc/self/maps") as maps:
+        spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
+    for span in spans:
+        start, end = (int(edge, 16) for edge in span[0].split("-"))
+        start, end = (start + (1 << 21) - 1) >> 21 << 21, end >> 21 << 21
+        # A refusal (no huge page free, none wanted by the administrator) costs speed and nothing else.
+        if end > start and "[stack]" not in span:
+            _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

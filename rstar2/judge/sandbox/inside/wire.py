@@ -1,0 +1,54 @@
+"""Messages between the worker outside and the zygotes inside: one marshal value and some descriptors each.
+
+Both ends are ours and run the same interpreter; programs never hold one of these sockets.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import marshal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_MESSAGE = 128 * 1024
+"""Bytes of one message. Longer texts travel in a memfd."""
+_MAX_FDS = 8
+_FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
+    """Send one message.
+
+    Raises:
+        Closed: the other end is gone.
+    """
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sock.sendmsg([marshal.dumps(message)], ancillary)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise Closed from error
+
+
+def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
+    """Wait for one message and its descriptors, which are closed on exec.
+
+    Raises:
+        Closed: the other end is gone.
+    """
+    try:
+        data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError as error:
+        raise Closed from error
+    if not data:
+        raise Closed
+    fds = array.array("i")
+    for _, _, block in ancillary:
+        fds.frombytes(block)
+    return marshal.loads(data), fds.tolist()

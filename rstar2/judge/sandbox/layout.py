@@ -1,0 +1,98 @@
+"""Which files a jail shows: the interpreter, its libraries, the system's, and a few made-up ones."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from pathlib import Path
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = (
+    "/etc/alternatives",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/timezone",
+)
+PROGRAM_UID = 1000
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/box",
+    "USER": "program",
+    "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": "/tmp",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+"""The whole environment of a zygote, and so of a program. Nothing of the worker's own is passed on."""
+
+
+def library_paths() -> list[str]:
+    """sys.path of a program: the standard library and the installed packages, without editable projects."""
+    packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    if sys.prefix == sys.base_prefix:
+        packages += site.getsitepackages()
+    own = [entry for entry in sys.path if _is_standard_library(entry)]
+    return list(dict.fromkeys(own + [path for path in packages if os.path.isdir(path)]))
+
+
+def _is_standard_library(entry: str) -> bool:
+    library = os.path.realpath(sysconfig.get_path("stdlib"))
+    resolved = os.path.realpath(entry)
+    if "site-packages" in resolved or "dist-packages" in resolved:
+        return False
+    return resolved.startswith(library) or entry.endswith(
+        f"python{sys.version_info[0]}{sys.version_info[1]}.zip"
+    )
+
+
+def _interpreter_paths() -> list[str]:
+    return [os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)] + [
+        sys.base_prefix,
+        sys.base_exec_prefix,
+        sys.prefix,
+        *(path for path in library_paths() if os.path.isdir(path)),
+    ]
+
+
+def shown() -> tuple[list[str], list[tuple[str, str]]]:
+    """Paths to bind and links to make: (paths, [(link, target)]). Paths below another one are left out."""
+    links, paths = [], []
+    for entry in _SYSTEM:
+        if os.path.islink(entry):
+            links.append((entry, os.readlink(entry)))
+        elif os.path.isdir(entry):
+            paths.append(entry)
+    paths += [path for path in _ETC if os.path.exists(path)]
+    paths += _interpreter_paths()
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):
+            kept.append(path)
+    return kept, links
+
+
+def made_up_files() -> list[tuple[str, str]]:
+    """Small files of /etc that libraries look at; they say nothing about the machine."""
+    user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
+    return [
+        ("/etc/passwd", "root:x:0:0::/:/bin/sh\n" + user),
+        ("/etc/group", f"root:x:0:\nprogram:x:{PROGRAM_UID}:\n"),
+        ("/etc/hosts", "127.0.0.1 localhost\n"),
+        ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
+    ]
+
+
+def package_root() -> str:
+    """Folder that holds the rstar2 package."""
+    return str(Path(__file__).resolve().parents[3])

@@ -1,0 +1,39 @@
+"""Which zygote a program wants, judged by what its source imports."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+Weight = Literal["bare", "numeric", "symbolic", "full"]
+"""bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
+GROWN: tuple[Weight, ...] = ("numeric", "symbolic", "full")
+
+_NEEDS: dict[str, Weight] = {
+    "numpy": "numeric",
+    "sympy": "symbolic",
+    "mpmath": "symbolic",
+    "scipy": "full",
+    "pandas": "full",
+    "matplotlib": "full",
+}
+_NAMES = re.compile(r"\b(?:" + "|".join(_NEEDS) + r")\b")
+_IMPORTS = re.compile(
+    r"^\s*(?:from\s+([\w.]+)|import\s+([\w., \t]+))|__import__\(|import_module\(", re.MULTILINE
+)
+_ORDER: tuple[Weight, ...] = ("bare", *GROWN)
+
+
+def weigh(code: str) -> Weight:
+    """The lightest zygote that has everything the program imports.
+
+    A wrong guess costs time, never correctness: what is missing is imported by the program itself.
+    """
+    if "import" not in code:
+        return "bare"
+    heaviest: Weight = "bare"
+    for match in _IMPORTS.finditer(code):
+        line = match.group(1) or match.group(2) or code[match.start() : match.end() + 40]
+        for name in _NAMES.findall(line):
+            heaviest = max(heaviest, _NEEDS[name], key=_ORDER.index)
+    return heaviest

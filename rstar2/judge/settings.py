@@ -1,0 +1,65 @@
+"""What the judge's processes are told when they start; it travels on their standard input.
+
+Not on the command line and not in the environment, where the programs they run could read it.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from rstar2.judge.schema import Isolation
+
+
+class ServiceSettings(BaseModel):
+    """One judge service on one machine."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    folder: str
+    """Where logs, work folders and the embedded queue's data go."""
+    workers: int = 2
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port."""
+    redis_url: str | None = None
+    """None: start an embedded server."""
+    isolation: Isolation | None = None
+    """The tier to run under; None: the best this machine allows, never `none`."""
+    token: str | None = None
+    """What clients must send as `Authorization: Bearer`."""
+    api: bool = True
+    """False: only workers, which join the queue at `redis_url`."""
+    max_queued: int = 200_000
+    """Programs in the queue from which on new ones are answered 429."""
+    detached: bool = False
+    """True: outlive the process that started the service."""
+
+
+class ApiSettings(BaseModel):
+    """The HTTP process."""
+
+    redis_url: str
+    socket_fd: int
+    token: str | None
+    max_queued: int
+
+
+class WorkerSettings(BaseModel):
+    """One worker process."""
+
+    name: str
+    redis_url: str
+    folder: str
+    isolation: Isolation | None
+
+
+class Ready(BaseModel):
+    """What the service says on its standard output once it answers, or when it cannot start."""
+
+    url: str = ""
+    redis_url: str = ""
+    isolation: Isolation = "none"
+    pid: int = 0
+    error: str = ""
+    hint: str = ""
+    user_error: bool = False

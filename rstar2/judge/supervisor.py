@@ -1,0 +1,259 @@
+"""The process that keeps a judge alive: starts its parts, waits until they answer, starts again what dies.
+
+Started by `service`; it ends, with everything it started, on SIGTERM or when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import redis
+
+from rstar2.errors import Failure, RStarError, UserError
+from rstar2.judge import queue
+from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.logs import tail
+from rstar2.judge.processes import start_module, stop
+from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
+
+START_S = 30.0
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+TICK_S = 0.1
+
+
+class Part:
+    """One child process that must always run.
+
+    Args:
+        start: starts it.
+        ended: told when it has died, before it is started again.
+    """
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], ended: Callable[[], None]) -> None:
+        self.start = start
+        self.ended = ended
+        self.process = start()
+        self.started = time.monotonic()
+        self.delay = 0.0
+        self.again_at: float | None = None
+
+    def tend(self) -> None:
+        """Start it again if it died; ever more slowly if it dies at once."""
+        now = time.monotonic()
+        if self.again_at is None and self.process.poll() is not None:
+            self.delay = 0.0 if now - self.started > 5 else min(5.0, self.delay * 2 or 0.1)
+            self.again_at = now + self.delay
+            self.ended()
+        if self.again_at is not None and now >= self.again_at:
+            self.process, self.started, self.again_at = self.start(), now, None
+
+
+class Supervisor:
+    """See the module."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self.folder = Path(settings.folder)
+        self.logs = self.folder / "logs"
+        self.stopping = False
+        self.embedded: EmbeddedRedis | None = None
+        self.redis_url = settings.redis_url or ""
+        self.restarts: Counter[str] = Counter()
+        """Of parts, since Redis was last told."""
+        self.workers: list[Part] = []
+        self.api: Part | None = None
+        self.url = ""
+        self.names: dict[int, str] = {}
+
+    def start(self) -> Ready:
+        """Start every part and wait until the service answers.
+
+        Raises:
+            UserError: the port is taken, the queue does not answer, a token is missing.
+            Failure: a part did not come up.
+        """
+        settings = self.settings
+        listener = self._listen() if settings.api else None
+        self._start_queue()
+        for number in range(settings.workers):
+            self.workers.append(self._worker(number))
+        if listener is not None:
+            api = ApiSettings(
+                redis_url=self.redis_url,
+                socket_fd=listener.fileno(),
+                token=settings.token,
+                max_queued=settings.max_queued,
+            )
+            fd = listener.fileno()
+            self.api = Part(
+                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]),
+                lambda: self.restarts.update(["api"]),
+            )
+        return self._wait(time.monotonic() + START_S)
+
+    def _listen(self) -> socket.socket:
+        settings = self.settings
+        if settings.host not in LOOPBACK:
+            if settings.token is None:
+                raise UserError(f"listening on {settings.host} needs a token", "give one with --token")
+            if settings.isolation == "none":
+                raise UserError(f"isolation none is for loopback only, not {settings.host}", "use strict")
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((settings.host, settings.port))
+        except (OSError, OverflowError) as error:
+            message = f"cannot listen on {settings.host}:{settings.port}: {error}"
+            raise UserError(message, "choose another with --port, or --port 0 for any free one") from error
+        listener.listen(2048)
+        host = f"[{settings.host}]" if family == socket.AF_INET6 else settings.host
+        self.url = f"http://{host}:{listener.getsockname()[1]}"
+        return listener
+
+    def _start_queue(self) -> None:
+        if self.settings.redis_url is None:
+            self.embedded = EmbeddedRedis(self.folder / "redis", self.logs / "redis.log")
+            self.embedded.start()
+            self.redis_url = self.embedded.url
+            return
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
+                probe.ping()
+        except (redis.RedisError, ValueError) as error:
+            message = f"no Redis server answers at {self.redis_url}: {error}"
+            raise UserError(message, "check --redis, or leave it out to have one started") from error
+
+    def _worker(self, number: int) -> Part:
+        host = socket.gethostname()
+
+        def start() -> subprocess.Popen[bytes]:
+            name = f"{host}-{os.getpid()}-{number}-{secrets.token_hex(3)}"
+            self.names[number] = name
+            settings = WorkerSettings(
+                name=name,
+                redis_url=self.redis_url,
+                folder=str(self.folder / "work" / str(number)),
+                isolation=self.settings.isolation,
+            )
+            return start_module("rstar2.judge.worker", settings, self.logs / f"worker-{number}.log")
+
+        return Part(start, lambda: self._bury(self.names[number]))
+
+    def _bury(self, name: str) -> None:
+        """Give a dead worker's programs to the others at once; if Redis is away, they will find out."""
+        self.restarts.update(["worker"])
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+                client.eval(*queue.reap_args(name))
+        except redis.RedisError as error:
+            print(f"{time.strftime('%X')} could not bury {name}: {error}", file=sys.stderr, flush=True)
+
+    def _wait(self, deadline: float) -> Ready:
+        with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
+            while time.monotonic() < deadline and not self.stopping:
+                for number, part in enumerate(self.workers):
+                    if part.process.poll() is not None:
+                        raise self._worker_failure(number)
+                states = client.hmget(queue.WORKERS, list(self.names.values()))
+                if all(states) and self._healthy():
+                    tiers = [json.loads(state)["isolation"] for state in states]
+                    return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
+                time.sleep(0.02)
+        raise Failure(f"the judge did not answer within {START_S:.0f} s", f"see {self.logs}")
+
+    def _worker_failure(self, number: int) -> Failure:
+        log = self.logs / f"worker-{number}.log"
+        said = " ".join(tail(log, 2)).strip()
+        return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
+
+    def _healthy(self) -> bool:
+        if self.api is None:
+            return True
+        if self.api.process.poll() is not None:
+            raise Failure("the judge's HTTP process ended while it started", f"see {self.logs / 'api.log'}")
+        try:
+            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def watch(self) -> None:
+        """Keep every part running until told to stop."""
+        lifeline = [] if self.settings.detached else [sys.stdin]
+        while not self.stopping:
+            if select.select(lifeline, [], [], TICK_S)[0]:
+                return
+            self._tend_queue()
+            for part in (*self.workers, *((self.api,) if self.api else ())):
+                part.tend()
+            self._tell_restarts()
+
+    def _tend_queue(self) -> None:
+        if self.embedded is None or self.embedded.running():
+            return
+        self.restarts.update(["redis"])
+        try:
+            self.embedded.restart()
+        except Failure as error:
+            print(f"{time.strftime('%X')} {error.message}", file=sys.stderr, flush=True)
+
+    def _tell_restarts(self) -> None:
+        if not self.restarts:
+            return
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+                for part, count in self.restarts.items():
+                    client.hincrby(queue.RESTARTS, part, count)
+        except redis.RedisError:
+            return  # told at a later tick
+        self.restarts.clear()
+
+    def close(self) -> None:
+        """End every part: the callers first, the queue last."""
+        parts = [*((self.api,) if self.api else ()), *self.workers]
+        for part in parts:
+            if part.process.poll() is None:
+                part.process.terminate()
+        for part in parts:
+            stop(part.process, 3.0)
+        if self.embedded is not None:
+            self.embedded.stop()
+
+
+def main() -> None:
+    settings = ServiceSettings.model_validate_json(sys.stdin.readline())
+    supervisor = Supervisor(settings)
+
+    def on_signal(_signal: int, _frame: object) -> None:
+        supervisor.stopping = True
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        try:
+            ready = supervisor.start()
+        except RStarError as error:
+            ready = Ready(error=error.message, hint=error.hint, user_error=isinstance(error, UserError))
+        print(ready.model_dump_json(), flush=True)
+        # Whoever started us may close that pipe now.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        if not ready.error:
+            supervisor.watch()
+    finally:
+        supervisor.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A run's folder: the resolved config, a lock, the status and one folder of logs an attempt.
+
+```
+RUN/
+  config.json        what was resolved when the run was made; a changed one refuses to mix
+  status.json        state, phase, times
+  attempts/1/*.log   one folder a start of the command; `attempts/latest` points at the newest
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from rstar2.errors import UserError
+from rstar2.trace import write_json
+
+State = Literal["running", "finished", "failed", "stopped"]
+
+
+class Run:
+    """One run's folder.
+
+    Args:
+        path: the folder; made by `open_run`.
+        attempt: the number of this start, from 1.
+    """
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        self.path = path
+        self.attempt = attempt
+        self.logs = path / "attempts" / str(attempt)
+
+    def status(self, state: State, **more: Any) -> None:
+        """Replace status.json."""
+        write_json(
+            self.path / "status.json", {"state": state, "at": time.time(), "attempt": self.attempt, **more}
+        )
+
+
+@contextlib.contextmanager
+def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
+    """Make or resume a run's folder and hold its lock.
+
+    Args:
+        kind: what makes it (demo, eval, train, sft); another kind's folder is refused.
+        config: JSON-able; compared key by key with what the folder was made with.
+
+    Raises:
+        UserError: the folder holds something else, was made with another config, or is in use.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
+    record = path / "config.json"
+    if path.is_dir() and any(path.iterdir()) and not record.exists():
+        raise UserError(
+            f"{path} is not empty and not a run of ours", "Give an empty or new folder with --run."
+        )
+    if record.exists():
+        _refuse_mixing(record, kind, config)
+    path.mkdir(parents=True, exist_ok=True)
+    with _locked(path):
+        if not record.exists():
+            write_json(record, {"kind": kind, "config": config})
+        run = Run(path, _next_attempt(path))
+        run.status("running", kind=kind)
+        try:
+            yield run
+        except KeyboardInterrupt:
+            run.status("stopped", kind=kind)
+            raise
+        except BaseException:
+            run.status("failed", kind=kind)
+            raise
+        run.status("finished", kind=kind)
+
+
+def load_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The kind and the config a run folder was made with.
+
+    Raises:
+        UserError: there is no readable run at `path`.
+    """
+    record = path / "config.json"
+    try:
+        held = json.loads(record.read_text(encoding="utf-8"))
+        return str(held["kind"]), dict(held["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"no run at {path}", "`rstar2 runs list` shows the runs there are.") from error
+
+
+def list_runs(root: Path) -> list[Path]:
+    """The run folders below `root`, at most two levels down, oldest first."""
+    found = [record.parent for pattern in ("*", "*/*") for record in root.glob(f"{pattern}/config.json")]
+    return sorted(found, key=lambda path: (path / "config.json").stat().st_mtime)
+
+
+def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
+    """The dotted keys at which two configs differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(set(old) | set(new))
+        return [
+            found
+            for key in keys
+            for found in changed_keys(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        ]
+    return [] if old == new else [prefix]
+
+
+def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
+    """Keep settings in `record`, or hold them against what is there already.
+
+    Raises:
+        UserError: they differ; the message names the keys.
+    """
+    if not record.exists():
+        write_json(record, settings)
+        return
+    try:
+        held = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {record}", "Give another folder.") from error
+    _compare(record.parent, held, settings)
+
+
+def _compare(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
+    changed = changed_keys(held, json.loads(json.dumps(wanted)))
+    if changed:
+        raise UserError(
+            f"{folder} was made with other settings: {', '.join(changed)}",
+            "Use the same settings to resume, or another folder with --run.",
+        )
+
+
+def _refuse_mixing(record: Path, kind: str, config: dict[str, Any]) -> None:
+    held_kind, held = load_config(record.parent)
+    if held_kind != kind:
+        raise UserError(
+            f"{record.parent} is a run of `{held_kind}`, not of `{kind}`", "Give another folder with --run."
+        )
+    _compare(record.parent, held, config)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with (path / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(
+                f"{path} is in use by another process", "Wait for it, or use another folder."
+            ) from error
+        yield
+
+
+def _next_attempt(path: Path) -> int:
+    attempts = path / "attempts"
+    attempts.mkdir(exist_ok=True)
+    number = 1 + max((int(entry.name) for entry in attempts.iterdir() if entry.name.isdigit()), default=0)
+    (attempts / str(number)).mkdir()
+    latest = attempts / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(str(number))
+    return number

@@ -1,0 +1,204 @@
+"""One rollout, as everything downstream reads it: RoC, training, statistics, reports and the viewer.
+
+Traces are stored as JSON lines. A line is written with one call, so a killed process leaves at most one torn
+line, at the end; readers skip it and `TraceWriter` removes it before it appends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rstar2.errors import UserError
+
+CallStatus = Literal[
+    "ok",
+    "error",
+    "timeout",
+    "memory",
+    "output_limit",
+    "refused",
+    "lost",
+    "parse_error",
+    "unknown_tool",
+    "invalid_arguments",
+]
+"""What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
+
+Finish = Literal["answer", "max_turns", "max_tokens"]
+"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout."""
+
+
+class ToolCall(BaseModel):
+    """One call the model asked for, and what it was told."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = ""
+    """The tool's name as the model wrote it; empty where the call did not parse."""
+    arguments: dict[str, Any] | None = None
+    """None where the call did not parse."""
+    status: CallStatus
+    output: str
+    """The text handed back to the model."""
+    wall_s: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the model's own call failed (method, p_err)."""
+        return self.status not in ("ok", "lost")
+
+
+class Turn(BaseModel):
+    """One thing the model wrote, with the calls in it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str
+    """What the model wrote, special tokens left out."""
+    start: int
+    """Index of the turn's first token in `Trace.response_ids`."""
+    end: int
+    """One past the turn's last token."""
+    calls: list[ToolCall] = Field(default_factory=list)
+
+
+class Trace(BaseModel):
+    """A whole rollout."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    problem_id: str
+    sample: int = 0
+    """Which of the problem's samples this is, from 0."""
+    problem: str = ""
+    gold: str | None = None
+    prompt_ids: list[int]
+    """Shape (P,)."""
+    response_ids: list[int]
+    """Shape (R,): everything after the prompt, tool output included."""
+    response_mask: list[int]
+    """Shape (R,): 1 where the model wrote the token, 0 for tool output."""
+    logprobs: list[float] | None = None
+    """Shape (R,), natural log, 0.0 at tool output; None where the engine gave none."""
+    turns: list[Turn]
+    finish: Finish
+    wall_s: float = 0.0
+    verdict: str | None = None
+    """The grader's word: correct, wrong, unparsed, timeout, invalid; None before grading."""
+    extracted: str | None = None
+    """The answer the grader read out of the final turn."""
+    rule: str = ""
+    """The grader's rule that decided."""
+
+    @property
+    def final_text(self) -> str:
+        """The model's own last turn, the only place an answer is read from."""
+        return self.turns[-1].text if self.turns else ""
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        return [call for turn in self.turns for call in turn.calls]
+
+    @property
+    def failed_calls(self) -> int:
+        return sum(call.failed for call in self.calls)
+
+    @property
+    def correct(self) -> bool:
+        return self.verdict == "correct"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens after the prompt, tool output included."""
+        return len(self.response_ids)
+
+    @property
+    def answer_blocks(self) -> int:
+        """How many `<answer>` blocks the model opened, over all its turns."""
+        return sum(turn.text.count("<answer>") for turn in self.turns)
+
+
+def read_traces(path: Path) -> Iterator[Trace]:
+    """Yield the traces of a JSON-lines file; a torn last line is left out.
+
+    Raises:
+        UserError: the file is missing, or a line other than a torn last one is not a trace.
+    """
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"cannot read traces: {path}: {error.strerror}", "Check the run's folder.") from error
+    with file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Trace.model_validate_json(line)
+            except ValidationError as error:
+                raise UserError(
+                    f"{path}, line {number}: not a trace ({error.error_count()} fields wrong)"
+                ) from error
+
+
+class TraceWriter:
+    """Appends traces to a JSON-lines file, each with one write.
+
+    Raises:
+        OSError: the file cannot be opened or written (a full disk, say).
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, trace: Trace) -> None:
+        line = trace.model_dump_json().encode() + b"\n"
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(f"short write to {self._file.name}: {written} of {len(line)} bytes")
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def drop_torn_line(path: Path) -> None:
+    """Cut a JSON-lines file back to its last whole line. A missing file stays missing."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        keep = size
+        while keep > 0:
+            start = max(0, keep - 65536)
+            file.seek(start)
+            cut = file.read(keep - start).rfind(b"\n")
+            if cut >= 0:
+                keep = start + cut + 1
+                break
+            keep = start
+        if keep != size:
+            file.truncate(keep)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON so that the file is either whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,119 @@
+"""A tiny Qwen3 and its tokenizer, made from nothing: the demo's student.
+
+What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits
+are tokens of their own (ten to learn, not thousands), and merges turn all fixed text into long tokens, which
+puts what is copied at few distances.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rstar2.config import Strict
+from rstar2.prompts import CHAT_TEMPLATE, PromptFormat, save_format
+
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = [
+    "<reason>",
+    "</reason>",
+    "<answer>",
+    "</answer>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+]
+"""One token each, as in Qwen3's own vocabulary, but visible when decoded."""
+
+
+class TinyModel(Strict):
+    """The size of the student."""
+
+    vocab: int = 800
+    """Tokens at most: 256 bytes, the markup, and merges learnt from the traces."""
+    hidden: int = 128
+    layers: int = 3
+    heads: int = 4
+    spread: float = 0.06
+    """Standard deviation of the random weights; at the usual 0.02 so narrow a model takes long to start."""
+    rope_theta: float = 100.0
+    """Low, since all that has to be looked up lies within a hundred tokens."""
+    context: int = 1024
+    """Positions."""
+
+
+def make_tiny_model(
+    folder: Path,
+    size: TinyModel,
+    conversations: Iterable[list[dict[str, str]]],
+    words: PromptFormat,
+    seed: int,
+) -> int:
+    """Write config.json, random weights, tokenizer and prompt words to `folder`.
+
+    Args:
+        conversations: messages that the tokenizer learns its merges from.
+
+    Returns:
+        The number of parameters.
+    """
+    import torch
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size.vocab - len(MARKUP),
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(_pieces(conversations), trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|endoftext|>"
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=size.hidden,
+            intermediate_size=2 * size.hidden,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            num_key_value_heads=max(1, size.heads // 2),
+            head_dim=size.hidden // size.heads,
+            max_position_embeddings=size.context,
+            tie_word_embeddings=True,
+            initializer_range=size.spread,
+            rope_parameters={"rope_type": "default", "rope_theta": size.rope_theta},
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    save_format(words, folder)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _pieces(conversations: Iterable[list[dict[str, str]]]) -> Iterator[str]:
+    """The text that merges are learnt from: what stands between markup in a rendered conversation."""
+    markup = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))
+    for messages in conversations:
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if role == "tool":
+                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            yield from markup.split(f"{role}\n{content}")

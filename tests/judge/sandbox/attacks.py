@@ -1,0 +1,200 @@
+"""Attack programs and what must come of them: reading, running, judging from the host's side.
+
+A case is one JSON line: `id`, `attack_class`, `code` or `code_gen` (a Python expression that yields the
+source), `stdin` or `stdin_gen`, and `expect` with `status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`,
+`wall_max_s` and host-side `checks`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.schema import RunRequest, RunResult
+
+TIMEOUT_S = 2.0
+MEMORY_MB = 512
+SECRET = "HOST_SECRET_CANARY"
+LEFTOVER = "rstar2_leftover"
+
+
+@dataclass
+class Case:
+    id: str
+    attack_class: str
+    code: str
+    stdin: str
+    expect: dict[str, Any]
+
+
+def read_cases(path: Path) -> list[Case]:
+    cases = []
+    for line in path.read_text().splitlines():
+        raw = json.loads(line)
+        code = raw["code"] if raw.get("code") is not None else eval(raw["code_gen"], {})
+        stdin = eval(raw["stdin_gen"], {}) if raw.get("stdin_gen") else raw.get("stdin") or ""
+        cases.append(Case(raw["id"], raw["attack_class"], code, stdin, raw["expect"]))
+    return cases
+
+
+@dataclass
+class Surroundings:
+    """What an attack could reach for on the host, all of it real: files, listeners, processes."""
+
+    folder: Path
+    tcp: socket.socket = field(init=False)
+    udp: socket.socket = field(init=False)
+    unix: socket.socket = field(init=False)
+    processes: set[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.chmod(0o777)
+        self.outside = self.folder / "outside"
+        self.outside.mkdir()
+        self.outside.chmod(0o777)
+        self.secret = self.folder / "secret.txt"
+        self.secret.write_text(SECRET)
+        self.secret.chmod(0o666)
+        (self.folder / "task").mkdir()
+        (self.folder / "task" / "data.txt").write_text("OTHER_TASK_CANARY")
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(self.tcp.getsockname())
+        self.unix = socket.socket(socket.AF_UNIX)
+        self.unix.bind(str(self.folder / "listener"))
+        self.unix.listen()
+        os.chmod(self.folder / "listener", 0o777)
+        for listener in (self.tcp, self.udp, self.unix):
+            listener.setblocking(False)
+        os.environ["RSTAR2_CANARY_SECRET"] = "CANARY"
+
+    def close(self) -> None:
+        for listener in (self.tcp, self.udp, self.unix):
+            listener.close()
+        del os.environ["RSTAR2_CANARY_SECRET"]
+
+    def fill_in(self, code: str) -> str:
+        """Replace the placeholders of a case by this host's own paths and port."""
+        values = {
+            "OUTSIDE_DIR": self.outside,
+            "SECRET_FILE": self.secret,
+            "UNIX_SOCK": self.folder / "listener",
+            "PORT": self.tcp.getsockname()[1],
+            "TASK_DIR": self.folder / "task",
+            "PID": os.getpid(),
+        }
+        for name, value in values.items():
+            code = code.replace(f"@@{name}@@", str(value))
+        return code
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`, as the host sees them."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    frontier = [pid]
+    while frontier:
+        children = parents.get(frontier.pop(), [])
+        found.update(children)
+        frontier += children
+    return found
+
+
+def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:
+    try:
+        receive()
+    except BlockingIOError:
+        return True
+    return False
+
+
+def run_case(sandbox: Sandbox, case: Case, host: Surroundings) -> list[str]:
+    """Run one case and say everything that is wrong with what came of it."""
+    code = host.fill_in(case.code)
+    before = descendants(os.getpid())
+    began = time.monotonic()
+    # Built unchecked: what the service takes is its own matter, the sandbox stands more.
+    request = RunRequest.model_construct(
+        code=code, stdin=case.stdin, timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB
+    )
+    result = sandbox.run(request, case.id)
+    wall = time.monotonic() - began
+    faults = _compare(case, result, wall)
+    for name in case.expect.get("checks", []):
+        if not _check(name, sandbox, host, before):
+            faults.append(f"check {name} failed")
+    return [f"{case.id}: {fault} ({result!r:.600})" for fault in faults]
+
+
+def _statuses(result: RunResult) -> set[str]:
+    if result.outcome == "error":
+        return {"killed"} if (result.exit_code or 0) < 0 else {"runtime_error"}
+    return {result.outcome}
+
+
+def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
+    expect = case.expect
+    faults = []
+    wanted = set(expect["status_any"])
+    if not _statuses(result) & wanted:
+        faults.append(f"came out as {result.outcome}, wanted one of {sorted(wanted)}")
+    if expect.get("stdout_eq") is not None and result.stdout != expect["stdout_eq"]:
+        faults.append(f"printed {result.stdout!r:.200}, wanted {expect['stdout_eq']!r}")
+    if expect.get("stdout_has") is not None and expect["stdout_has"] not in result.stdout:
+        faults.append(f"did not print {expect['stdout_has']!r}")
+    for text in expect.get("stdout_lacks") or []:
+        if text in result.stdout:
+            faults.append(f"printed {text!r}")
+    if expect.get("wall_max_s") is not None and wall > expect["wall_max_s"]:
+        faults.append(f"took {wall:.1f} s")
+    return faults
+
+
+def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) -> bool:
+    """One host-side check.
+
+    Raises:
+        ValueError: the check is not known; a case that cannot be judged has not passed.
+    """
+    match name:
+        case "outside_clean":
+            return not any(host.outside.iterdir())
+        case "no_leftover":
+            places = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+            return not any((place / LEFTOVER).exists() for place in places) and _next_sees_nothing(sandbox)
+        case "secret_intact":
+            return host.secret.read_text() == SECRET
+        case "listener_untouched":
+            return _untouched(host.tcp, host.tcp.accept) and _untouched(host.unix, host.unix.accept)
+        case "udp_untouched":
+            return _untouched(host.udp, lambda: host.udp.recv(16))
+        case "no_survivors":
+            return len(descendants(os.getpid())) <= len(before) + 3
+        case "worker_ok":
+            return sandbox.run(RunRequest(code="print(6*7)"), "next").stdout == "42\n"
+        case "next_clean":
+            seen = "[k for k in os.environ if '/tmp/evil' in os.environ[k]], len([1]), math.pi"
+            code = f"import os, math\nprint({seen})"
+            return sandbox.run(RunRequest(code=code), "next").stdout.startswith("[] 1 3.14159")
+    raise ValueError(f"unknown check {name!r}")
+
+
+def _next_sees_nothing(sandbox: Sandbox) -> bool:
+    code = (
+        f"import os; print(any('{LEFTOVER}' in os.listdir(p) for p in ('/tmp', '/var/tmp', '/dev/shm', '.')))"
+    )
+    return sandbox.run(RunRequest(code=code), "next").stdout == "False\n"

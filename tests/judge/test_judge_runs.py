@@ -1,0 +1,156 @@
+"""What the native endpoints answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
+    answer = http.post("/v1/runs", json={"code": code, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_output_and_value_are_told_apart(http: httpx.Client) -> None:
+    result = run(http, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
+    assert (result["outcome"], result["stdout"], result["value"], result["exit_code"]) == (
+        "ok",
+        "out\n",
+        "42",
+        0,
+    )
+    assert result["stderr"] == "err\n"
+    assert result["wall_s"] > 0
+
+
+def test_none_is_no_value(http: httpx.Client) -> None:
+    assert run(http, "print(1)")["value"] is None
+
+
+def test_stdin_reaches_the_program(http: httpx.Client) -> None:
+    assert run(http, "print(sum(map(int, input().split())))", stdin="1 2 3\n")["stdout"] == "6\n"
+
+
+def test_an_exception_is_an_error_with_its_line(http: httpx.Client) -> None:
+    result = run(http, "from __future__ import annotations\nx = 1\n1 / 0")
+    assert result["outcome"] == "error"
+    assert result["exit_code"] == 1
+    assert "line 3" in result["stderr"]
+    assert "ZeroDivisionError" in result["stderr"]
+
+
+def test_exit_code_is_the_programs_own(http: httpx.Client) -> None:
+    result = run(http, "raise SystemExit(3)")
+    assert (result["outcome"], result["exit_code"]) == ("error", 3)
+
+
+def test_an_endless_loop_is_ended_at_its_limit(http: httpx.Client) -> None:
+    result = run(http, "while True: pass", timeout_s=0.5)
+    assert result["outcome"] == "timeout"
+    assert 0.5 <= result["wall_s"] < 0.9
+
+
+def test_too_much_memory_is_its_own_outcome(http: httpx.Client) -> None:
+    assert run(http, "x = bytearray(900 << 20)", memory_mb=256)["outcome"] == "memory"
+
+
+def test_long_output_is_cut_and_said_to_be(http: httpx.Client) -> None:
+    result = run(http, "print('x' * (3 << 20))")
+    assert result["stdout_truncated"]
+    assert len(result["stdout"]) == 1 << 20
+
+
+def test_files_of_one_run_are_gone_in_the_next(http: httpx.Client) -> None:
+    assert run(http, "open('left', 'w').write('1')")["outcome"] == "ok"
+    assert run(http, "import os\nprint(os.path.exists('left'))")["stdout"] == "False\n"
+
+
+def test_a_batch_keeps_its_order_and_a_bad_item_is_invalid_alone(http: httpx.Client) -> None:
+    items: list[object] = [{"code": "print(0)"}, {"code": 5}, {"code": "print(2)"}, "nonsense", {"cod": ""}]
+    results = http.post("/v1/runs/batch", json={"runs": items}).json()["results"]
+    assert [r["outcome"] for r in results] == ["ok", "invalid", "ok", "invalid", "invalid"]
+    assert [r["stdout"] for r in results] == ["0\n", "", "2\n", "", ""]
+    assert results[1]["stderr"].startswith("code:")
+    assert "cod:" in results[4]["stderr"]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"code": "\\ud800"}', "code"),
+        (b'{"code": "a\\u0000b"}', "code"),
+        (b'{"code": "1", "timeout_s": -1}', "timeout_s"),
+        (b'{"code": "1", "timeout_s": NaN}', "timeout_s"),
+        (b'{"code": "1", "stdin": 7}', "stdin"),
+        (b'{"code": "1", "memory_mb": "much"}', "memory_mb"),
+        (b'{"code": "1", "colour": 1}', "colour"),
+        (b'{"code": "' + b"a" * (2 << 20) + b'"}', "code"),
+        (b"{}", "code"),
+        (b"[]", "body"),
+        (b"{", "body"),
+        (b"[" * 100_000, "body"),
+        (b"\xff\xfe\x00", "body"),
+    ],
+)
+def test_a_bad_request_is_refused_by_the_name_of_its_field(
+    http: httpx.Client, body: bytes, field: str
+) -> None:
+    answer = http.post("/v1/runs", content=body)
+    assert 400 <= answer.status_code < 500
+    assert field in answer.json()["error"]
+
+
+def test_a_batch_beyond_the_limit_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/v1/runs/batch", json={"runs": [{"code": "1"}] * 1025})
+    assert answer.status_code == 422
+    assert "runs" in answer.json()["error"]
+
+
+def test_the_same_key_runs_once(http: httpx.Client) -> None:
+    code = "import time\nprint(time.time_ns())"
+    answers = [
+        http.post("/v1/runs", json={"code": code}, headers={"Idempotency-Key": "once"}).json()
+        for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["id"] == "once"
+
+
+def test_status_counts_what_was_run(http: httpx.Client) -> None:
+    before = http.get("/status").json()["outcomes"].get("ok", 0)
+    run(http, "1")
+    after = http.get("/status").json()
+    assert after["outcomes"]["ok"] == before + 1
+    assert len(after["workers"]) == 2
+    assert (after["queue"], after["num_workers"]) == (0, 2)
+
+
+def test_results_come_as_lines_when_asked_for(http: httpx.Client) -> None:
+    items: list[object] = [{"code": "import time; time.sleep(0.5); print(0)"}, {"code": "print(1)"}, {}]
+    headers = {"Accept": "application/x-ndjson"}
+    with http.stream("POST", "/v1/runs/batch", json={"runs": items}, headers=headers) as answer:
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert [line["index"] for line in lines][-1] == 0
+    assert {line["index"]: line["result"]["outcome"] for line in lines} == {0: "ok", 1: "ok", 2: "invalid"}
+
+
+def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> None:
+    run(http, "1")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        families = {f.name: f for f in text_string_to_metric_families(http.get("/metrics").text)}
+        seen = {s.name: s.value for s in families["judge_run_seconds"].samples}
+        if seen["judge_run_seconds_count"] > 0:
+            break
+        time.sleep(0.05)
+    assert seen["judge_run_seconds_count"] > 0
+    outcomes = {sample.labels["outcome"]: sample.value for sample in families["judge_runs"].samples}
+    assert outcomes["ok"] >= 1
+    assert families["judge_workers"].samples[0].value == 2
