@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 VERBS: dict[str, dict[str, str]] = {
+    "Measure": {
+        "grade": "Grade answers that were made elsewhere.",
+    },
     "Serve": {
         "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",

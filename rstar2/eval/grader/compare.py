@@ -16,6 +16,7 @@ from rstar2.eval.grader.nodes import (
     Node,
     Number,
     NumberSet,
+    Power,
     Product,
     Quantity,
     Quotient,
@@ -414,12 +415,16 @@ def _values(a: Node, b: Node) -> Outcome:
 
 
 def _with_letter_unit(node: Node) -> Node:
-    """5m as five metres, where the other side has a unit."""
+    """5m as five metres and 5m/s as a speed, where the other side has a unit."""
     match node:
-        case Product(factors=(*numbers, Symbol(name=name))) if units.measure(name) and not variables(
-            Product(tuple(numbers))
-        ):
-            return Quantity(Product(tuple(numbers)), name)
+        case Quotient(over=over, under=Symbol(name=name)) if units.measure(name):
+            speed = _with_letter_unit(over)
+            return Quantity(speed.value, f"{speed.unit} / {name}") if isinstance(speed, Quantity) else node
+        case Product(factors=(*numbers, last)):
+            base, power = (last.base, last.exponent) if isinstance(last, Power) else (last, number(1))
+            value = Product(tuple(numbers))
+            if isinstance(base, Symbol) and units.measure(base.name) and not variables(value):
+                return Quantity(value, f"{base.name}^{power.value}") if isinstance(power, Number) else node
     return node
 
 

@@ -44,6 +44,7 @@ _STATED = re.compile(
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _NUMBER = re.compile(
     r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
     r"(?![\w\]]*[\[(_])"
@@ -244,4 +245,7 @@ def _clean(answer: str | None) -> str | None:
     if len(cleaned) > 2 and cleaned[0] == cleaned[-1] == "'":
         cleaned = cleaned[1:-1]
     cleaned = re.sub(r"(?<=[^\\])(?<!\.\.)[.,;:]$|(?<=[^\\.])[,;:]+$", "", cleaned).strip()
+    inside = _ONE_FORMULA.fullmatch(cleaned)
+    if inside:
+        cleaned = next(part for part in inside.groups() if part is not None).strip()
     return cleaned[:MAX_ANSWER] or None

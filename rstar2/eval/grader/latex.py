@@ -86,7 +86,7 @@ _SILENT = re.compile(
 _THIN = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
-_SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,])")
+_SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
 _ENDS = re.compile(r"^[\s\"'`*]+|(?:[\s\"`*,;:]|\\\\|(?<!\.)\.)+$|(?<=\s)'+$")
 
 

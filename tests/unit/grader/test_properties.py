@@ -5,14 +5,20 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from cases import KINDS
+from grader_cases import KINDS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rstar2.eval.grader import GraderPool, extract_answer, grade
 
 ROWS = [row for rows in KINDS.values() for row in rows]
-PIECES = [r"\frac", r"\dfrac", r"\sqrt", r"{", r"}", r"(", r")", r"[", r"]", r"\{", r"\}", r",", r";", r"1", r"2", r"3", r"10", r"0", r"x", r"y", r"n", r"=", r"<", r">", r"\le", r"\in", r"\cup", r"\setminus", r"\pm", r"^", r"_", r"+", r"-", r"*", r"/", r"!", r"%", r"|", r"\circ", r"\text{", r"\begin{pmatrix}", r"\end{pmatrix}", r"\begin{cases}", r"&", r"\\", r"\pi", r"e", r"i", r"\infty", r"\sin", r"\log", r"\sum", r"\int", r"\lim", r"\left", r"\right", r".", r":", r"'", r"\boxed{", r"<answer>", r"$", r"\mathbb{R}", r"\overline", r"\binom", r"\pmod", r"cm", r"and", r"or", r"√", r"½", r"²", r"°", r"\emptyset", r"\ldots", r"\lfloor", r"\rfloor", r"\mid", r"\choose", r"f(", r"9^{9^", r"10^", r"degree", r"\det", r"\implies", r"__import__('os')", r"1e9", r"0.5", r".5", r"1,000", r"####", r"answer:"]
+TYPED = r"""
+    \frac \dfrac \sqrt { } ( ) [ ] \{ \} , ; 1 2 3 10 0 x y n = < > \le \in \cup \setminus \pm ^ _ + - * / ! % |
+    \circ \text{ \begin{pmatrix} \end{pmatrix} \begin{cases} & \\ \pi e i \infty \sin \log \sum \int \lim \left
+    \right . : ' \boxed{ <answer> $ \mathbb{R} \overline \binom \pmod cm and or √ ½ ² ° \emptyset \ldots \lfloor
+    \rfloor \mid \choose f( 9^{9^ 10^ degree \det \implies __import__('os') 1e9 0.5 .5 1,000 #### answer:
+"""
+PIECES = TYPED.split()
 soup = st.lists(st.sampled_from(PIECES), max_size=25).flatmap(
     lambda parts: st.sampled_from(["", " "]).map(lambda gap: gap.join(parts))
 )

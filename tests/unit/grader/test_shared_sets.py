@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import pytest
 
 from rstar2.eval.grader import GraderPool, grade
 
-SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).parents[3] / ".." / "shared"))
 CANARIES = Path("/tmp/rstar2-canary")
 
 
-def scored(name: str) -> list[dict]:
-    path = SHARED / "grading" / f"{name}.jsonl"
+def scored(shared: Path, name: str) -> list[dict]:
+    path = shared / "grading" / f"{name}.jsonl"
     if not path.exists():
         pytest.skip(f"{path} is not there")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -34,15 +32,15 @@ def misgraded(pool: GraderPool, rows: list[dict]) -> list[tuple[dict, str]]:
     return [(row, str(v)) for row, v in zip(rows, verdicts, strict=True) if v.correct != row["expected"]]
 
 
-def test_equivalence_cases(pool):
-    rows = scored("equivalence_dev")
+def test_equivalence_cases(pool, shared):
+    rows = scored(shared, "equivalence_dev")
     wrong = misgraded(pool, rows)
     assert len(wrong) <= 0.015 * len(rows), wrong
     assert sum(not row["expected"] for row, _ in wrong) <= 1, wrong
 
 
-def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool):
-    rows = scored("adversarial_dev")
+def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool, shared):
+    rows = scored(shared, "adversarial_dev")
     CANARIES.mkdir(exist_ok=True)
     before = set(CANARIES.iterdir())
     for row in rows:
@@ -54,5 +52,5 @@ def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool):
     assert len(misgraded(pool, rows)) <= 0.03 * len(rows)
 
 
-def test_metamorphic_cases(pool):
-    assert misgraded(pool, scored("math500_metamorphic_dev")) == []
+def test_metamorphic_cases(pool, shared):
+    assert misgraded(pool, scored(shared, "math500_metamorphic_dev")) == []
