@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rstar2.eval.grader import matrices, units
 from rstar2.eval.grader.equality import equal, proportional, variables
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Apply,
     Based,
@@ -34,6 +33,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.plusminus import flattened
 from rstar2.eval.grader.region import is_region, region_of, same_region
+from rstar2.eval.grader.values import NoValue
 
 MAX_ITEMS = 200
 """Longer lists are compared in order only."""

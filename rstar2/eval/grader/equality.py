@@ -14,8 +14,9 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from rstar2.eval.grader.evaluate import NoValue, Setting, Value, evaluate
+from rstar2.eval.grader.evaluate import evaluate
 from rstar2.eval.grader.nodes import CONSTANTS, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.values import NoValue, Setting, Value
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, cast
 
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Brackets,
     Listing,
@@ -19,6 +18,7 @@ from rstar2.eval.grader.nodes import (
     negative,
     walk,
 )
+from rstar2.eval.grader.values import NoValue
 
 MAX_SIGNS = 4
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Any
 
 from rstar2.eval.grader.equality import infinite, real_value
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Apply,
     Brackets,
@@ -22,6 +21,7 @@ from rstar2.eval.grader.nodes import (
     negative,
     number,
 )
+from rstar2.eval.grader.values import NoValue
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = Symbol("infinity")
