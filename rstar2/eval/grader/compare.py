@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rstar2.eval.grader import matrices, units
 from rstar2.eval.grader.equality import equal, proportional, variables
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Apply,
     Based,
@@ -16,6 +15,7 @@ from rstar2.eval.grader.nodes import (
     Node,
     Number,
     NumberSet,
+    Power,
     Product,
     Quantity,
     Quotient,
@@ -28,10 +28,12 @@ from rstar2.eval.grader.nodes import (
     Symbol,
     Text,
     negative,
+    number,
     walk,
 )
 from rstar2.eval.grader.plusminus import flattened
 from rstar2.eval.grader.region import is_region, region_of, same_region
+from rstar2.eval.grader.values import NoValue
 
 MAX_ITEMS = 200
 """Longer lists are compared in order only."""
@@ -285,6 +287,8 @@ def _same_name(a: Node, b: Node) -> bool:
 def _one_relation(a: Node, b: Node) -> Outcome:
     """A relation against something that is none: the name is dropped."""
     (name, left), (other, right) = _named(a), _named(b)
+    if name is None and other is None and isinstance(b, Relation) and _states_a_value(b):
+        return _compare(a, b.sides[-1])
     if name is None and other is None:
         approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
         if not approximate:
@@ -299,6 +303,12 @@ def _one_relation(a: Node, b: Node) -> Outcome:
         return _lists(_expanded(name, left) or left, _expanded(other, right) or right)
     outcome = _compare(left, right)
     return outcome if outcome[0] else (False, outcome[1])
+
+
+def _states_a_value(node: Relation) -> bool:
+    """Whether an equation says what an expression amounts to, as xy = 125 does and x^2 - 1 = 0 does not."""
+    value = node.sides[-1]
+    return set(node.operators) <= _EQUALS and not variables(value) and value != number(0)
 
 
 def _expanded(name: Node | None, value: Node) -> Node | None:
@@ -404,7 +414,22 @@ def _values(a: Node, b: Node) -> Outcome:
     return equal(a, b), rule
 
 
+def _with_letter_unit(node: Node) -> Node:
+    """5m as five metres and 5m/s as a speed, where the other side has a unit."""
+    match node:
+        case Quotient(over=over, under=Symbol(name=name)) if units.measure(name):
+            speed = _with_letter_unit(over)
+            return Quantity(speed.value, f"{speed.unit} / {name}") if isinstance(speed, Quantity) else node
+        case Product(factors=(*numbers, last)):
+            base, power = (last.base, last.exponent) if isinstance(last, Power) else (last, number(1))
+            value = Product(tuple(numbers))
+            if isinstance(base, Symbol) and units.measure(base.name) and not variables(value):
+                return Quantity(value, f"{base.name}^{power.value}") if isinstance(power, Number) else node
+    return node
+
+
 def _quantities(a: Node, b: Node) -> bool:
+    a, b = _with_letter_unit(a), _with_letter_unit(b)
     values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
     written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
     if len(written) < 2 or units.same_words(*written):

@@ -40,7 +40,8 @@ from rstar2.eval.grader.vocabulary import (
 )
 
 MAX_DEPTH = 40
-MAX_DIGITS = 5000
+MAX_DIGITS = 4000
+"""Below the length at which Python refuses to turn digits into an integer."""
 
 _FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
 _PAIRED = {
@@ -161,6 +162,8 @@ class ExpressionParser:
             raise ParseError("two numbers side by side")
         is_fraction = self._is("command", "frac")
         right = self._factor()
+        if whole and is_fraction and isinstance(right, Call) and _is_proper(right.args[0]):
+            return Call(right.name, (Sum((left, right.args[0])),))  # 33 1/3 %
         if whole and is_fraction and _is_proper(right):
             return Sum((left, right))
         return _times(left, right)
@@ -192,7 +195,7 @@ class ExpressionParser:
         known = DOTS | LETTERS | DECORATIONS | FUNCTIONS | _PAIRED.keys() | CONSTANTS.keys()
         return token.kind == "command" and (
             token.text in known
-            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "int", "|", "deg"}
+            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
             or (token.text == "begin" and self._matrix_name() is not None)
         )
 
@@ -285,7 +288,7 @@ class ExpressionParser:
             self._depth -= 1
             return node
         token = self._next
-        if token.kind == "number" and not whole_number and len(token.text) > 1:
+        if token.kind == "number" and not whole_number and len(token.text) > 1 and token.text.isdigit():
             self._tokens[self._at] = Token("number", token.text[1:])
             return numeral(token.text[0])
         if token.kind == "word" and len(token.text) > 1:
@@ -379,13 +382,13 @@ class ExpressionParser:
         args = self._arguments(")")
         return Apply(name, args)
 
-    def _arguments(self, closing: str) -> tuple[Node, ...]:
+    def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
         self._deeper()
         bars, self._bars = self._bars, 0
         args = [self.sum()]
         while self._accept("sign", ",", ";"):
             args.append(self.sum())
-        self._expect("sign", closing)
+        self._expect(kind, closing)
         self._bars = bars
         self._depth -= 1
         return tuple(args)
@@ -413,13 +416,15 @@ class ExpressionParser:
             return Symbol("dots")
         if name in {"overline", "bar", "dot"} and self._next.kind in {"number", "sign"} and self._repeats():
             return self._repeating("0")
+        if name == "underline":
+            return self._argument()
         if name in DECORATIONS:
             return Apply(name, (self._argument(),))
         if name in _PAIRED:
             return self._paired(*_PAIRED[name])
         if name == "|":
             return self._paired("|", "norm")
-        if name in {"sum", "prod"}:
+        if name in {"sum", "prod", "lim"}:
             return self._series(name)
         if name in {"int", "iint", "oint"}:
             return self._integral(name)
@@ -477,6 +482,8 @@ class ExpressionParser:
             return self._arguments(")")
         if self._accept("sign", "{"):
             return self._arguments("}")
+        if self._accept("command", "{"):
+            return self._arguments("}", kind="command")
         node = self._signed_factor()
         while self._starts_factor() and not self._starts_function() and not self._is("sign", "("):
             node = self._juxtaposed(node)
@@ -511,7 +518,7 @@ class ExpressionParser:
                 continue
             braced = self._accept("sign", "{")
             index = self._take().text
-            if self._accept("sign", "="):
+            if self._accept("sign", "=") or self._accept("command", "to", "rightarrow"):
                 low = self.sum()
             if braced:
                 self._expect("sign", "}")

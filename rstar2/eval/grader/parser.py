@@ -20,18 +20,22 @@ from rstar2.eval.grader.nodes import (
     NumberSet,
     Product,
     Quantity,
+    Quotient,
     Ratio,
     Relation,
     Residue,
     SetOf,
     SetOperation,
+    Sum,
     Symbol,
     Text,
+    negative,
     number,
     walk,
 )
 from rstar2.eval.grader.tokens import ParseError, Token, tokenize
-from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES
+from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, measure
+from rstar2.eval.grader.vocabulary import SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -47,6 +51,14 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _BETWEEN = {"and", "or", "or else", "and also", "and/or"}
 _LETTERED_NUMERAL = re.compile(r"([0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)")
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
+_PHRASES: dict[tuple[str, ...], Node] = {
+    ("all", "real", "number"): NumberSet("R"),
+    ("all", "real"): NumberSet("R"),
+    ("no", "solution"): SetOf(()),
+    ("no", "real", "solution"): SetOf(()),
+    ("empty", "set"): SetOf(()),
+}
+"""Words that name a set."""
 _SHOWN_PERIOD_CHARS = 60
 
 
@@ -59,15 +71,36 @@ def read(text: str) -> list[Node]:
 
 def understood(text: str) -> bool:
     """Whether a text reads as mathematics."""
-    return not isinstance(_read(text, True), Text)
+    try:
+        parse(text)
+    except (ParseError, RecursionError):
+        return False
+    return True
 
 
 def _read(text: str, thousands: bool) -> Node:
     try:
         return parse(text, thousands)
     except (ParseError, RecursionError):
+        value = _last_side(text, thousands)
+        if value is not None:
+            return value
         found = words(text[:MAX_CHARS])
+        if found in _PHRASES:
+            return _PHRASES[found]
         return Text(found, plain=all(word.isalpha() for word in found))
+
+
+def _last_side(text: str, thousands: bool) -> Node | None:
+    """The value at the end of an equation whose left side is outside the grammar."""
+    left, equals, right = text[:MAX_CHARS].rpartition("=")
+    if not equals or re.search(r"__|['\"!<>]\s*$|['\"]", left) or not left.strip("$ "):
+        return None
+    try:
+        value = parse(right, thousands)
+    except (ParseError, RecursionError):
+        return None
+    return Relation((Symbol("it"), value), ("=",))
 
 
 def parse(text: str, thousands: bool = True) -> Node:
@@ -89,6 +122,8 @@ def parse(text: str, thousands: bool = True) -> Node:
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
         return _with_period(shown[1], shown[2], shown[3])
+    if cleaned.lower() in SHORT_WORDS:
+        raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
     conclusion = max(
         (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
@@ -177,6 +212,10 @@ class AnswerParser(ExpressionParser):
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self.sum()
+        if self._accept("command", "choose"):
+            node = Call("binom", (node, self.sum()))
+        elif self._accept("command", "over"):
+            node = Quotient(node, self.sum())
         while self._next.kind == "command" and self._next.text in _SETS:
             kind = _SETS[self._take().text]
             node = SetOperation(kind, node, self.sum())
@@ -224,7 +263,19 @@ class AnswerParser(ExpressionParser):
             return Call("percent", (node,))
         if unit.lower() in DEGREES:
             return Call("degree", (node,))
+        if self._next.kind == "number":
+            return self._compound(Quantity(node, unit))
         return Quantity(node, unit)
+
+    def _compound(self, first: Quantity) -> Node:
+        """1 hour 30 minutes, in the first unit."""
+        second = self._side()
+        sizes = measure(first.unit), measure(second.unit) if isinstance(second, Quantity) else None
+        if not isinstance(second, Quantity) or not sizes[0] or not sizes[1] or sizes[0][1] != sizes[1][1]:
+            raise ParseError("two quantities that do not add up")
+        return Quantity(
+            Sum((first.value, Product((second.value, Number(sizes[1][0] / sizes[0][0]))))), first.unit
+        )
 
     def _scaled(self, node: Node) -> Node:
         while self._next.kind in {"word", "text"} and self._next.text.lower() in SCALES:
@@ -264,6 +315,11 @@ class AnswerParser(ExpressionParser):
 
     # --- brackets ---
 
+    def _grouped(self) -> Node:
+        braced = self._is("sign", "{")
+        node = super()._grouped()
+        return SetOf(node.items) if braced and isinstance(node, Listing) else node
+
     def bracketed(self) -> Node:
         """A group, tuple, list, interval or vector."""
         opening = self._take().text
@@ -296,8 +352,7 @@ class AnswerParser(ExpressionParser):
                 self._take()
                 return SetOf(())
             if token.text in {"R", "Z", "N", "Q", "C"}:
-                self._take()
-                return NumberSet(token.text)
+                return self._number_set()
             if token.text == "langle":
                 return self._vector()
             if token.text == "money":
@@ -307,6 +362,20 @@ class AnswerParser(ExpressionParser):
         if token.kind == "sign" and token.text == "]":
             return self.bracketed()
         return super()._primary()
+
+    def _number_set(self) -> Node:
+        name = self._take().text
+        if name == "R" and self._is("sign", "^", "_"):
+            ends: dict[str, tuple[Node, Node]] = {
+                "+": (number(0), Symbol("infinity")),
+                "-": (negative(Symbol("infinity")), number(0)),
+            }
+            for size in (1, 3):
+                written = "".join(token.text for token in self._tokens[self._at + 1 : self._at + 1 + size])
+                if written.strip("{}") in ends:
+                    self._at += 1 + size
+                    return Brackets("(", ")", ends[written.strip("{}")])
+        return NumberSet(name)
 
     def _vector(self) -> Node:
         self._take()
