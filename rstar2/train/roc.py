@@ -100,8 +100,8 @@ def _weighted(
 
 def _release_share(wrong: int, right: int, keep: int, settings: RocSettings) -> int:
     """How many wrong traces the release keeps, in [keep - right, wrong]; correct ones fill the rest of G."""
-    least_wrong = min(settings.min_zero_reward_trace_num, wrong)
-    least_right = min(settings.min_non_zero_reward_trace_num, right)
+    least_wrong = min(settings.min_zero_reward_trace_num, wrong, keep)
+    least_right = min(settings.min_non_zero_reward_trace_num, right, keep)
     n_wrong = max(round(wrong * keep / (wrong + right)), least_wrong)
     n_wrong = min(n_wrong, keep - least_right)
     return min(max(n_wrong, keep - right), wrong)
