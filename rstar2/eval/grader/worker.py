@@ -24,6 +24,7 @@ def main() -> None:
     )  # Ctrl-C reaches the whole group; the pool decides when to stop
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads what the first real comparison needs
     for line in sys.stdin.buffer:
         gold, pred = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
