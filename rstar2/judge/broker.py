@@ -17,7 +17,7 @@ from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from rstar2.judge import queue
@@ -90,7 +90,8 @@ class Broker:
             decode_responses=True,
             socket_timeout=5,
             socket_connect_timeout=2,
-            retry=Retry(NoBackoff(), 0),
+            # Everything said here may be said twice; connections of the pool may be older than the server.
+            retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
         )
         self.max_queued = max_queued
         self.depth = 0
@@ -105,6 +106,7 @@ class Broker:
         self.waiting_bytes = 0
         self.unsent: list[Ticket] = []
         self.dropped: list[str] = []
+        self.delivered: list[str] = []
         self.wake = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -177,7 +179,10 @@ class Broker:
             return
         if self.waiting.pop(ticket.id, None) is not None:
             self.waiting_bytes -= len(ticket.body)
-        if not ticket.result.done():
+        if ticket.result.done():
+            # Told to Redis with whatever is sent next.
+            self.delivered.append(ticket.id)
+        else:
             ticket.result.cancel()
             self.dropped.append(ticket.id)
             self.wake.set()
@@ -203,13 +208,14 @@ class Broker:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            while self.unsent or self.dropped:
+            while self.unsent or self.dropped or self.delivered:
                 await self._send_some()
 
     async def _send_some(self) -> None:
         taken = self.unsent[:PIPELINE]
         tickets = [ticket for ticket in taken if not ticket.result.done()]
         dropped = self.dropped[:PIPELINE]
+        delivered = self.delivered[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
         for ticket in tickets:
             pipe.eval(*ticket.enqueue_args())
@@ -217,11 +223,15 @@ class Broker:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
                 pipe.eval(*queue.cancel_args(run_id))
+        for run_id in delivered:
+            if run_id not in self.waiting:
+                pipe.expire(*queue.delivered_args(run_id))
         pipe.xlen(queue.TASKS)
         pipe.xlen(queue.RETURNED)
         answers = await pipe.execute()
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
+        del self.delivered[: len(delivered)]
         self.depth = answers[-1] + answers[-2]
         for ticket, (new, state) in zip(tickets, answers, strict=False):
             ticket.sent_at = time.monotonic()
@@ -261,6 +271,7 @@ class Broker:
         while True:
             before = self.finished
             await asyncio.sleep(SWEEP_S)
+            self.wake.set()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:

@@ -35,8 +35,10 @@ CANCELLED = "x"
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """How long a result can be asked for again by its id."""
+DELIVERED_TTL_S = 30
+"""The same once it was sent to whoever asked: their connection may have broken meanwhile."""
 CANCELLED_TTL_S = 600
-DONE_KEPT = 50_000
+DONE_KEPT = 10_000
 WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
@@ -214,6 +216,11 @@ def commit_args(task: Task, result: RunResult) -> Eval:
 def cancel_args(run_id: str) -> Eval:
     """Takes a queued program back; has its result dropped if it runs already."""
     return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S)
+
+
+def delivered_args(run_id: str) -> tuple[str, int]:
+    """The EXPIRE arguments for a result that was sent to whoever asked."""
+    return (state_key(run_id), DELIVERED_TTL_S)
 
 
 def give_back_args(task: Task) -> Eval:

@@ -14,7 +14,7 @@ could not finish it within its bounds; nothing is known about the program."""
 Isolation = Literal["strict", "landlock", "none"]
 
 MAX_CODE_BYTES = 1 << 20
-MAX_STDIN_BYTES = 8 << 20
+MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
 MAX_BATCH = 1024

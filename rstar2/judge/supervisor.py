@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -76,6 +77,8 @@ class Supervisor:
         """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
+        self.listener: socket.socket | None = None
+        """Held open for the HTTP processes to come."""
         self.url = ""
         self.names: dict[int, str] = {}
 
@@ -87,7 +90,7 @@ class Supervisor:
             Failure: a part did not come up.
         """
         settings = self.settings
-        listener = self._listen() if settings.api else None
+        self.listener = listener = self._listen() if settings.api else None
         self._start_queue()
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
@@ -127,7 +130,10 @@ class Supervisor:
 
     def _start_queue(self) -> None:
         if self.settings.redis_url is None:
-            self.embedded = EmbeddedRedis(self.folder / "redis", self.logs / "redis.log")
+            data = self.folder / "redis"
+            # What an earlier service left there nobody waits for; its clients ask again.
+            shutil.rmtree(data, ignore_errors=True)
+            self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             self.embedded.start()
             self.redis_url = self.embedded.url
             return

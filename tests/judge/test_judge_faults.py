@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from faults import descendants, parts, run_through, status
+from judge.faults import descendants, parts, run_through, status
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.embedded import EmbeddedRedis

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from faults import status
+from judge.faults import status
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.embedded import server_binary

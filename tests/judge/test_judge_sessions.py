@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from faults import parts
+from judge.faults import parts
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import CellRequest, SessionRequest

@@ -104,9 +104,11 @@ def _listeners(folder: Path) -> list[socket.socket]:
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(tcp.getsockname())
-    # Bound by a relative path where the full one is longer than an address may be.
     local, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    local.bind(os.path.relpath(folder / "local"))
+    # By way of a descriptor, because the full path may be longer than an address can be.
+    here = os.open(folder, os.O_PATH)
+    local.bind(f"/proc/self/fd/{here}/local")
+    os.close(here)
     os.chmod(folder / "local", 0o777)
     abstract.bind(f"\0rstar2-canary-{os.getpid()}-{id(tcp)}")
     for listener in (tcp, local, abstract):

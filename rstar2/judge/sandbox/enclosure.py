@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox import layout
+from rstar2.judge.sandbox import layout, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.plan import Plan, Start
@@ -19,9 +19,6 @@ from rstar2.judge.sandbox.weights import Weight
 
 _BUILD_S = 30.0
 _WARM_S = 120.0
-_HOST_UIDS = 1_879_048_192
-"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
-_UIDS = 65536
 
 
 class Lost(Exception):
@@ -47,8 +44,9 @@ class Enclosure:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[Weight, socket.socket] = {"bare": ours}
         self._warming: set[Weight] = set()
-        with theirs:
-            self._process = _launch(theirs.fileno())
+        self._log = Path(plan["log"])
+        with theirs, self._log.open("wb") as log:
+            self._process = _launch(theirs.fileno(), log)
         try:
             cgroup.add(self._process.pid)
             # The kernel should rather kill a program. Only root may ask for that.
@@ -75,8 +73,8 @@ class Enclosure:
             raise Failure(f"the jail did not start: {self._last_words() or 'no answer'}") from error
 
     def _last_words(self) -> str:
-        self._process.kill()
-        return (self._process.stderr.read() if self._process.stderr else b"").decode(errors="replace").strip()
+        """What the inside complained of."""
+        return self._log.read_text(errors="replace").strip()[-2000:]
 
     def grow(self, weight: Weight) -> None:
         """Start a zygote unless it is there; it gets warm while others work.
@@ -159,12 +157,12 @@ class Enclosure:
             self._process.wait(timeout=2.0)
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
 
 
-def _launch(fd: int) -> subprocess.Popen[bytes]:
+def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     start = (
         f"import sys; sys.path.insert(0, {layout.package_root()!r}); "
         f"from rstar2.judge.sandbox.inside.launch import main; main({fd})"
@@ -176,7 +174,7 @@ def _launch(fd: int) -> subprocess.Popen[bytes]:
         # Pipes, so that the interpreter's own streams are set up as programs will use them.
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         pass_fds=[fd],
     )
 
@@ -184,7 +182,7 @@ def _launch(fd: int) -> subprocess.Popen[bytes]:
 def _map_users(pid: int) -> dict[str, Any]:
     try:
         for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {_HOST_UIDS} {_UIDS}")
+            Path(f"/proc/{pid}/{kind}").write_text(f"0 {tiers.FIRST_OUTER_UID} {tiers.USERS}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

@@ -23,6 +23,8 @@ from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
 _MIB = 1 << 20
 _SIGKILL = 9
+_PROCESS_READERS = ("/proc", "psutil")
+"""Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
 _SLACK_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 
@@ -151,12 +153,15 @@ class Sandbox:
         self._key += 1
         assert self._cgroup is not None
         kills = self._cgroup.kills()
-        with Streams(request.stdin) as streams:
+        plan = self._built_plan()
+        owner = tiers.outer_uid(plan, tiers.program_uid(plan, 0))
+        with Streams(request.stdin, owner) as streams:
             code: str | None = request.code
             if len(request.code) > wire.MAX_MESSAGE // 8:
                 streams.add_text("code", request.code)
                 code = None
             order = self._order(code, streams, request.memory_mb)
+            order["own_space"] = any(word in request.code for word in _PROCESS_READERS)
             began = time.monotonic()
             jail.start(weight, order, streams.theirs)
             streams.sent()
@@ -196,6 +201,7 @@ class Sandbox:
             code=code,
             fds=streams.names,
             session=False,
+            own_space=False,
             uid=tiers.program_uid(plan, 0),
             memory_mb=memory_mb,
             place=plan["place"],
@@ -217,14 +223,15 @@ class Sandbox:
         cgroup = Cgroup()
         cgroup.limit_processes(tiers.PROCESSES + 8)
         cgroup.limit_memory(memory_mb * _MIB + _SLACK_BYTES)
-        streams = Streams("", theirs.detach())
+        uid = tiers.program_uid(jail.plan, slot)
+        streams = Streams("", tiers.outer_uid(jail.plan, uid), theirs.detach())
         for fd in cgroup.entrances():
             streams.add("group", fd)
         self._key += 1
         order = self._order(None, streams, memory_mb)
-        order["session"] = True
-        order["uid"] = tiers.program_uid(self._built_plan(), slot)
-        if order["uid"] < 0 and self.isolation != "strict":
+        order["session"] = order["own_space"] = True
+        order["uid"] = uid
+        if self.isolation != "strict":
             order["place"] = str(self._root / f"session{slot}")
             os.makedirs(order["place"], exist_ok=True)
         try:

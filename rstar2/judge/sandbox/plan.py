@@ -15,6 +15,8 @@ class Plan(TypedDict):
     """Enter a user namespace. Without one the zygotes stay the machine's root, though locked in."""
     root: str
     """Empty folder the new root is mounted on (strict)."""
+    log: str
+    """File for what the zygotes complain of."""
     place: str
     """Work folder of programs."""
     binds: list[str]
@@ -50,6 +52,8 @@ class Start(TypedDict):
     fds: list[str]
     """What each descriptor sent along is for: stdin, stdout, stderr, report, code, group (any number)."""
     session: bool
+    own_space: bool
+    """Give it a mount namespace with a scratch space and a /proc to itself, which takes milliseconds."""
     uid: int
     """User to become; -1: keep the zygote's."""
     memory_mb: int

@@ -16,7 +16,7 @@ from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import Weight
 from rstar2.judge.schema import MAX_OUTPUT_BYTES, Isolation, Outcome, RunResult
 
-_GRACE_S = 0.05
+_GRACE_S = 0.08
 """How long a cell may take to end after it was interrupted, before its whole session is killed."""
 _SEND_S = 5.0
 _DYING_S = 5.0

@@ -15,10 +15,15 @@ FLOOD_BYTES = 64 << 20
 
 
 class Stream:
-    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest."""
+    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest.
 
-    def __init__(self) -> None:
+    Args:
+        owner: see Streams.
+    """
+
+    def __init__(self, owner: int) -> None:
         self.fd, self.theirs = os.pipe2(os.O_CLOEXEC)
+        os.fchown(self.theirs, owner, -1)
         os.set_blocking(self.fd, False)
         self.forget()
 
@@ -68,15 +73,17 @@ class Streams:
 
     Args:
         stdin: text on standard input.
+        owner: the outer user who may open the pipes by name (/dev/stdin); -1 for the worker's.
         channel: a descriptor the process gets in place of the pipe for its value (a session's socket).
     """
 
-    def __init__(self, stdin: str, channel: int | None = None) -> None:
-        self.stdout, self.stderr = Stream(), Stream()
+    def __init__(self, stdin: str, owner: int, channel: int | None = None) -> None:
+        self._owner = owner
+        self.stdout, self.stderr = Stream(owner), Stream(owner)
         self.ours = {stream.fd: stream for stream in (self.stdout, self.stderr)}
         self.report: Stream | None = None
         if channel is None:
-            self.report = Stream()
+            self.report = Stream(owner)
             self.ours[self.report.fd] = self.report
             channel = self.report.theirs
         self._borrowed = [self.stdout.theirs, self.stderr.theirs, channel]
@@ -92,6 +99,7 @@ class Streams:
             fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         else:
             fd, writer = os.pipe2(os.O_CLOEXEC)
+            os.fchown(fd, self._owner, -1)
             os.write(writer, data)
             os.close(writer)
         self._borrowed.append(fd)

@@ -15,6 +15,9 @@ from rstar2.judge.schema import Isolation
 ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 """Weakest first."""
 PROCESSES = 128
+FIRST_OUTER_UID = 1_879_048_192
+"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
+USERS = 65536
 _SIGNAL_SCOPE_ABI = 6
 _NETWORK_ABI = 4
 
@@ -43,6 +46,7 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
         rooted=rooted,
         user_namespace=user_namespace,
         root=str(root / "mount"),
+        log=str(root / "zygotes.log"),
         place=jail.PLACE if strict else str(root / "box"),
         binds=binds,
         links=links,
@@ -68,10 +72,19 @@ def _filter(tier: Isolation, abi: int) -> bytes:
 
 
 def program_uid(plan: Plan, session: int) -> int:
-    """User of a program inside: 0 for plain runs, counted up for sessions; -1 where the tier has no users."""
+    """User of a program as the inside counts them; -1 where the tier has no users of its own.
+
+    Args:
+        session: 0 for plain runs, else the session's number.
+    """
     if plan["tier"] != "strict" or not plan["rooted"]:
         return -1
     return layout.PROGRAM_UID + session
+
+
+def outer_uid(plan: Plan, uid: int) -> int:
+    """The same user as the outside counts them."""
+    return uid + FIRST_OUTER_UID if uid >= 0 and plan["user_namespace"] else uid
 
 
 def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:

@@ -138,12 +138,15 @@ def test_output_of_a_cell_is_its_own(session: Session) -> None:
     assert flood.outcome == "output_limit"
 
 
-def test_a_word_forged_on_the_channel_reaches_no_other_session(session: Session, sandbox: Sandbox) -> None:
+def test_a_forged_word_reaches_no_other_session(session: Session, sandbox: Sandbox) -> None:
     other = sandbox.open_session(weight="bare")
-    cell(
-        session,
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'v' + bytes(4))\n    except OSError: pass",
-    )
+    forge = """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'v' + bytes(4))
+    except OSError: pass
+"""
+    cell(session, forge)
     assert cell(other, "6 * 7").value == "42"
     assert sandbox.run(RunRequest(code="print(6 * 7)"), "a").stdout == "42\n"
     other.close()

@@ -50,7 +50,7 @@ class Confinement:
         if self._strict:
             with open("/proc/self/oom_score_adj", "w") as score:
                 score.write("1000")
-        if start["session"]:
+        if start["own_space"]:
             landlock = self._own_space(start["place"])
         os.chdir(start["place"])
         self._limit(start["memory_mb"] * _MIB)
@@ -64,10 +64,11 @@ class Confinement:
             self._filter.load()
 
     def _own_space(self, place: str) -> kernel.Landlock | None:
-        """A session outlives the programs that run beside it, so it gets a scratch space to itself."""
+        """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
         if self._strict:
             kernel.unshare(kernel.CLONE_NEWNS)
             jail.mount_scratch(self._plan)
+            jail.mount_proc("/proc")
         return _landlock(self._plan, place)
 
     def _limit(self, memory: int) -> None:

@@ -106,11 +106,17 @@ def enter_root(plan: Plan) -> None:
     # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
     # pivoted to.
     kernel.mount(_STAGE, _STAGE, "", kernel.MS_BIND | kernel.MS_REC)
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    kernel.mount("proc", _STAGE + "/proc", "proc", flags, "hidepid=2,subset=pid")
+    mount_proc(_STAGE + "/proc")
     kernel.make_root(_STAGE)
+    kernel.set_host_name("box")
     mount_scratch(plan)
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+
+
+def mount_proc(place: str) -> None:
+    """Mount the /proc of this process's PID namespace, without what other users and the kernel show there."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", place, "proc", flags, "hidepid=2,subset=pid")
 
 
 def mount_scratch(plan: Plan) -> None:

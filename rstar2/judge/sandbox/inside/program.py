@@ -33,7 +33,7 @@ class Program:
         """Run it and leave this process with its exit code."""
         code = 1
         try:
-            code = wind_up(_run(self))
+            code = wind_up(_run(self), self.code)
         finally:
             leave(code)
 
@@ -162,7 +162,7 @@ def _write_source(path: str, source: str) -> None:
         return
 
 
-def wind_up(code: int) -> int:
+def wind_up(code: int, source: str = "") -> int:
     """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
     try:
         # Before the threads: if they never end, what was printed must be out already.
@@ -170,6 +170,10 @@ def wind_up(code: int) -> int:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         _run_exit_functions()
+        if "__del__" in source:
+            # What the interpreter does for all objects; for most it would only take time.
+            namespace = sys.modules["__main__"].__dict__
+            namespace.update({name: None for name in namespace if not name.startswith("__")})
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - as above

@@ -8,6 +8,7 @@ nothing. The libraries are not only imported but used once, because much of what
 from __future__ import annotations
 
 import gc
+import sys
 
 from rstar2.judge.sandbox.inside import kernel, program
 
@@ -20,6 +21,9 @@ def bare() -> None:
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
+    # As with a UTF-8 locale; the interpreter's UTF-8 mode alone is more lenient.
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(errors="strict")  # type: ignore[union-attr]
     # The first syntax tree makes the interpreter build the types of all its nodes.
     program.split("1\n1", "")
 
