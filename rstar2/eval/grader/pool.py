@@ -57,6 +57,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
+            process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
         )
 
     @property

@@ -21,9 +21,6 @@ MEMORY_BYTES = 2 << 30
 
 def main() -> None:
     timeout_s = float(sys.argv[1])
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the pool decides when to stop
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads what the first real comparison needs

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,27 @@ def test_closing_ends_gradings_that_are_under_way():
     assert [(verdict.verdict, verdict.rule) for verdict in seen] == [
         ("unparsed", "not verified: the pool is closed")
     ] * 4
+
+
+def test_workers_end_with_a_caller_that_was_killed():
+    code = "import time; from rstar2.eval.grader import GraderPool; pool = GraderPool(2)\n"
+    code += "print(*(worker.pid for worker in pool._all), flush=True); time.sleep(60)"
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+    assert caller.stdout is not None
+    pids = [int(pid) for pid in caller.stdout.readline().split()]
+    caller.kill()
+    caller.communicate(timeout=30)
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(pids) == 2
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_pool_refuses_sizes_that_mean_nothing():
