@@ -29,7 +29,11 @@ MAX_WAITING_BYTES = 2 << 30
 """Programs this process holds for the queue; from there on, new ones are answered 429."""
 PIPELINE = 256
 SWEEP_S = 3.0
+LONGEST_RETRY_S = 0.25
 RECENT = 2000
+CROWD = 32
+"""With more programs waited for than this, results are fetched several at a time."""
+CROWD_PAUSE_S = 0.008
 log = logging.getLogger(__name__)
 
 
@@ -52,19 +56,24 @@ class Ticket:
         run_id: its id.
         body: what the worker gets, as JSON.
         timeout_s: its own time limit.
-        stream: where it queues.
+        worker: the only one that can run it; None: any.
     """
 
-    def __init__(self, run_id: str, body: str, timeout_s: float, stream: str = queue.TASKS) -> None:
+    def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
         self.id = run_id
         self.body = body
-        self.stream = stream
+        self.worker = worker
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The result as JSON."""
         self.waiters = 0
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
+
+    def enqueue_args(self) -> queue.Eval:
+        if self.worker is None:
+            return queue.enqueue_args(self.id, self.body)
+        return queue.enqueue_cell_args(self.id, self.body, self.worker)
 
 
 class Broker:
@@ -186,7 +195,7 @@ class Broker:
                 await loop()
             except RedisError as error:
                 log.warning("redis: %s", error)
-                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, 1.0)
+                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
                 await asyncio.sleep(delay)
                 self.wake.set()
 
@@ -203,7 +212,7 @@ class Broker:
         dropped = self.dropped[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
         for ticket in tickets:
-            pipe.eval(*queue.enqueue_args(ticket.id, ticket.body, ticket.stream))
+            pipe.eval(*ticket.enqueue_args())
         for run_id in dropped:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
@@ -232,6 +241,8 @@ class Broker:
                 last = entries[-1][0]
                 await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
                 self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+            if len(self.waiting) > CROWD:
+                await asyncio.sleep(CROWD_PAUSE_S)
 
     def _count(self, times: list[tuple[float, float]]) -> None:
         self.finished += len(times)

@@ -6,6 +6,7 @@ Started by `service`; it ends, with everything it started, on SIGTERM or when it
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
@@ -24,13 +25,14 @@ import redis
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.logs import tail
+from rstar2.judge.logs import log_to_stderr, tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
 START_S = 30.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 TICK_S = 0.1
+log = logging.getLogger(__name__)
 
 
 class Part:
@@ -159,7 +161,7 @@ class Supervisor:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
         except redis.RedisError as error:
-            print(f"{time.strftime('%X')} could not bury {name}: {error}", file=sys.stderr, flush=True)
+            log.warning("could not bury %s: %s", name, error)
 
     def _wait(self, deadline: float) -> Ready:
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
@@ -207,7 +209,7 @@ class Supervisor:
         try:
             self.embedded.restart()
         except Failure as error:
-            print(f"{time.strftime('%X')} {error.message}", file=sys.stderr, flush=True)
+            log.error("%s", error.message)
 
     def _tell_restarts(self) -> None:
         if not self.restarts:
@@ -233,6 +235,7 @@ class Supervisor:
 
 
 def main() -> None:
+    log_to_stderr()
     settings = ServiceSettings.model_validate_json(sys.stdin.readline())
     supervisor = Supervisor(settings)
 
@@ -240,7 +243,6 @@ def main() -> None:
         supervisor.stopping = True
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             ready = supervisor.start()

@@ -121,7 +121,7 @@ def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
 def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:
     shown = CliRunner().invoke(app, ["jugde"])
     assert shown.exit_code == 2
-    assert "Did you mean judge?" in shown.output
+    assert "Did you mean judge" in shown.output
 
 
 def test_without_arguments_the_help_is_shown_and_the_version_is_one_line() -> None:

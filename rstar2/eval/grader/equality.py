@@ -14,8 +14,9 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from rstar2.eval.grader.evaluate import NoValue, Setting, Value, evaluate
+from rstar2.eval.grader.evaluate import evaluate
 from rstar2.eval.grader.nodes import CONSTANTS, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.values import NoValue, Setting, Value
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
@@ -157,7 +158,7 @@ def _agree(
     a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], *, real: bool
 ) -> bool:
     """Whether both have the same value at a point; where `real`, points at which one is not real do not count."""
-    first = _difference(a, b, point, reading, _LOW_DIGITS)
+    first = _difference(a, b, point, reading, real, _LOW_DIGITS)
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
@@ -166,7 +167,7 @@ def _agree(
     context = _context(_LOW_DIGITS)
     if low > context.mpf(10) ** -15 * max(scale, 1):
         return False
-    second = _difference(a, b, point, reading, _HIGH_DIGITS)
+    second = _difference(a, b, point, reading, real, _HIGH_DIGITS)
     if isinstance(second, bool):
         return second
     noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
@@ -174,12 +175,12 @@ def _agree(
 
 
 def _difference(
-    a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], digits: int
+    a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], real: bool, digits: int
 ) -> bool | tuple[Any, Any, bool]:
     """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
     context = _context(digits)
     degree, percent, natural_log = reading
-    setting = Setting(point, context, degree=degree, percent=percent, natural_log=natural_log)
+    setting = Setting(point, context, degree=degree, percent=percent, real=real, natural_log=natural_log)
     left, right = evaluate(a, setting), evaluate(b, setting)
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right or _rounds(a, right, setting) or _rounds(b, left, setting)

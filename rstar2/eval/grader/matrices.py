@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import Brackets, Matrix, Node, Number, Power, Product, Quotient, Sum, walk
+from rstar2.eval.grader.values import NoValue
 
 MAX_CELLS = 400
 Table = tuple[tuple[Node, ...], ...]

@@ -1,16 +1,9 @@
-"""The grammar of answers: what stands around arithmetic, such as lists, intervals, relations and units.
-
-`read` turns any text into a node and never fails: what the grammar does not know becomes `Text`, which only ever
-equals the same words.
-"""
+"""The grammar of answers: what stands around expressions, such as lists, intervals, relations and units."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-
-from rstar2.eval.grader.expression import ExpressionParser, based, is_unit_word
-from rstar2.eval.grader.latex import clean, words
+from rstar2.eval.grader.arithmetic import is_unit_word
+from rstar2.eval.grader.expression import ExpressionParser
 from rstar2.eval.grader.nodes import (
     Brackets,
     Call,
@@ -20,21 +13,20 @@ from rstar2.eval.grader.nodes import (
     NumberSet,
     Product,
     Quantity,
+    Quotient,
     Ratio,
     Relation,
     Residue,
     SetOf,
     SetOperation,
+    Sum,
     Symbol,
-    Text,
+    negative,
     number,
     walk,
 )
-from rstar2.eval.grader.tokens import ParseError, Token, tokenize
-from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES
-
-MAX_CHARS = 6000
-"""Longer answers are not understood."""
+from rstar2.eval.grader.tokens import ParseError, Token
+from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, measure
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -43,57 +35,7 @@ _OPERATORS = {
     "doteq": "~", "equiv": "=", "coloneqq": "=",
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
-_CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightarrow", "longrightarrow"}
 _BETWEEN = {"and", "or", "or else", "and also", "and/or"}
-_LETTERED_NUMERAL = re.compile(r"([0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)")
-_SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
-_SHOWN_PERIOD_CHARS = 60
-
-
-def read(text: str) -> list[Node]:
-    """What a text may mean: one reading, or two where a comma may group digits or separate numbers."""
-    return (
-        [_read(text, True), _read(text, False)] if re.search(r"\d,\d{3}(?!\d)", text) else [_read(text, True)]
-    )
-
-
-def understood(text: str) -> bool:
-    """Whether a text reads as mathematics."""
-    return not isinstance(_read(text, True), Text)
-
-
-def _read(text: str, thousands: bool) -> Node:
-    try:
-        return parse(text, thousands)
-    except (ParseError, RecursionError):
-        found = words(text[:MAX_CHARS])
-        return Text(found, plain=all(word.isalpha() for word in found))
-
-
-def parse(text: str, thousands: bool = True) -> Node:
-    """Read an answer.
-
-    Args:
-        text: LaTeX, plain text or Python-like mathematics, with or without `$`.
-        thousands: read 1,234 outside brackets as one number.
-
-    Raises:
-        ParseError: the text is outside the grammar, too long or too deep.
-    """
-    if len(text) > MAX_CHARS:
-        raise ParseError("too long")
-    cleaned = clean(text)
-    numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
-    if numeral:
-        return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
-    shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
-    if shown:
-        return _with_period(shown[1], shown[2], shown[3])
-    tokens = tokenize(cleaned, thousands)
-    conclusion = max(
-        (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
-    )
-    return AnswerParser(_unions(tokens[conclusion + 1 :])).answer()
 
 
 class AnswerParser(ExpressionParser):
@@ -177,6 +119,10 @@ class AnswerParser(ExpressionParser):
 
     def _set_expression(self) -> Node:
         node = self._named_side() or self.sum()
+        if self._accept("command", "choose"):
+            node = Call("binom", (node, self.sum()))
+        elif self._accept("command", "over"):
+            node = Quotient(node, self.sum())
         while self._next.kind == "command" and self._next.text in _SETS:
             kind = _SETS[self._take().text]
             node = SetOperation(kind, node, self.sum())
@@ -224,7 +170,19 @@ class AnswerParser(ExpressionParser):
             return Call("percent", (node,))
         if unit.lower() in DEGREES:
             return Call("degree", (node,))
+        if self._next.kind == "number":
+            return self._compound(Quantity(node, unit))
         return Quantity(node, unit)
+
+    def _compound(self, first: Quantity) -> Node:
+        """1 hour 30 minutes, in the first unit."""
+        second = self._side()
+        sizes = measure(first.unit), measure(second.unit) if isinstance(second, Quantity) else None
+        if not isinstance(second, Quantity) or not sizes[0] or not sizes[1] or sizes[0][1] != sizes[1][1]:
+            raise ParseError("two quantities that do not add up")
+        return Quantity(
+            Sum((first.value, Product((second.value, Number(sizes[1][0] / sizes[0][0]))))), first.unit
+        )
 
     def _scaled(self, node: Node) -> Node:
         while self._next.kind in {"word", "text"} and self._next.text.lower() in SCALES:
@@ -264,6 +222,11 @@ class AnswerParser(ExpressionParser):
 
     # --- brackets ---
 
+    def _grouped(self) -> Node:
+        braced = self._is("sign", "{")
+        node = super()._grouped()
+        return SetOf(node.items) if braced and isinstance(node, Listing) else node
+
     def bracketed(self) -> Node:
         """A group, tuple, list, interval or vector."""
         opening = self._take().text
@@ -296,8 +259,7 @@ class AnswerParser(ExpressionParser):
                 self._take()
                 return SetOf(())
             if token.text in {"R", "Z", "N", "Q", "C"}:
-                self._take()
-                return NumberSet(token.text)
+                return self._number_set()
             if token.text == "langle":
                 return self._vector()
             if token.text == "money":
@@ -307,6 +269,20 @@ class AnswerParser(ExpressionParser):
         if token.kind == "sign" and token.text == "]":
             return self.bracketed()
         return super()._primary()
+
+    def _number_set(self) -> Node:
+        name = self._take().text
+        if name == "R" and self._is("sign", "^", "_"):
+            ends: dict[str, tuple[Node, Node]] = {
+                "+": (number(0), Symbol("infinity")),
+                "-": (negative(Symbol("infinity")), number(0)),
+            }
+            for size in (1, 3):
+                written = "".join(token.text for token in self._tokens[self._at + 1 : self._at + 1 + size])
+                if written.strip("{}") in ends:
+                    self._at += 1 + size
+                    return Brackets("(", ")", ends[written.strip("{}")])
+        return NumberSet(name)
 
     def _vector(self) -> Node:
         self._take()
@@ -343,24 +319,6 @@ class AnswerParser(ExpressionParser):
         return None
 
 
-def _unions(tokens: list[Token]) -> list[Token]:
-    """A capital U between two brackets is a union sign."""
-    joined = list(tokens)
-    for i in range(1, len(tokens) - 1):
-        if (
-            tokens[i].text in {"U", "u"}
-            and tokens[i - 1].text in {")", "]", "}"}
-            and tokens[i + 1].text in {"(", "[", "{"}
-        ):
-            joined[i] = Token("command", "cup")
-    return joined
-
-
 def _is_row(item: Node, opening: str) -> bool:
     """Whether [item] is a matrix of one row rather than a group."""
     return opening == "[" and isinstance(item, Brackets) and item.opening == "["
-
-
-def _with_period(whole: str, fixed: str, period: str) -> Node:
-    start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))

@@ -6,7 +6,6 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any, cast
 
-from rstar2.eval.grader.evaluate import NoValue
 from rstar2.eval.grader.nodes import (
     Brackets,
     Listing,
@@ -14,10 +13,12 @@ from rstar2.eval.grader.nodes import (
     PlusMinus,
     Relation,
     SetOf,
+    SetOperation,
     Sum,
     negative,
     walk,
 )
+from rstar2.eval.grader.values import NoValue
 
 MAX_SIGNS = 4
 
@@ -43,6 +44,10 @@ def _opened(node: Node) -> list[Node]:
         return [part for value in values.items for part in _opened(Relation((name, value), ("=",)))]
     if isinstance(node, SetOf):
         return [flattened(node)]
+    if isinstance(node, SetOperation) and node.kind == "union":
+        left, right = (flattened(side) for side in (node.left, node.right))
+        if isinstance(left, SetOf) and isinstance(right, SetOf):
+            return [SetOf((*left.items, *right.items))]
     return _both(node)
 
 
@@ -73,4 +78,7 @@ def _chosen(node: Any, signs: list[int]) -> Node:
         return cast(Node, tuple(_chosen(part, signs) for part in node))
     if not hasattr(node, "__dataclass_fields__"):
         return cast(Node, node)
-    return replace(node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)})
+    changed: Any = replace(
+        node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)}
+    )
+    return cast(Node, changed)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rstar2.eval.grader.equality import real_value
-from rstar2.eval.grader.evaluate import NoValue
+from rstar2.eval.grader.equality import infinite, real_value
 from rstar2.eval.grader.nodes import (
     Apply,
     Brackets,
@@ -22,6 +21,7 @@ from rstar2.eval.grader.nodes import (
     negative,
     number,
 )
+from rstar2.eval.grader.values import NoValue
 
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = Symbol("infinity")
@@ -65,10 +65,10 @@ def is_region(node: Node) -> bool:
             return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}
         case SetOperation() | NumberSet():
             return True
+        case Relation(sides=sides, operators=("in",)):
+            return is_region(sides[1]) or isinstance(sides[1], Brackets)
         case Relation(operators=operators):
-            return (
-                any(operator in _FLIPPED and operator != "=" for operator in operators) or "in" in operators
-            )
+            return any(operator in _FLIPPED and operator != "=" for operator in operators)
         case Listing(items=items):
             return all(is_region(item) for item in items)
     return False
@@ -161,8 +161,7 @@ def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
 
 def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
     bottom, top = real_value(low), real_value(high)
-    infinite = abs(bottom) == abs(bottom) + 1, abs(top) == abs(top) + 1
-    return Piece(bottom, top, has_low and not infinite[0], has_high and not infinite[1])
+    return Piece(bottom, top, has_low and not infinite(low), has_high and not infinite(high))
 
 
 def _normal(pieces: list[Piece]) -> Region:
@@ -207,4 +206,5 @@ def _complement(region: Region) -> Region:
 
 
 def _close(a: Any, b: Any) -> bool:
-    return bool(a == b or abs(a - b) <= max(abs(a), abs(b)) * type(a)(10) ** -30)
+    size = max(abs(a), abs(b))
+    return bool(a == b or (size < type(a)("inf") and abs(a - b) <= size * type(a)(10) ** -30))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rstar2.eval.grader.vocabulary import COMMANDS
+
 MAX_TOKENS = 1500
 """Longer answers are not understood; the longest real ones have some two hundred tokens."""
 
@@ -37,6 +39,8 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
+_UNIT_LETTERS = frozenset("mgshlL")
+"""Letters that are units where they stand upright after a number."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 
 
@@ -71,19 +75,35 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         kind = match.lastgroup or ""
         if kind == "wrap":
             content, position = _group(cleaned, position)
-            tokens.extend(_wrapped(match.group(), content, spaced))
+            after_value = bool(tokens) and (
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
+            )
+            tokens.extend(_wrapped(match.group(), content, spaced, after_value))
             continue
         depth += _depth_change(match.group())
-        tokens.append(_token(kind, match.group(), spaced))
+        token = _token(kind, match.group(), spaced)
+        if kind == "command":
+            name, glued = _unglued(token.text)
+            tokens.append(Token("command", name, spaced))
+            if glued:
+                tokens.append(Token("word", glued))
+        else:
+            tokens.append(token)
     return tokens
 
 
 def _token(kind: str, text: str, spaced: bool) -> Token:
     if kind == "set":
         return Token("command", text.rstrip("} ")[-1], spaced)
-    if kind == "command":
-        return Token("command", text[1:], spaced)
-    return Token(kind, text, spaced)
+    return Token(kind, text[1:] if kind == "command" else text, spaced)
+
+
+def _unglued(name: str) -> tuple[str, str]:
+    """A command and the letters that were glued to it when spaces were lost, as in \\cotx."""
+    if name in COMMANDS or len(name) < 3:
+        return name, ""
+    known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
+    return (known, name[len(known) :]) if known and len(name) - len(known) <= 2 else (name, "")
 
 
 def _depth_change(text: str) -> int:
@@ -105,12 +125,12 @@ def _group(text: str, start: int) -> tuple[str, int]:
     return text[start:], len(text)
 
 
-def _wrapped(command: str, content: str, spaced: bool) -> list[Token]:
+def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> list[Token]:
     """The tokens of a wrapper such as \\text{...}: words stay together, anything else is read as mathematics."""
     stripped = content.strip()
     if not stripped:
         return []
-    if _WORDS.fullmatch(stripped) and (len(stripped) > 1):
+    if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
         return [Token("text", stripped, spaced)]
     inner = tokenize(stripped)
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):

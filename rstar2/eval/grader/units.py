@@ -18,9 +18,9 @@ _TABLE: dict[str, tuple[str, str]] = {
     "ft foot feet": ("inch", "12"),
     "yd yard": ("inch", "36"),
     "mi mile": ("inch", "63360"),
-    "sec second": ("second", "1"),
+    "s sec second": ("second", "1"),
     "min minute": ("second", "60"),
-    "hr hour": ("second", "3600"),
+    "h hr hour": ("second", "3600"),
     "day": ("second", "86400"),
     "week": ("second", "604800"),
     "month": ("month", "1"),
@@ -32,7 +32,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "lb pound": ("ounce", "16"),
     "ton": ("ton", "1"),
     "ml milliliter millilitre": ("litre", "1/1000"),
-    "liter litre": ("litre", "1"),
+    "l liter litre": ("litre", "1"),
     "cup": ("cup", "1"),
     "pint": ("cup", "2"),
     "quart": ("cup", "4"),
@@ -66,7 +66,7 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-_AMBIGUOUS = frozenset({"m", "g", "am", "pm", "in", "mi", "min", "sec", "cu"})
+_AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
 """Read as variables or functions unless they stand in `\\text{}`."""
 _PLAIN = frozenset({"unit", "sq unit"})
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
@@ -77,6 +77,8 @@ def is_unit(word: str) -> bool:
     """Whether a bare run of letters after a number is a unit, and not a product of variables."""
     lowered = word.lower()
     named = DEGREES | PERCENTS | SCALES.keys() | _SPEEDS.keys() | _AREA.keys()
+    if word in {"AM", "PM"}:
+        return True
     return lowered not in _AMBIGUOUS and (lowered in named or _lookup(lowered) is not None)
 
 

@@ -41,10 +41,31 @@ DOTS = _set("ldots dots cdots dotsc dotsb vdots ddots")
 DECORATIONS = _set("vec hat bar tilde overline overrightarrow underline widehat dot")
 MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix array")
 
-NOT_NAMES = _set(
-    "end item over choose lim limsup liminf hline boxed stackrel overset underset frac sqrt binom"
-)
+NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
 """Commands that need something, and so are no names by themselves."""
+
+COMMANDS = (
+    FUNCTIONS
+    | LETTERS
+    | CONSTANTS.keys()
+    | DOTS
+    | DECORATIONS
+    | NOT_NAMES
+    | _set("""
+    cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
+    doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
+    rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
+    bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
+    top
+""")
+)
+"""Every command the grammar reads, to tell one from a command with a letter glued to it."""
+
+SHORT_WORDS = _set("""
+    yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
+    oct nov dec red bob sam tom jim joe ann amy
+""")
+"""Words of up to three letters that, standing alone, are words and not products of variables."""
 
 NUMBER_WORDS = {
     word: value + 2
