@@ -3,9 +3,8 @@
     python benchmarks/eval_driver.py                     two rounds of both, 256 in flight
     python benchmarks/eval_driver.py --samples 20000     one long run; is memory flat?
 
-Both send the same requests to `token_server.py`. The generator speaks HTTP over plain sockets and does nothing
-with the answers but count their tokens; the evaluation parses calls, runs tools, grades, writes traces and
-statistics.
+Both send the same requests to `token_server.py`. The generator speaks HTTP over plain sockets and only counts
+the tokens of the answers; the evaluation parses calls, runs tools, grades, writes traces and statistics.
 """
 
 from __future__ import annotations
