@@ -88,13 +88,13 @@ class _Lab:
         """Stage 0: make the model and the flawed traces, and fine-tune."""
         folder = self._run.path / "sft"
         title = "stage 0: SFT"
+        traces = self._demo.traces
+        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
+        self._board.begin("sft", title, steps)
         if is_done(folder):
             self._board.end("sft", "done before")
             return folder / "model"
-        traces = self._demo.traces
         data = self._run.path / "data" / "sft.parquet"
-        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
-        self._board.begin("sft", title, steps)
         watch = Stopwatch(folder / "train_s.json")
         base = self._base()
         if not data.exists():

@@ -243,7 +243,6 @@ def main() -> None:
         supervisor.stopping = True
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             ready = supervisor.start()

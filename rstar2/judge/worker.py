@@ -82,7 +82,8 @@ def main() -> None:
         threading.Thread(target=desk.stop).start()
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tier = settings.isolation
     try:
         work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), desk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -30,12 +31,17 @@ class Lost(Exception):
 class Enclosure:
     """Builds a jail from a plan and speaks with its zygotes.
 
+    Args:
+        cgroup: limits the programs; the zygotes live in it too, so that a fork is in it at once.
+        nursery: where zygotes get warm; what they load stays counted there, not as a program's memory.
+
     Raises:
         Failure: the machine refuses what the plan asks for; the message says what.
     """
 
-    def __init__(self, plan: Plan, cgroup: Cgroup) -> None:
+    def __init__(self, plan: Plan, cgroup: Cgroup, nursery: Cgroup) -> None:
         self.plan = plan
+        self._cgroup, self._nursery = cgroup, nursery
         self.ended: dict[int, dict[str, Any]] = {}
         """Reports of sessions that ended while nobody was waiting for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,11 +78,6 @@ class Enclosure:
         self._process.kill()
         return (self._process.stderr.read() if self._process.stderr else b"").decode(errors="replace").strip()
 
-    @property
-    def warming(self) -> int:
-        """How many zygotes were started and not yet waited for."""
-        return len(self._warming)
-
     def grow(self, weight: Weight) -> None:
         """Start a zygote unless it is there; it gets warm while others work.
 
@@ -89,8 +90,14 @@ class Enclosure:
         ours.settimeout(_WARM_S)
         self._sockets[weight] = ours
         self._warming.add(weight)
-        with theirs:
-            self._send("bare", {"do": "grow", "weight": weight}, (theirs.fileno(),))
+        there, back = self._nursery.entrances(), self._cgroup.entrances()
+        try:
+            order = {"do": "grow", "weight": weight, "groups": len(there)}
+            self._send("bare", order, (theirs.fileno(), *there, *back))
+        finally:
+            theirs.close()
+            for fd in there + back:
+                os.close(fd)
 
     def control(self, weight: Weight) -> socket.socket:
         """The socket of a zygote that is ready.

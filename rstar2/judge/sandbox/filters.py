@@ -70,7 +70,12 @@ _OPTIMISE, _AS_TREE = 8, 2
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
+    """libseccomp's Python binding.
+
+    Raises:
+        Failure: the shared library is not installed.
+    """
     try:
         import pyseccomp
     except (RuntimeError, OSError, ImportError) as error:
@@ -91,7 +96,7 @@ def compile_filter(*, processes: bool, signals: bool) -> bytes:
     Raises:
         Failure: libseccomp is not installed.
     """
-    lib = _library()
+    lib = library()
     rules = lib.SyscallFilter(lib.ERRNO(errno.ENOSYS))
     rules.set_attr(_OPTIMISE, _AS_TREE)
     eperm = lib.ERRNO(errno.EPERM)

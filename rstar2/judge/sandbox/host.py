@@ -22,8 +22,7 @@ from rstar2.judge.sandbox.weights import GROWN, Weight, weigh
 from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
 _MIB = 1 << 20
-_WARMING_BYTES = 1024 * _MIB
-"""What a zygote may take while it warms, beyond what the programs beside it may."""
+_SIGKILL = 9
 _SLACK_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 
@@ -54,10 +53,10 @@ class Sandbox:
         self._wanted = [name for name in wanted if tiers.ORDER.index(name) >= least]
         self._plan: Plan | None = None
         self._cgroup: Cgroup | None = None
+        self._nursery: Cgroup | None = None
         self._jail: Enclosure | None = None
         self._wants_warm = False
         self._key = 0
-        self._kills = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
 
@@ -112,10 +111,9 @@ class Sandbox:
         return self._plan
 
     def _build(self) -> Enclosure:
-        self._cgroup = Cgroup()
-        self._jail = Enclosure(self._built_plan(), self._cgroup)
+        self._cgroup, self._nursery = Cgroup(), Cgroup()
+        self._jail = Enclosure(self._built_plan(), self._cgroup, self._nursery)
         self._cgroup.limit_processes(tiers.PROCESSES + 64)
-        self._kills = 0
         self._baseline = self._cgroup.used()
         if self._wants_warm:
             self.warm()
@@ -151,6 +149,8 @@ class Sandbox:
         weight = weigh(request.code)
         self._ready(jail, weight, request.memory_mb)
         self._key += 1
+        assert self._cgroup is not None
+        kills = self._cgroup.kills()
         with Streams(request.stdin) as streams:
             code: str | None = request.code
             if len(request.code) > wire.MAX_MESSAGE // 8:
@@ -162,10 +162,11 @@ class Sandbox:
             streams.sent()
             end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s)
             wall = time.monotonic() - began
+            killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
             if not end.clean:
                 self._drop_jail()
             kind, text = streams.reported()
-            outcome = self._outcome(end, kind)
+            outcome = _outcome(end, for_memory=killed or kind == "m")
             return RunResult(
                 id=run_id,
                 outcome=outcome,
@@ -181,15 +182,11 @@ class Sandbox:
             )
 
     def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> None:
-        """Wait for the zygote, and set the jail's memory limit to what is used now and the program's."""
+        """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
         cgroup = self._cgroup
         assert cgroup is not None
-        before = jail.warming
         jail.control(weight)
-        if jail.warming != before:
-            self._baseline = cgroup.used()
-        room = memory_mb * _MIB + _SLACK_BYTES + jail.warming * _WARMING_BYTES
-        cgroup.limit_memory(self._baseline + room)
+        cgroup.limit_memory(self._baseline + memory_mb * _MIB + _SLACK_BYTES)
 
     def _order(self, code: str | None, streams: Streams, memory_mb: int) -> Start:
         plan = self._built_plan()
@@ -203,19 +200,6 @@ class Sandbox:
             memory_mb=memory_mb,
             place=plan["place"],
         )
-
-    def _outcome(self, end: Ending, kind: str) -> Outcome:
-        if end.verdict is not None:
-            return end.verdict
-        if end.exit_code == 0:
-            return "ok"
-        return "memory" if kind == "m" or self._was_killed_for_memory(end) else "error"
-
-    def _was_killed_for_memory(self, end: Ending) -> bool:
-        if end.exit_code != -9 or self._cgroup is None:
-            return False
-        kills, self._kills = self._kills, self._cgroup.kills()
-        return self._kills > kills
 
     def open_session(self, memory_mb: int = 1024, weight: Weight = "full") -> Session:
         """Start a process that keeps its state from cell to cell.
@@ -266,10 +250,20 @@ class Sandbox:
             self._jail = None
         for session in list(self._sessions.values()):
             session.end("the jail it lived in is gone")
-        if self._cgroup is not None:
-            self._cgroup.close()
-            self._cgroup = None
+        for cgroup in (self._cgroup, self._nursery):
+            if cgroup is not None:
+                cgroup.close()
+        self._cgroup = self._nursery = None
 
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
+
+
+def _outcome(end: Ending, *, for_memory: bool) -> Outcome:
+    """What a program's end amounts to; want of memory is believed only of a program that failed."""
+    if end.verdict is not None:
+        return end.verdict
+    if end.exit_code == 0:
+        return "ok"
+    return "memory" if for_memory else "error"

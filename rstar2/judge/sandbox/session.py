@@ -6,6 +6,7 @@ import select
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rstar2.judge.sandbox.attend import Ending, ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
@@ -18,6 +19,7 @@ from rstar2.judge.schema import MAX_OUTPUT_BYTES, Isolation, Outcome, RunResult
 _GRACE_S = 0.05
 """How long a cell may take to end after it was interrupted, before its whole session is killed."""
 _SEND_S = 5.0
+_DYING_S = 5.0
 
 
 class Session:
@@ -47,9 +49,23 @@ class Session:
     @property
     def alive(self) -> bool:
         """Whether the process that holds the state is still there."""
-        if not self.reason and self._key in self._jail.ended:
-            self._mourn(ending(self._jail.ended.pop(self._key), None))
+        if not self.reason:
+            try:
+                report = self._jail.ended.pop(self._key, None) or self._hear()
+            except Lost as error:
+                self.end(f"the session was lost: {error}")
+                return False
+            if report is not None:
+                self._mourn(ending(report, None))
         return not self.reason
+
+    def _hear(self) -> dict[str, Any] | None:
+        """The report of this session's end, if its zygote has sent it already."""
+        control = self._jail.control(self._weight)
+        while select.select([control], [], [], 0)[0]:
+            if (report := self._jail.listen(self._weight, self._key)) is not None:
+                return report
+        return None
 
     @property
     def _isolation(self) -> Isolation:
@@ -73,12 +89,17 @@ class Session:
     def _run(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult:
         data = code.encode()
         self._channel.settimeout(_SEND_S)
-        self._channel.sendall(b"c" + len(data).to_bytes(HEADER - 1, "big") + data)
+        try:
+            self._channel.sendall(b"c" + len(data).to_bytes(HEADER - 1, "big") + data)
+        except BrokenPipeError:
+            # It ended just now, and its zygote is about to say how.
+            self._mourn(self._await_end())
+            return self._lost(cell_id)
         deadline = began + timeout_s
         message, interrupted, final = self._wait(deadline)
         if message is None and final is None:
             self._jail.tell(self._weight, "kill", self._key)
-            final = wait_for_end(self._jail, self._weight, self._key, self._streams, time.monotonic() + 5.0)
+            final = self._await_end()
         self._streams.drain()
         wall = time.monotonic() - began
         kind, text = message or ("", "")
@@ -147,6 +168,11 @@ class Session:
                     elif (word := _parse(received)) is not None:
                         return word, limit, None
 
+    def _await_end(self) -> Ending:
+        """Wait until the process, which was killed or is dying, has ended."""
+        deadline = time.monotonic() + _DYING_S
+        return wait_for_end(self._jail, self._weight, self._key, self._streams, deadline)
+
     def _cpu_of_cell(self, final: Ending | None) -> float:
         """Processor seconds since the last cell, as the kernel counted them."""
         if final is None:
@@ -179,7 +205,7 @@ class Session:
             return
         try:
             self._jail.tell(self._weight, "kill", self._key)
-            wait_for_end(self._jail, self._weight, self._key, self._streams, time.monotonic() + 5.0)
+            self._await_end()
         except Lost as error:
             self.end(f"the session was lost: {error}")
             return

@@ -13,33 +13,34 @@ from rstar2.judge.sandbox.inside import program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 SIGINT = 2
 HEADER = 5
 """Bytes before each message on the channel: a kind, and the length of what follows, big-endian."""
 
 
-class Session:
-    def __init__(self, channel_fd: int, place: str) -> None:
-        self.channel_fd, self.place = channel_fd, place
-
-
 class _Ended(Exception):
     """The worker closed the channel."""
 
 
-def main(session: Session) -> None:
-    """Run cells until the channel closes or a cell leaves. Never returns."""
-    code = 0
-    try:
-        _Cells(session).serve()
-    except _Ended:
+class Session:
+    """The channel cells come and go on, and the work folder."""
+
+    def __init__(self, channel_fd: int, place: str) -> None:
+        self.channel_fd, self.place = channel_fd, place
+
+    def run(self) -> NoReturn:
+        """Run cells until the channel closes or a cell leaves, then leave this process."""
         code = 0
-    except SystemExit as leaving:
-        code = program.wind_up(program.exit_code(leaving.code))
-    finally:
-        program.leave(code)
+        try:
+            _Cells(self).serve()
+        except _Ended:
+            code = 0
+        except SystemExit as leaving:
+            code = program.wind_up(program.exit_code(leaving.code))
+        finally:
+            program.leave(code)
 
 
 class _Cells:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import sys
 
-from rstar2.judge.sandbox.inside import jail, kernel, wire, zygote
+from rstar2.judge.sandbox.inside import cells, jail, kernel, program, wire, zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
 
 
 def main(control_fd: int) -> None:
-    """Build what the plan says and serve on the control socket until it closes."""
+    """Build the jail, serve, and in each process forked for a program, run it."""
+    task = _serve(control_fd)
+    # The frames of what served are gone by now: a program that looks up its stack finds its own order only.
+    if task is not None:
+        task.run()
+
+
+def _serve(control_fd: int) -> program.Program | cells.Session | None:
+    """Build what the plan says and serve on the control socket until it closes. None: nothing to run."""
     control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
     os.close(control_fd)
     # Programs get their descriptors as 0 to 3, so nothing of ours may ever lie there.
@@ -32,14 +40,14 @@ def main(control_fd: int) -> None:
     try:
         if plan["tier"] == "strict":
             if jail.enter_namespaces(plan, lambda: _ask_for_mapping(control)):
-                return
+                return None
             jail.enter_root(plan)
         zygote.prepare(plan)
     except OSError as error:
         wire.send(control, {"failed": str(error)})
-        return
+        return None
     wire.send(control, {"ready": True})
-    zygote.main(plan, control)
+    return zygote.serve(plan, control)
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:

@@ -23,20 +23,19 @@ _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
 _exit, _write, _run_exit_functions = os._exit, os.write, atexit._run_exitfuncs
 
 
-class Task:
+class Program:
     """One program: its source, the descriptor for its value, and its work folder."""
 
     def __init__(self, code: str, report_fd: int, place: str) -> None:
         self.code, self.report_fd, self.place = code, report_fd, place
 
-
-def main(task: Task) -> None:
-    """Run the program and leave this process with its exit code. Never returns."""
-    code = 1
-    try:
-        code = wind_up(_run(task))
-    finally:
-        leave(code)
+    def run(self) -> NoReturn:
+        """Run it and leave this process with its exit code."""
+        code = 1
+        try:
+            code = wind_up(_run(self))
+        finally:
+            leave(code)
 
 
 def leave(code: int) -> NoReturn:
@@ -99,22 +98,22 @@ def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
     return None if last is None else eval(last, namespace)
 
 
-def _run(task: Task) -> int:
-    path = f"{task.place}/{NAME}"
+def _run(program: Program) -> int:
+    path = f"{program.place}/{NAME}"
     namespace = become_main(path)
-    if any(word in task.code for word in _READERS):
-        _write_source(path, task.code)
+    if any(word in program.code for word in _READERS):
+        _write_source(path, program.code)
         namespace["__file__"] = path
     try:
-        value = execute(task.code, path, namespace)
+        value = execute(program.code, path, namespace)
         if value is not None:
-            _report(task.report_fd, b"v", repr(value))
+            _report(program.report_fd, b"v", repr(value))
     except SystemExit as leaving:
         return exit_code(leaving.code)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         if isinstance(error, MemoryError):
-            _report(task.report_fd, b"m", "")
-        show(error, task.code, path)
+            _report(program.report_fd, b"m", "")
+        show(error, program.code, path)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

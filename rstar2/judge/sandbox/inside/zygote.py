@@ -40,16 +40,13 @@ def prepare(plan: Plan) -> None:
     Confinement(plan)
 
 
-def main(plan: Plan, control: _socket.socket) -> None:
-    """Serve; in a forked process, run what it was forked for."""
+def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Session:
+    """Serve until the worker is gone. Returns only in a process forked for a program, with that program."""
     _hide()
     task = Zygote(plan, control).serve()
     while isinstance(task, _socket.socket):
         task = Zygote(plan, task).serve()
-    if isinstance(task, cells.Session):
-        cells.main(task)
-    else:
-        program.main(task)
+    return task
 
 
 def _hide() -> None:
@@ -83,7 +80,7 @@ class Zygote:
         self._ready.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if strict else -1
 
-    def serve(self) -> program.Task | cells.Session | _socket.socket:
+    def serve(self) -> program.Program | cells.Session | _socket.socket:
         """Answer until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
         while True:
             for fd, _ in self._ready.poll():
@@ -106,11 +103,11 @@ class Zygote:
             self._sweep(set())
         os._exit(0)
 
-    def _obey(self, message: Any, fds: list[int]) -> program.Task | cells.Session | _socket.socket | None:
+    def _obey(self, message: Any, fds: list[int]) -> program.Program | cells.Session | _socket.socket | None:
         if message["do"] == "start":
             return self._start(message, fds)
         if message["do"] == "grow":
-            return self._grow(message["weight"], fds[0])
+            return self._grow(message["weight"], fds[0], fds[1:], message["groups"])
         for child in list(self._children.values()):
             if child.key == message["key"]:
                 if message["do"] == "kill":
@@ -121,7 +118,7 @@ class Zygote:
                     wire.send(self._control, {"key": child.key, "cpu_s": _cpu_seconds(child.pid)})
         return None
 
-    def _start(self, start: Start, fds: list[int]) -> program.Task | cells.Session | None:
+    def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
         """Fork one program. None in the zygote."""
         try:
             init, pid = self._fork()
@@ -154,7 +151,7 @@ class Zygote:
             kernel.setns(self._own_pids, kernel.CLONE_NEWPID)
         return init, pid
 
-    def _become(self, start: Start, fds: list[int]) -> program.Task | cells.Session:
+    def _become(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         """In the forked process: take the program's descriptors, confine, drop everything else."""
         try:
             return self._confine(start, fds)
@@ -163,7 +160,7 @@ class Zygote:
             wire.send(self._control, {"key": start["key"], "failed": str(error)})
             os._exit(1)
 
-    def _confine(self, start: Start, fds: list[int]) -> program.Task | cells.Session:
+    def _confine(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         os.setsid()
         named = list(zip(start["fds"], fds, strict=True))
         groups = [fd for name, fd in named if name == "group"]
@@ -183,7 +180,7 @@ class Zygote:
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["place"]
         if start["session"]:
             return cells.Session(channel_fd=3, place=start["place"])
-        return program.Task(code=code, report_fd=3, place=start["place"])
+        return program.Program(code=code, report_fd=3, place=start["place"])
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
@@ -210,17 +207,28 @@ class Zygote:
                 os.kill(pid, _SIGKILL)
                 os.waitpid(pid, 0)
 
-    def _grow(self, weight: str, fd: int) -> _socket.socket | None:
-        """Fork a heavier zygote, which answers on `fd` once it is warm."""
+    def _grow(self, weight: str, fd: int, groups: list[int], there: int) -> _socket.socket | None:
+        """Fork a heavier zygote, which answers on `fd` once it is warm.
+
+        Args:
+            groups: process lists of the control groups to get warm in (the first `there`), then to return to.
+        """
         if pid := os.fork():
             self._zygotes.add(pid)
-            os.close(fd)
+            for other in (fd, *groups):
+                os.close(other)
             return None
         self._control.close()
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
+        for group in groups[:there]:
+            os.write(group, b"0")
         getattr(warm, weight)()
         warm.settle()
+        for group in groups[there:]:
+            os.write(group, b"0")
+        for group in groups:
+            os.close(group)
         threads = len(os.listdir("/proc/self/task"))
         wire.send(
             control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
