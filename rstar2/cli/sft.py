@@ -47,7 +47,7 @@ def command(
         shown = sft_command(resolved, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
         out.print(shlex.join(shown.argv), soft_wrap=True)
         return
-    from rstar2.cli.training import need_training_extra
+    from rstar2.cli.training import Rows, need_training_extra
     from rstar2.runs import open_run
     from rstar2.train.inputs import check_model, conversations, with_our_template
     from rstar2.train.stages import is_done, run_sft
