@@ -226,7 +226,7 @@ class _Lab:
         async def work() -> dict[str, Any]:
             codec = load_codec(model)
             rollout = self._plan.stages[1].rollout
-            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=2)
+            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=1)
             client = JudgeClient(self._judge.url, self._judge.token)
             tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
             try:
