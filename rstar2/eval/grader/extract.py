@@ -39,7 +39,7 @@ _BETWEEN_BOXES = re.compile(
 )
 _FINAL = re.compile(r"final\s+answer\b", re.IGNORECASE)
 _STATED = re.compile(
-    r"\banswers?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
+    r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")

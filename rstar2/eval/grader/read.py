@@ -94,7 +94,7 @@ def parse(text: str, thousands: bool = True) -> Node:
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
-    cleaned = clean(text)
+    cleaned = clean(text).removeprefix("=").lstrip()
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
