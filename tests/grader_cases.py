@@ -633,15 +633,17 @@ FURTHER = [
     ("e", "2.718", False),
     (r"\phi", r"\frac{1+\sqrt5}{2}", False),
 ]
-ALSO = [
-    (r"72^\circ\text{F}", "72", True),
-    (r"72^\circ\text{F}", r"72^\circ F", True),
-    ("72°F", "72", True),
+CHOICES = [
     ("C", "(C) 15", True),
     ("C", "Option C", True),
     ("C", "(D) 15", False),
     ("C", "Option D", False),
     (r"\text{(C)}", "(C) 15", True),
+]
+ALSO = [
+    (r"72^\circ\text{F}", "72", True),
+    (r"72^\circ\text{F}", r"72^\circ F", True),
+    ("72°F", "72", True),
     ("42", "= 42", True),
     ("5", "|3+4i|", True),
     (r"x=k\pi, k\in\mathbb{Z}", r"x = k\pi \text{ where } k \in \mathbb{Z}", True),
@@ -754,4 +756,5 @@ KINDS = {
     "series": SERIES,
     "further": FURTHER,
     "also": ALSO,
+    "choices": CHOICES,
 }

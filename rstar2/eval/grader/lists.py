@@ -9,7 +9,7 @@ from rstar2.eval.grader.nodes import Node
 from rstar2.eval.grader.values import NoValue
 
 MAX_ITEMS = 50
-"""Lists with more members that are written differently are compared in order only."""
+"""Lists with more members that are written differently are compared in order only, or not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
 """Whether two answers are equal; raises NoValue where that cannot be verified."""
@@ -39,7 +39,9 @@ def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
     """Whether both have the same members, however often and in whatever order they stand there."""
     rest, other_rest = (_without(members, by) for members, by in ((one, other), (other, one)))
     if max(len(rest), len(other_rest)) > MAX_ITEMS:
-        return in_order(one, other, same)
+        if in_order(one, other, same):
+            return True
+        raise NoValue("lists too long to compare in any order")
     return _covered(rest, other, same) and _covered(other_rest, one, same)
 
 

@@ -27,18 +27,19 @@ def table_of(node: Node) -> Table | None:
         NoValue: the sizes do not fit, or the cells would be too large.
     """
     sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
-    powers = [
-        int(part.exponent.value)
-        for part in walk(node)
-        if isinstance(part, Power) and _is_exponent(part.exponent)
-    ]
-    if sizes and max(sizes) ** (len(sizes) + sum(powers)) > MAX_TERMS and len(sizes) + sum(powers) > 1:
+    if not sizes:
+        return None
+    factors = len(sizes) + sum(_exponent(part) for part in walk(node))
+    if factors > 1 and max(sizes) ** factors > MAX_TERMS:
         raise NoValue("too many matrices")
     return _table(node)
 
 
-def _is_exponent(node: Node) -> bool:
-    return isinstance(node, Number) and 1 <= node.value <= 5
+def _exponent(node: Node) -> int:
+    match node:
+        case Power(exponent=Number(value=value)) if 1 <= value <= 5:
+            return int(value)
+    return 0
 
 
 def _table(node: Node) -> Table | None:
