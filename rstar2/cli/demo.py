@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from rstar2.cli.common import examples, out
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
@@ -30,6 +27,10 @@ def command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
     ] = False,
+    isolation: Annotated[
+        Literal["strict", "landlock", "none"] | None,
+        typer.Option(help="The judge's tier; without it the best there is, never none."),
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
@@ -39,6 +40,7 @@ def command(
 
     SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
     """
+    from rstar2.cli.training import Rows, need_training_extra
     from rstar2.demo.recipe import demo_plan
 
     plan = demo_plan(recipe, seed, change or [])
@@ -46,73 +48,21 @@ def command(
     if dry_run:
         _dry_run(plan, folder)
         return
-    _need_laptop_extra()
+    need_training_extra()
+    from rstar2.demo.page import write_page
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
-    from rstar2.demo.page import write_page
     from rstar2.runs import open_run
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
-        with _progress() as progress:
-            summary = run_demo(plan, opened, compare, _Rows(progress))
+        with Rows() as rows:
+            summary = run_demo(plan, opened, compare, rows, isolation)
         page = write_page(folder, summary)
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(f"report   [cyan]{page}[/]")
     out.print(f"next     [cyan]rstar2 chat --run {folder}[/]")
-
-
-class _Rows:
-    """The demo's board: one progress row a phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def begin(self, name: str, title: str, total: int) -> None:
-        self._tasks[name] = self._progress.add_task(title, total=total, note="starting")
-
-    def step(self, name: str, done: int, text: str) -> None:
-        self._progress.update(self._tasks[name], completed=done, note=text)
-
-    def end(self, name: str, text: str) -> None:
-        task = self._tasks[name]
-        total = next(row.total for row in self._progress.tasks if row.id == task)
-        self._progress.update(task, completed=total, note=text)
-        self._progress.stop_task(task)
-
-
-def _progress() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}[/]"),
-        console=out,
-    )
-
-
-def _need_laptop_extra() -> None:
-    """Say what is missing before anything is made.
-
-    Raises:
-        UserError: torch or VERL is not installed.
-    """
-    from importlib.util import find_spec
-
-    from rstar2.errors import UserError
-
-    missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"the demo trains, and {', '.join(missing)} is not installed",
-            "Install the laptop extra: pip install torch==2.13.0 'rstar2[laptop]'",
-        )
 
 
 def _dry_run(plan: Any, folder: Path) -> None:
@@ -124,14 +74,22 @@ def _dry_run(plan: Any, folder: Path) -> None:
     out.print_json(json.dumps(plan.config()))
     root = folder.absolute()
     command = sft_command(
-        plan.sft, root / "base", root / "data/sft.parquet", root / "sft/checkpoints", root / "sft/metrics-1.jsonl"
+        plan.sft,
+        root / "base",
+        root / "data/sft.parquet",
+        root / "sft/checkpoints",
+        root / "sft/metrics-1.jsonl",
     )
     out.print("\n[bold]SFT[/]", shlex.join(command.argv), soft_wrap=True)
     model = root / "sft/model"
     for number, recipe in plan.stages.items():
         stage = root / f"stage{number}"
         paths = StagePaths(
-            model, stage / "train.parquet", stage / "checkpoints", stage / "agent_loop.yaml", stage / "metrics-1.jsonl"
+            model,
+            stage / "train.parquet",
+            stage / "checkpoints",
+            stage / "agent_loop.yaml",
+            stage / "metrics-1.jsonl",
         )
         out.print(f"\n[bold]stage {number}[/]", shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
         model = stage / "model"

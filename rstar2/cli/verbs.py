@@ -1,7 +1,7 @@
 """The verbs, by name: what `rstar2 --help` lists without importing any of them.
 
-A verb is a module of this folder with the same name. One with sub-verbs holds `app`, a `typer.Typer`; one
-without holds `command`, a function, and `EPILOG`, its worked examples.
+A verb is a module of this folder with the same name. It holds `app`, a `typer.Typer`, or else `command`, a
+function, with `EPILOG`, its worked examples.
 """
 
 from __future__ import annotations
@@ -17,17 +17,31 @@ if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
 VERBS: dict[str, dict[str, str]] = {
+    "Begin": {
+        "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
+        "doctor": "What this machine can do, and the command that mends each lack.",
+        "chat": "Talk to a model that thinks in Python.",
+    },
+    "Train": {
+        "data": "List the known data sources, and prepare one for training.",
+        "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
+        "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
+    },
     "Measure": {
+        "eval": "Measure a model on benchmarks.",
         "grade": "Grade answers that were made elsewhere.",
+        "report": "Make one static page of a run.",
+        "runs": "List runs, and show one.",
     },
     "Serve": {
-        "serve": "Serve a model with vLLM.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
+        "serve": "Serve a model with vLLM.",
     },
 }
 """Heading to verb to one line of help, in the order of the help text."""
 
 EXAMPLES = (
+    ("the whole recipe in miniature, in minutes", "rstar2 demo"),
     ("what can this machine do?", "rstar2 doctor"),
     ("talk to a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,10 +219,12 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 
 
 def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    from datasets import load_dataset
+    import datasets
 
+    # Without a network its retries would be told line by line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        rows = load_dataset(source.hub_id, config, split=source.split)
+        rows = datasets.load_dataset(source.hub_id, config, split=source.split)
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
@@ -230,7 +233,8 @@ def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping
             f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
             f"Without a network give the problems as a file: --data FILE.jsonl.{terms}",
         ) from error
-    missing = {source.problem, source.answer, *source.more_columns} - set(rows.column_names)
+    needed = {source.problem, source.answer, *source.more_columns} | ({source.id} if source.id else set())
+    missing = needed - set(rows.column_names)
     if missing:
         raise UserError(
             f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
+from rstar2.errors import UserError
 from rstar2.prompts import PromptFormat
 
 AGENT_NAME = "rstar2"
 """The agent loop that rolls the problems out."""
+HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
 
 
 def rl_rows(
@@ -35,6 +37,26 @@ def rl_rows(
         }
         for index, problem in enumerate(problems)
     ]
+
+
+def read_rows(path: Path, column: str) -> list[dict[str, Any]]:
+    """All rows of a parquet file.
+
+    Raises:
+        UserError: the file is missing, is not parquet, has no rows or lacks the column.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}", HOW_TO_PREPARE) from error
+    if column not in table.column_names or not table.num_rows:
+        what = f"no column {column}" if table.num_rows else "no rows"
+        raise UserError(f"{path} has {what}", HOW_TO_PREPARE)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:

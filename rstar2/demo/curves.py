@@ -36,7 +36,8 @@ class Curve:
 
 def curve(root: Path) -> Curve:
     """Read the metrics of the stages below `root`."""
-    rows, starts = [], []
+    rows: list[dict[str, float]] = []
+    starts = []
     for number in STAGES:
         metrics = step_metrics(root / f"stage{number}")
         if metrics:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections import defaultdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.runner import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.schema import Isolation
 from rstar2.judge.service import JudgeHandle, running_judge
 from rstar2.judge.tools import PythonTool
 from rstar2.prompts import load_codec
@@ -45,15 +45,23 @@ TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
 
 
-def run_demo(plan: DemoPlan, run: Run, compare: bool, board: Board) -> dict[str, Any]:
+def run_demo(
+    plan: DemoPlan, run: Run, compare: bool, board: Board, isolation: Isolation | None = None
+) -> dict[str, Any]:
     """Run what is not done yet, write summary.json and model.json, and return the summary.
+
+    Args:
+        isolation: the judge's tier; None for the best to be had.
 
     Raises:
         UserError: no Redis or no isolation to be had.
         Failure: a part failed; what is finished is kept, and the same call goes on.
     """
     board.begin("judge", "judge", 1)
-    with running_judge(run.path / "judge", workers=JUDGE_WORKERS) as judge, GraderPool(workers=1) as grader:
+    with (
+        running_judge(run.path / "judge", workers=JUDGE_WORKERS, isolation=isolation) as judge,
+        GraderPool(workers=1) as grader,
+    ):
         board.end("judge", f"isolation {judge.isolation}, {JUDGE_WORKERS} workers at {judge.url}")
         lab = _Lab(plan, run, board, judge, grader)
         sft = lab.sft()
@@ -89,13 +97,13 @@ class _Lab:
         """Stage 0: make the model and the flawed traces, and fine-tune."""
         folder = self._run.path / "sft"
         title = "stage 0: SFT"
+        traces = self._demo.traces
+        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
+        self._board.begin("sft", title, steps)
         if is_done(folder):
             self._board.end("sft", "done before")
             return folder / "model"
-        traces = self._demo.traces
         data = self._run.path / "data" / "sft.parquet"
-        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
-        self._board.begin("sft", title, steps)
         watch = Stopwatch(folder / "train_s.json")
         base = self._base()
         if not data.exists():
@@ -168,10 +176,9 @@ class _Lab:
             return folder / "model"
         problems = builtin.training(self._demo.seed, self._demo.problems.train)
         watch = Stopwatch(folder / "train_s.json")
+        rows = rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin")
         if recipe.drop_solved:
-            problems = self._unsolved(problems, model, folder, recipe, row)
-        data = folder / "train.parquet"
-        write_parquet(data, rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin"))
+            rows = self._unsolved(problems, rows, model, folder, recipe, row)
         self._board.begin(row, title, recipe.steps)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -182,34 +189,35 @@ class _Lab:
         done = run_stage(
             recipe,
             model=model,
-            data=data,
+            rows=rows,
             folder=folder,
             judge=(self._judge.url, self._judge.token),
             logs=self._run.logs,
             on_step=on_step,
         )
         watch.mark()
-        self._board.end(row, f"{len(problems)} problems, {recipe.steps} steps")
+        self._board.end(row, f"{len(rows)} problems, {recipe.steps} steps")
         return done
 
     def _unsolved(
-        self, problems: list[Problem], model: Path, folder: Path, recipe: StageRecipe, row: str
-    ) -> list[Problem]:
+        self,
+        problems: list[Problem],
+        rows: list[dict[str, Any]],
+        model: Path,
+        folder: Path,
+        recipe: StageRecipe,
+        row: str,
+    ) -> list[dict[str, Any]]:
         """The problems that the policy does not solve every time."""
         settings = self._demo.eval.model_copy(
             update={"samples": recipe.drop_solved, "temperature": recipe.rollout.temperature}
         )
         row = f"{row} filter"
-        self._sample(
-            row, "  training problems, to drop the solved", model, problems, settings, folder / "solved"
+        out = folder / "solved"
+        self._sample(row, "  training problems, to drop the solved", model, problems, settings, out)
+        kept = drop_solved(
+            rows, read_traces(out / "traces.jsonl"), recipe.drop_solved, recipe.rollout.prompts
         )
-        solved: dict[str, list[bool]] = defaultdict(list)
-        for trace in read_traces(folder / "solved" / "traces.jsonl"):
-            solved[trace.problem_id].append(trace.correct)
-        kept = drop_solved(problems, solved, recipe.drop_solved)
-        # A batch needs enough problems; with too few left, solved ones fill it up.
-        spare = [problem for problem in problems if problem not in kept]
-        kept += spare[: max(0, recipe.rollout.prompts - len(kept))]
         self._board.end(row, f"{len(kept)} of {len(problems)} problems kept")
         return kept
 
@@ -227,7 +235,7 @@ class _Lab:
         async def work() -> dict[str, Any]:
             codec = load_codec(model)
             rollout = self._plan.stages[1].rollout
-            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=2)
+            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=1)
             client = JudgeClient(self._judge.url, self._judge.token)
             tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
             try:

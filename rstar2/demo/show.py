@@ -19,7 +19,14 @@ def table(summary: dict[str, Any]) -> Table:
         f"isolation {summary['isolation']}"
     )
     shown.add_column("phase")
-    for name in ("accuracy", "95 % interval", "failed calls in\ncorrect traces", "calls", "tokens", "seconds"):
+    for name in (
+        "accuracy",
+        "95 % interval",
+        "failed calls in\ncorrect traces",
+        "calls",
+        "tokens",
+        "seconds",
+    ):
         shown.add_column(name, justify="right")
     arms = [("", summary["phases"])]
     if "plain_grpo" in summary:
@@ -53,11 +60,11 @@ def plot(run: Path, summary: dict[str, Any]) -> Text:
     for name, values in arms:
         smooth = values.smoothed()
         plotext.plot(smooth.steps, [100 * v for v in smooth.pass_rate], label=f"{name}: pass rate, %")
-        plotext.plot(smooth.steps, [100 * v for v in smooth.failed], label=f"{name}: failed calls in correct traces, %")
+        plotext.plot(
+            smooth.steps, [100 * v for v in smooth.failed], label=f"{name}: failed calls in correct traces, %"
+        )
     for step in curve(run).starts[1:]:
         plotext.vline(step)
     plotext.xlabel("steps of stages 1, 2 and 3")
     plotext.ylim(0, 100)
     return Text.from_ansi(plotext.build())
-
-

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import UserError
@@ -59,6 +60,7 @@ class HFEngine:
             raise UserError(f"no model folder at {model_dir}", "Give the folder that holds config.json.")
         if threads is not None:
             torch.set_num_threads(threads)
+        logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
         except (OSError, ValueError, KeyError) as error:

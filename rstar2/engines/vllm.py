@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.lanes import LaneTransport
 from rstar2.errors import UserError
 
 Answer = TypeVar("Answer")
@@ -35,8 +36,12 @@ class _TroubleError(Exception):
 
 
 @dataclass(frozen=True)
-class _Served:
+class Served:
+    """One model of a server, as it describes it."""
+
     model: str
+    root: str
+    """Where the server loaded it from: a folder on its machine, or a hub id."""
     max_len: int | None
     """Tokens that prompt and answer may have together; None where the server does not say."""
 
@@ -93,12 +98,12 @@ class VLLMEngine:
         self._stop = list(stop_token_ids)
         self._timeout_s = timeout_s
         self._patience_s = patience_s
-        self._known: _Served | None = None
+        self._known: Served | None = None
         self._asking = asyncio.Lock()
         self._http = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(None, connect=10.0),  # the rest is bounded in _patiently
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            transport=LaneTransport(),
             trust_env=False,
         )
 
@@ -110,7 +115,7 @@ class VLLMEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        served = await self._served()
+        served = await self.served()
         room = sampling.max_tokens
         if served.max_len is not None:
             room = min(room, served.max_len - len(prompt_ids))
@@ -157,13 +162,18 @@ class VLLMEngine:
             )
         return Generation(heard.token_ids, heard.logprobs, "stop" if heard.finish == "stop" else "length")
 
-    async def _served(self) -> _Served:
+    async def served(self) -> Served:
+        """The model that `generate` asks for.
+
+        Raises:
+            EngineError: no such server, not that model, or several and none was named.
+        """
         async with self._asking:
             if self._known is None:
                 self._known = await self._patiently(self._ask_models, min(self._patience_s, _FIRST_CONTACT_S))
             return self._known
 
-    async def _ask_models(self) -> _Served:
+    async def _ask_models(self) -> Served:
         answer = await self._http.get("/v1/models", timeout=10.0)
         self._check(answer.status_code, answer.text)
         try:
@@ -182,7 +192,8 @@ class VLLMEngine:
                 f"the server at {self.url} does not hold {model}", f"It holds: {', '.join(cards)}."
             )
         max_len = cards[model].get("max_model_len")
-        return _Served(model, None if max_len is None else int(max_len))
+        root = str(cards[model].get("root") or model)
+        return Served(model, root, None if max_len is None else int(max_len))
 
     async def _complete(self, body: dict[str, Any]) -> _Heard:
         answer = await self._http.post("/v1/completions", json=body)

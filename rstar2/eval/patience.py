@@ -43,7 +43,8 @@ class Patience:
 
     Args:
         what: its name in messages.
-        wait_s: seconds it may answer nobody.
+        wait_s: seconds it may answer nobody. Nothing is given up while a try from before the trouble is still
+            under way: the service may be at work on it.
     """
 
     def __init__(self, what: str, wait_s: float) -> None:
@@ -53,6 +54,8 @@ class Patience:
         self._wait_s = wait_s
         self._down_since: float | None = None
         self._answers = 0
+        self._under_way: dict[object, float] = {}
+        """When each try under way began."""
 
     async def persist(self, attempt: Callable[[], Awaitable[T | Trouble]]) -> T:
         """Try until it works.
@@ -63,7 +66,7 @@ class Patience:
         """
         failures, answers_before = 0, self._answers
         while True:
-            result = await attempt()
+            result = await self._try(attempt)
             if not isinstance(result, Trouble):
                 self.trouble, self._down_since = None, None
                 self._answers += 1
@@ -72,13 +75,25 @@ class Patience:
             self._judge(result.error, failures, self._answers > answers_before)
             await asyncio.sleep(min(_LONGEST_PAUSE_S, 0.25 * 2**failures) * random.uniform(0.5, 1.0))
 
+    async def _try(self, attempt: Callable[[], Awaitable[T | Trouble]]) -> T | Trouble:
+        key = object()
+        self._under_way[key] = time.monotonic()
+        try:
+            return await attempt()
+        finally:
+            del self._under_way[key]
+
     def _judge(self, error: EngineError, failures: int, answers_others: bool) -> None:
         now = time.monotonic()
         self.trouble = error.message
         if self._down_since is None:
             self._down_since = now
-        if failures >= TRIES and answers_others:
+        if failures < TRIES:
+            return
+        if answers_others:
             raise error
+        if any(began < self._down_since for began in self._under_way.values()):
+            return
         if self._answers == 0:
             raise ServiceGone(f"the {self._what} does not answer: {error.message}", error.hint)
         if now - self._down_since >= self._wait_s:

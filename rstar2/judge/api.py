@@ -13,7 +13,9 @@ from fastapi import FastAPI
 from rstar2.judge.broker import Broker
 from rstar2.judge.codejudge import codejudge_router
 from rstar2.judge.http import TokenGuard, add_error_answers
+from rstar2.judge.logs import log_to_stderr
 from rstar2.judge.native import runs_router
+from rstar2.judge.notebook import sessions_router
 from rstar2.judge.observe import observe_router
 from rstar2.judge.sandboxfusion import sandboxfusion_router
 from rstar2.judge.settings import ApiSettings
@@ -33,13 +35,14 @@ def create_app(settings: ApiSettings) -> FastAPI:
     if settings.token is not None:
         app.add_middleware(TokenGuard, token=settings.token)
     add_error_answers(app)
-    for router in (runs_router, codejudge_router, sandboxfusion_router, observe_router):
+    for router in (runs_router, sessions_router, codejudge_router, sandboxfusion_router, observe_router):
         app.include_router(router(broker))
     return app
 
 
 def main() -> None:
     """Serve on the socket the supervisor opened: callers queue up there while this process restarts."""
+    log_to_stderr()
     settings = ApiSettings.model_validate_json(sys.stdin.read())
     listener = socket.socket(fileno=settings.socket_fd)
     config = uvicorn.Config(

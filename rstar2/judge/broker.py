@@ -17,7 +17,7 @@ from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from rstar2.judge import queue
@@ -29,7 +29,11 @@ MAX_WAITING_BYTES = 2 << 30
 """Programs this process holds for the queue; from there on, new ones are answered 429."""
 PIPELINE = 256
 SWEEP_S = 3.0
+LONGEST_RETRY_S = 0.25
 RECENT = 2000
+CROWD = 32
+"""With more programs waited for than this, results are fetched several at a time."""
+CROWD_PAUSE_S = 0.008
 log = logging.getLogger(__name__)
 
 
@@ -52,19 +56,24 @@ class Ticket:
         run_id: its id.
         body: what the worker gets, as JSON.
         timeout_s: its own time limit.
-        stream: where it queues.
+        worker: the only one that can run it; None: any.
     """
 
-    def __init__(self, run_id: str, body: str, timeout_s: float, stream: str = queue.TASKS) -> None:
+    def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
         self.id = run_id
         self.body = body
-        self.stream = stream
+        self.worker = worker
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The result as JSON."""
         self.waiters = 0
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
+
+    def enqueue_args(self) -> queue.Eval:
+        if self.worker is None:
+            return queue.enqueue_args(self.id, self.body)
+        return queue.enqueue_cell_args(self.id, self.body, self.worker)
 
 
 class Broker:
@@ -81,7 +90,8 @@ class Broker:
             decode_responses=True,
             socket_timeout=5,
             socket_connect_timeout=2,
-            retry=Retry(NoBackoff(), 0),
+            # Everything said here may be said twice; connections of the pool may be older than the server.
+            retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
         )
         self.max_queued = max_queued
         self.depth = 0
@@ -96,6 +106,7 @@ class Broker:
         self.waiting_bytes = 0
         self.unsent: list[Ticket] = []
         self.dropped: list[str] = []
+        self.delivered: list[str] = []
         self.wake = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -168,7 +179,10 @@ class Broker:
             return
         if self.waiting.pop(ticket.id, None) is not None:
             self.waiting_bytes -= len(ticket.body)
-        if not ticket.result.done():
+        if ticket.result.done():
+            # Told to Redis with whatever is sent next.
+            self.delivered.append(ticket.id)
+        else:
             ticket.result.cancel()
             self.dropped.append(ticket.id)
             self.wake.set()
@@ -186,7 +200,7 @@ class Broker:
                 await loop()
             except RedisError as error:
                 log.warning("redis: %s", error)
-                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, 1.0)
+                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
                 await asyncio.sleep(delay)
                 self.wake.set()
 
@@ -194,25 +208,30 @@ class Broker:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            while self.unsent or self.dropped:
+            while self.unsent or self.dropped or self.delivered:
                 await self._send_some()
 
     async def _send_some(self) -> None:
         taken = self.unsent[:PIPELINE]
         tickets = [ticket for ticket in taken if not ticket.result.done()]
         dropped = self.dropped[:PIPELINE]
+        delivered = self.delivered[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
         for ticket in tickets:
-            pipe.eval(*queue.enqueue_args(ticket.id, ticket.body, ticket.stream))
+            pipe.eval(*ticket.enqueue_args())
         for run_id in dropped:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
                 pipe.eval(*queue.cancel_args(run_id))
+        for run_id in delivered:
+            if run_id not in self.waiting:
+                pipe.expire(*queue.delivered_args(run_id))
         pipe.xlen(queue.TASKS)
         pipe.xlen(queue.RETURNED)
         answers = await pipe.execute()
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
+        del self.delivered[: len(delivered)]
         self.depth = answers[-1] + answers[-2]
         for ticket, (new, state) in zip(tickets, answers, strict=False):
             ticket.sent_at = time.monotonic()
@@ -232,6 +251,8 @@ class Broker:
                 last = entries[-1][0]
                 await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
                 self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+            if len(self.waiting) > CROWD:
+                await asyncio.sleep(CROWD_PAUSE_S)
 
     def _count(self, times: list[tuple[float, float]]) -> None:
         self.finished += len(times)
@@ -250,6 +271,7 @@ class Broker:
         while True:
             before = self.finished
             await asyncio.sleep(SWEEP_S)
+            self.wake.set()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:

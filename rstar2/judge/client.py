@@ -234,6 +234,16 @@ class JudgeClient:
         """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
+    async def request(self, method: str, path: str, body: str, key: str, timeout_s: float) -> httpx.Response:
+        """One request under one idempotency key.
+
+        Raises:
+            httpx.HTTPError: no answer came in time.
+        """
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        timeout = httpx.Timeout(10.0, read=timeout_s, pool=timeout_s)
+        return await self._line().http.request(method, path, content=body, headers=headers, timeout=timeout)
+
     async def health(self) -> dict[str, Any]:
         """What the judge says of itself: `status`, `workers`, `isolation`.
 

@@ -1,12 +1,19 @@
-"""Reading the log files of a judge together."""
+"""Writing the log of one part of a judge, and reading those of all together."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 1 << 20
+
+
+def log_to_stderr() -> None:
+    """Log from warnings on. Unlike printing, it does no harm where the log's disk is full."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.raiseExceptions = False
 
 
 def last_lines(folder: Path, count: int, part: str = "") -> Iterator[tuple[str, str]]:

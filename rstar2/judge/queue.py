@@ -6,6 +6,9 @@ behind when it died; workers read `returned` first. What became of a program is 
 result as JSON once it is done. The state makes an id run once: asking again for the same id finds the result
 or joins the wait. `done` is a stream of what was finished, which every API process follows.
 
+A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
+`cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`.
+
 The scripts are sent whole with EVAL, so a Redis that was restarted needs no loading of scripts.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import CellResult, RunResult
 
 PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
@@ -32,19 +35,24 @@ CANCELLED = "x"
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """How long a result can be asked for again by its id."""
+DELIVERED_TTL_S = 30
+"""The same once it was sent to whoever asked: their connection may have broken meanwhile."""
 CANCELLED_TTL_S = 600
-DONE_KEPT = 50_000
+DONE_KEPT = 10_000
+WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
 
 ENQUEUE = """
 local state = redis.call('GET', KEYS[1])
 if state and state ~= ARGV[5] then return {0, state} end
+if ARGV[6] ~= '' and redis.call('HEXISTS', KEYS[3], ARGV[6]) == 0 then return {0, ARGV[7]} end
 local entry = redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'body', ARGV[2], 'tries', '0', 'at', ARGV[3])
 redis.call('SET', KEYS[1], '@' .. KEYS[2] .. ' ' .. entry, 'EX', ARGV[4])
 return {1, entry}
 """
-"""KEYS state, stream. ARGV id, body, now, ttl, CANCELLED. → {1, entry} or {0, the state it has already}."""
+"""KEYS state, stream, workers. ARGV id, body, now, ttl, CANCELLED, the only worker that can run it or '',
+result if that worker is dead. → {1, entry} or {0, the state it has already or that result}."""
 
 COMMIT = """
 redis.call('XACK', KEYS[2], ARGV[1], ARGV[2])
@@ -111,11 +119,20 @@ for _, stream in ipairs({KEYS[1], KEYS[2]}) do
     redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], ARGV[4])
   end
 end
+for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '-', '+')) do
+  local id = entry[2][2]
+  redis.call('SET', ARGV[2] .. id, cjson.encode({id = id, outcome = 'lost', stderr = ARGV[5],
+             session_alive = false, session_end = ARGV[5]}), 'EX', ARGV[6])
+  redis.call('XADD', KEYS[5], '*', 'id', id, 'queue_s', '0', 'wall_s', '0')
+  redis.call('HINCRBY', KEYS[6], 'lost', 1)
+end
+redis.call('DEL', KEYS[4])
 redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
 )
-"""KEYS tasks, returned, workers. ARGV group, prefix of states, ttl, name of a worker that is dead.
+"""KEYS tasks, returned, workers, the worker's cells, done, outcomes. ARGV group, prefix of states, ttl of
+what is queued, name of a worker that is dead, what its cells are told, ttl of results.
 → tasks given to the others."""
 
 Eval = tuple[str, int, *tuple[str | float, ...]]
@@ -125,6 +142,11 @@ Eval = tuple[str, int, *tuple[str | float, ...]]
 def state_key(run_id: str) -> str:
     """Where the state of one program is kept."""
     return f"{PREFIX}:run:{run_id}"
+
+
+def cells_stream(worker: str) -> str:
+    """Where cells for the sessions of one worker queue."""
+    return f"{PREFIX}:cells:{worker}"
 
 
 def is_result(state: str | None) -> bool:
@@ -149,13 +171,26 @@ class Task:
     def from_fields(cls, stream: str, entry: str, fields: dict[str, str]) -> Task:
         return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
 
-    def request(self) -> RunRequest:
-        return RunRequest.model_validate_json(self.body)
+    @property
+    def is_cell(self) -> bool:
+        """Whether only this worker can do it."""
+        return self.stream not in (TASKS, RETURNED)
 
 
-def enqueue_args(run_id: str, body: str, stream: str = TASKS) -> Eval:
+def enqueue_args(run_id: str, body: str) -> Eval:
     """Queues a program, as JSON, unless its id is known already."""
-    return (ENQUEUE, 2, state_key(run_id), stream, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED)
+    keys = (state_key(run_id), TASKS, WORKERS)
+    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, "", "")
+
+
+def enqueue_cell_args(run_id: str, body: str, worker: str) -> Eval:
+    """Queues an order to the sessions of one worker, unless its id is known already or the worker dead."""
+    keys = (state_key(run_id), cells_stream(worker), WORKERS)
+    gone = CellResult(
+        id=run_id, outcome="lost", stderr=WORKER_GONE, session_alive=False, session_end=WORKER_GONE
+    )
+    text = gone.model_dump_json()
+    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, worker, text)
 
 
 def commit_args(task: Task, result: RunResult) -> Eval:
@@ -183,6 +218,11 @@ def cancel_args(run_id: str) -> Eval:
     return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S)
 
 
+def delivered_args(run_id: str) -> tuple[str, int]:
+    """The EXPIRE arguments for a result that was sent to whoever asked."""
+    return (state_key(run_id), DELIVERED_TTL_S)
+
+
 def give_back_args(task: Task) -> Eval:
     """Returns a task that a worker has not started."""
     return (GIVE_BACK, 2, task.stream, RETURNED, GROUP, state_key(""), QUEUED_TTL_S, task.entry)
@@ -190,4 +230,5 @@ def give_back_args(task: Task) -> Eval:
 
 def reap_args(worker: str) -> Eval:
     """Gives a dead worker's tasks to the others."""
-    return (REAP, 3, TASKS, RETURNED, WORKERS, GROUP, state_key(""), QUEUED_TTL_S, worker)
+    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), DONE, OUTCOMES)
+    return (REAP, 6, *keys, GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S)

@@ -6,9 +6,11 @@ Started by `service`; it ends, with everything it started, on SIGTERM or when it
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,13 +26,14 @@ import redis
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.logs import tail
+from rstar2.judge.logs import log_to_stderr, tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
 START_S = 30.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 TICK_S = 0.1
+log = logging.getLogger(__name__)
 
 
 class Part:
@@ -74,6 +77,8 @@ class Supervisor:
         """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
+        self.listener: socket.socket | None = None
+        """Held open for the HTTP processes to come."""
         self.url = ""
         self.names: dict[int, str] = {}
 
@@ -85,7 +90,7 @@ class Supervisor:
             Failure: a part did not come up.
         """
         settings = self.settings
-        listener = self._listen() if settings.api else None
+        self.listener = listener = self._listen() if settings.api else None
         self._start_queue()
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
@@ -125,7 +130,10 @@ class Supervisor:
 
     def _start_queue(self) -> None:
         if self.settings.redis_url is None:
-            self.embedded = EmbeddedRedis(self.folder / "redis", self.logs / "redis.log")
+            data = self.folder / "redis"
+            # What an earlier service left there nobody waits for; its clients ask again.
+            shutil.rmtree(data, ignore_errors=True)
+            self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             self.embedded.start()
             self.redis_url = self.embedded.url
             return
@@ -159,7 +167,7 @@ class Supervisor:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
         except redis.RedisError as error:
-            print(f"{time.strftime('%X')} could not bury {name}: {error}", file=sys.stderr, flush=True)
+            log.warning("could not bury %s: %s", name, error)
 
     def _wait(self, deadline: float) -> Ready:
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
@@ -207,7 +215,7 @@ class Supervisor:
         try:
             self.embedded.restart()
         except Failure as error:
-            print(f"{time.strftime('%X')} {error.message}", file=sys.stderr, flush=True)
+            log.error("%s", error.message)
 
     def _tell_restarts(self) -> None:
         if not self.restarts:
@@ -233,6 +241,7 @@ class Supervisor:
 
 
 def main() -> None:
+    log_to_stderr()
     settings = ServiceSettings.model_validate_json(sys.stdin.readline())
     supervisor = Supervisor(settings)
 
@@ -240,7 +249,6 @@ def main() -> None:
         supervisor.stopping = True
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             ready = supervisor.start()

@@ -165,7 +165,11 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
 
 
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
-    env = {"VERL_FILE_LOGGER_PATH": str(metrics), "HYDRA_FULL_ERROR": "1", "TOKENIZERS_PARALLELISM": "false"}
+    env = {
+        "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if hardware.device == "cpu":
         env |= {
             "VERL_PLATFORM": "cpu",

@@ -22,9 +22,9 @@ STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
-_PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\))?(?:\x1b\[[0-9;]*m)*\s*")
-"""What Ray puts before an actor's line."""
-_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")
+_PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
+"""What Ray and torch put before a line of one of their processes."""
+_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
 
 
 def run_trainer(
@@ -70,9 +70,7 @@ def cause(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 400_000))
         lines = file.read().decode(errors="replace").splitlines()
-    bare = [
-        re.sub(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\))?(?:\x1b\[[0-9;]*m)*\s*", "", line) for line in lines
-    ]
+    bare = [_PREFIX.sub("", line) for line in lines]
     found = [line for line in bare if _CAUSE.match(line)]
     return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
 

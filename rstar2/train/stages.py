@@ -2,6 +2,7 @@
 
 ```
 FOLDER/
+  train.parquet         the problems of this stage (RL only)
   agent_loop.yaml       our loop and its settings, for VERL (RL only)
   checkpoints/          VERL's; a killed stage goes on from the last one
   metrics-1.jsonl …     one a start of the trainer, one line a step
@@ -14,13 +15,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.problem import Problem
+from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.prompts import FORMAT_FILE
+from rstar2.trace import Trace
 from rstar2.train.command import Command, StagePaths, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import SftRecipe, StageRecipe
@@ -50,7 +53,7 @@ def run_stage(
     recipe: StageRecipe,
     *,
     model: Path,
-    data: Path,
+    rows: list[dict[str, Any]],
     folder: Path,
     judge: tuple[str, str | None],
     logs: Path,
@@ -59,7 +62,7 @@ def run_stage(
     """Run one stage of GRPO-RoC and return the new model's folder.
 
     Args:
-        data: parquet as `rstar2.data.parquet.rl_rows` makes it.
+        rows: problems as `rstar2.data.parquet.rl_rows` makes them.
         judge: its URL and token.
         logs: the folder for the trainer's output.
 
@@ -68,12 +71,14 @@ def run_stage(
     """
     paths = StagePaths(
         model=model,
-        data=data,
+        data=folder / "train.parquet",
         checkpoints=folder / "checkpoints",
         agent_loop=folder / "agent_loop.yaml",
         metrics=_next_metrics(folder),
     )
     folder.mkdir(parents=True, exist_ok=True)
+    # The recipe decides on 2G, whatever the data was prepared for.
+    write_parquet(paths.data, [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows])
     _write_private(paths.agent_loop, agent_loop_yaml(recipe, *judge))
     command = stage_command(recipe, paths)
     return _train(command, model, folder, logs / f"{folder.name}.log", on_step, "actor/huggingface")
@@ -95,32 +100,41 @@ def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(steps.items()))
 
 
-def drop_solved(problems: Iterable[Problem], solved: dict[str, list[bool]], times: int) -> list[Problem]:
+def drop_solved(
+    rows: list[dict[str, Any]], traces: Iterable[Trace], times: int, fill: int
+) -> list[dict[str, Any]]:
     """Leave out the problems that were solved every time (arXiv 2508.20722, stage 3).
 
     Args:
-        solved: by problem id, whether each sample was right.
+        rows: as `rstar2.data.parquet.rl_rows` makes them.
+        traces: samples of these problems, by the policy that the stage starts from.
         times: samples a problem must have for this to count.
+        fill: problems that a batch needs; where fewer are left, solved ones fill it up.
 
     Raises:
-        UserError: a problem has fewer samples.
+        UserError: a problem has too few samples.
     """
-    kept = []
-    for problem in problems:
-        samples = solved.get(problem.id, [])
-        if len(samples) < times:
+    samples: dict[str, list[bool]] = defaultdict(list)
+    for trace in traces:
+        samples[trace.problem_id].append(trace.correct)
+    kept: list[dict[str, Any]] = []
+    solved: list[dict[str, Any]] = []
+    for row in rows:
+        name = row["extra_info"]["id"]
+        had = samples[name][:times]
+        if len(had) < times:
             raise UserError(
-                f"problem {problem.id} has {len(samples)} samples, {times} are needed",
+                f"problem {name} has {len(had)} samples, {times} are needed to tell whether it is solved",
                 f"Sample the training problems {times} times with the policy that the stage starts from.",
             )
-        if not all(samples[:times]):
-            kept.append(problem)
-    return kept
+        (solved if all(had) else kept).append(row)
+    return kept + solved[: max(0, fill - len(kept))]
 
 
 def _train(command: Command, base: Path, folder: Path, log: Path, on_step: OnStep, weights: str) -> Path:
     mend_tracker(folder / "checkpoints")
     metrics = Path(command.env["VERL_FILE_LOGGER_PATH"])
+    metrics.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
     run_trainer(command, log, metrics, lambda line: on_step(int(line["step"]), line["data"]))
     return _export(folder, base, weights, log)

@@ -38,6 +38,14 @@ def _candidates(controller: str) -> list[Path]:
     return places
 
 
+def _sweep(parent: Path) -> None:
+    """Remove the groups of workers that died without doing so. The kernel refuses if one is in use."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        if not Path(f"/proc/{path.name.split('-')[1]}").exists():
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
 class Cgroup:
     """A group of this sandbox's own for one controller each, removed at the end."""
 
@@ -46,9 +54,11 @@ class Cgroup:
         self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
         self.pids = self._make("pids", ("pids.max",))
         self._limit = 0
+        self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
         for parent in _candidates(controller):
+            _sweep(parent)
             path = parent / self._name
             try:
                 with contextlib.suppress(OSError):
@@ -69,6 +79,10 @@ class Cgroup:
         """Move a process, and so its children to come, into the group."""
         for path in self._paths():
             (path / "cgroup.procs").write_text(str(pid))
+
+    def entrances(self) -> list[int]:
+        """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""
+        return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:
@@ -93,19 +107,26 @@ class Cgroup:
                 (self.memory / name).write_text(str(value))
         self._limit = limit
 
-    def kills(self) -> int:
-        """How often the kernel killed something in here for want of memory."""
-        if self.memory is None:
-            return 0
+    def _open_counter(self) -> int:
         for name in ("memory.oom_control", "memory.events"):
-            with contextlib.suppress(OSError):
-                for line in (self.memory / name).read_text().splitlines():
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
+            if self.memory is not None and (self.memory / name).exists():
+                return os.open(self.memory / name, os.O_RDONLY | os.O_CLOEXEC)
+        return -1
+
+    def kills(self) -> int:
+        """How often the kernel killed something in here for want of memory; 0 where it cannot be known."""
+        if self._counter < 0:
+            return 0
+        for line in os.pread(self._counter, 4096, 0).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
         return 0
 
     def close(self) -> None:
         """Remove the groups; their processes must be gone."""
+        if self._counter >= 0:
+            os.close(self._counter)
+            self._counter = -1
         deadline = time.monotonic() + 2.0
         for path in self._paths():
             while path.exists() and time.monotonic() < deadline:

@@ -7,57 +7,49 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox import layout
+from rstar2.judge.sandbox import layout, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
-from rstar2.judge.sandbox.plan import Plan
+from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.weights import Weight
 
 _BUILD_S = 30.0
 _WARM_S = 120.0
-_HOST_UIDS = 1_879_048_192
-"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
-_UIDS = 65536
 
 
 class Lost(Exception):
-    """The jail died or stopped answering."""
+    """The jail died, stopped answering, or could not start a program."""
 
 
 class Enclosure:
-    """Builds a jail from a plan and holds the sockets of its zygotes.
+    """Builds a jail from a plan and speaks with its zygotes.
+
+    Args:
+        cgroup: limits the programs; the zygotes live in it too, so that a fork is in it at once.
+        nursery: where zygotes get warm; what they load stays counted there, not as a program's memory.
 
     Raises:
         Failure: the machine refuses what the plan asks for; the message says what.
     """
 
-    def __init__(self, plan: Plan, cgroup: Cgroup | None) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, cgroup: Cgroup, nursery: Cgroup) -> None:
+        self.plan = plan
+        self._cgroup, self._nursery = cgroup, nursery
+        self.ended: dict[int, dict[str, Any]] = {}
+        """Reports of sessions that ended while nobody was waiting for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fd = theirs.fileno()
-        start = (
-            f"import sys; sys.path.insert(0, {layout.package_root()!r}); "
-            f"from rstar2.judge.sandbox.inside.launch import main; main({fd})"
-        )
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-X", "utf8", "-c", start],
-                env=layout.ENVIRONMENT,
-                cwd="/",
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[fd],
-            )
-        self.zygotes: dict[Weight, socket.socket] = {"bare": ours}
+        self._sockets: dict[Weight, socket.socket] = {"bare": ours}
+        self._warming: set[Weight] = set()
+        self._log = Path(plan["log"])
+        with theirs, self._log.open("wb") as log:
+            self._process = _launch(theirs.fileno(), log)
         try:
-            if cgroup is not None:
-                cgroup.add(self._process.pid)
+            cgroup.add(self._process.pid)
+            # The kernel should rather kill a program. Only root may ask for that.
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("-500")
             self._shake_hands(ours)
@@ -67,70 +59,130 @@ class Enclosure:
 
     def _shake_hands(self, control: socket.socket) -> None:
         control.settimeout(_BUILD_S)
-        wire.send(control, self._plan)
-        while True:
-            try:
-                answer = wire.receive(control)[0]
-            except (wire.Closed, TimeoutError) as error:
-                raise Failure(f"the jail did not start: {self._last_words() or 'no answer'}") from error
-            if "failed" in answer:
-                raise Failure(f"the machine refuses the {self._plan['tier']} tier: {answer['failed']}")
-            if "ready" in answer:
-                control.settimeout(None)
-                return
-            wire.send(control, self._map_users(answer["map"]))
-
-    def _map_users(self, pid: int) -> dict[str, Any]:
         try:
-            for kind in ("uid_map", "gid_map"):
-                Path(f"/proc/{pid}/{kind}").write_text(f"0 {_HOST_UIDS} {_UIDS}")
-        except OSError as error:
-            return {"failed": str(error)}
-        return {"mapped": True}
+            wire.send(control, self.plan)
+            while True:
+                answer = wire.receive(control)[0]
+                if "failed" in answer:
+                    raise Failure(f"the machine refuses it: {answer['failed']}")
+                if "ready" in answer:
+                    control.settimeout(None)
+                    return
+                wire.send(control, _map_users(answer["map"]))
+        except (wire.Closed, TimeoutError) as error:
+            raise Failure(f"the jail did not start: {self._last_words() or 'no answer'}") from error
 
     def _last_words(self) -> str:
-        self._process.kill()
-        return (self._process.stderr.read() if self._process.stderr else b"").decode(errors="replace").strip()
+        """What the inside complained of."""
+        return self._log.read_text(errors="replace").strip()[-2000:]
 
     def grow(self, weight: Weight) -> None:
-        """Start a heavier zygote; it answers `ready` on its socket when it is warm."""
+        """Start a zygote unless it is there; it gets warm while others work.
+
+        Raises:
+            Lost: the jail is gone.
+        """
+        if weight in self._sockets:
+            return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_WARM_S)
-        with theirs:
-            try:
-                wire.send(self.zygotes["bare"], {"do": "grow", "weight": weight}, (theirs.fileno(),))
-            except (wire.Closed, OSError) as error:
-                ours.close()
-                raise Lost("the jail is gone") from error
-        self.zygotes[weight] = ours
-
-    def wait_ready(self, weight: Weight) -> None:
-        """Wait until a grown zygote is warm."""
-        control = self.zygotes[weight]
-        if control.gettimeout() is None:
-            return
+        self._sockets[weight] = ours
+        self._warming.add(weight)
+        there, back = self._nursery.entrances(), self._cgroup.entrances()
         try:
-            wire.receive(control)
+            order = {"do": "grow", "weight": weight, "groups": len(there)}
+            self._send("bare", order, (theirs.fileno(), *there, *back))
+        finally:
+            theirs.close()
+            for fd in there + back:
+                os.close(fd)
+
+    def control(self, weight: Weight) -> socket.socket:
+        """The socket of a zygote that is ready.
+
+        Raises:
+            Lost: it did not become ready.
+        """
+        self.grow(weight)
+        control = self._sockets[weight]
+        if weight in self._warming:
+            try:
+                answer = wire.receive(control)[0]
+            except (wire.Closed, OSError) as error:
+                raise Lost(f"the {weight} zygote did not become ready: {self._last_words()}") from error
+            if not answer["ready"]:
+                raise Lost(f"the {weight} zygote is of no use: {answer['failed']}")
+            self._warming.discard(weight)
+            control.settimeout(None)
+        return control
+
+    def start(self, weight: Weight, order: Start, fds: list[int]) -> None:
+        """Have a zygote start a program."""
+        self._send(weight, order, tuple(fds))
+
+    def tell(self, weight: Weight, do: str, key: int) -> None:
+        """Have a zygote `kill` or `interrupt` a program, or say how much `cpu` it took."""
+        self._send(weight, {"do": do, "key": key}, ())
+
+    def _send(self, weight: Weight, message: Any, fds: tuple[int, ...]) -> None:
+        try:
+            wire.send(self._sockets[weight], message, fds)
         except (wire.Closed, OSError) as error:
-            raise Lost(f"the {weight} zygote did not become ready: {self._last_words()}") from error
-        control.settimeout(None)
+            raise Lost(f"the {weight} zygote is gone") from error
+
+    def listen(self, weight: Weight, key: int) -> dict[str, Any] | None:
+        """Take one message of a zygote; return it if it is about `key`, keep it if about another's end.
+
+        Raises:
+            Lost: the zygote is gone, or says that it could not start the program.
+        """
+        try:
+            report = wire.receive(self._sockets[weight])[0]
+        except (wire.Closed, OSError) as error:
+            raise Lost(f"the {weight} zygote is gone") from error
+        if "failed" in report and report["key"] == key:
+            raise Lost(f"a program could not be started: {report['failed']}")
+        if report["key"] == key:
+            return dict(report)
+        if "status" in report:
+            self.ended[report["key"]] = report
+        return None
 
     def close(self) -> None:
         """Kill everything inside and wait until it is gone."""
-        for control in self.zygotes.values():
+        for control in self._sockets.values():
             control.close()
+        # The first process inside ends by itself when its socket closes.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=2.0)
         self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+        for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
 
 
-def is_root() -> bool:
-    return os.geteuid() == 0
+def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    start = (
+        f"import sys; sys.path.insert(0, {layout.package_root()!r}); "
+        f"from rstar2.judge.sandbox.inside.launch import main; main({fd})"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-X", "utf8", "-c", start],
+        env=layout.ENVIRONMENT,
+        cwd="/",
+        # Pipes, so that the interpreter's own streams are set up as programs will use them.
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        pass_fds=[fd],
+    )
 
 
-def now() -> float:
-    return time.monotonic()
+def _map_users(pid: int) -> dict[str, Any]:
+    try:
+        for kind in ("uid_map", "gid_map"):
+            Path(f"/proc/{pid}/{kind}").write_text(f"0 {tiers.FIRST_OUTER_UID} {tiers.USERS}")
+    except OSError as error:
+        return {"failed": str(error)}
+    return {"mapped": True}

@@ -70,7 +70,12 @@ _OPTIMISE, _AS_TREE = 8, 2
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
+    """libseccomp's Python binding.
+
+    Raises:
+        Failure: the shared library is not installed.
+    """
     try:
         import pyseccomp
     except (RuntimeError, OSError, ImportError) as error:
@@ -91,7 +96,7 @@ def compile_filter(*, processes: bool, signals: bool) -> bytes:
     Raises:
         Failure: libseccomp is not installed.
     """
-    lib = _library()
+    lib = library()
     rules = lib.SyscallFilter(lib.ERRNO(errno.ENOSYS))
     rules.set_attr(_OPTIMISE, _AS_TREE)
     eperm = lib.ERRNO(errno.EPERM)
@@ -122,6 +127,7 @@ def _add_conditional(lib: Any, rules: Any, eperm: int, *, processes: bool, signa
             _add(lib, rules, eperm, name, lib.Arg(0, lib.NE, _AF_UNIX))
     else:
         _add(lib, rules, lib.ALLOW, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
+        _add(lib, rules, eperm, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, 0))
         # A socketpair reaches nobody, and asyncio cannot start without one.
         _add(lib, rules, lib.ALLOW, "socketpair", lib.Arg(0, lib.EQ, _AF_UNIX))
         _add(lib, rules, eperm, "socket")

@@ -3,133 +3,133 @@
 from __future__ import annotations
 
 import os
-import select
+import shutil
 import socket
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.sandbox import layout
+from rstar2.judge.sandbox import canaries, tiers
+from rstar2.judge.sandbox.attend import Ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.enclosure import Enclosure, Lost, is_root
-from rstar2.judge.sandbox.filters import compile_filter
-from rstar2.judge.sandbox.inside import kernel, wire
-from rstar2.judge.sandbox.plan import Plan
+from rstar2.judge.sandbox.enclosure import Enclosure, Lost
+from rstar2.judge.sandbox.inside import wire
+from rstar2.judge.sandbox.plan import Plan, Start
+from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import GROWN, Weight, weigh
 from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
-_ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
-_SILENCE_S = 5.0
-"""How long a zygote may take to report a program it was told to kill."""
 _MIB = 1 << 20
+_SIGKILL = 9
+_PROCESS_READERS = ("/proc", "psutil")
+"""Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
+_SLACK_BYTES = 64 * _MIB
+"""Page tables and kernel memory of a program, which its own limit does not count."""
 
 
 class Sandbox:
     """Runs one program at a time, each in a fresh process of a jail that is built once.
 
+    Use it from one thread.
+
     Args:
         root: a folder of this sandbox's own for its mount point and work files; made if missing.
-        tier: the tier to use; None takes the best this machine gives.
+        tier: the tier to use; None takes the best this machine gives, which is never `none`.
         minimum: refuse to start below this one.
+
+    Raises:
+        UserError: the tier asked for is below the minimum.
     """
 
     def __init__(self, root: Path, tier: Isolation | None = None, minimum: Isolation = "strict") -> None:
-        if tier is not None and _ORDER.index(tier) < _ORDER.index(minimum):
+        if tier is not None and tiers.ORDER.index(tier) < tiers.ORDER.index(minimum):
             raise UserError(
                 f"isolation {tier!r} is below the minimum {minimum!r}",
                 "Ask for a stronger tier, or lower the minimum if you accept what it does not enforce.",
             )
-        self._root = root
-        self._wanted: tuple[Isolation, ...] = (tier,) if tier else ("strict", "landlock")
-        self._minimum = minimum
-        self._tier: Isolation | None = None
+        self._root = root.resolve()
+        least = tiers.ORDER.index(minimum)
+        wanted: tuple[Isolation, ...] = (tier,) if tier else ("strict", "landlock")
+        self._wanted = [name for name in wanted if tiers.ORDER.index(name) >= least]
+        self._plan: Plan | None = None
         self._cgroup: Cgroup | None = None
+        self._nursery: Cgroup | None = None
         self._jail: Enclosure | None = None
+        self._wants_warm = False
         self._key = 0
         self._baseline = 0
-
-    @property
-    def isolation(self) -> Isolation:
-        """The tier in force."""
-        if self._tier is None:
-            raise Failure("the sandbox has not been started", "Call start() first.")
-        return self._tier
+        self._sessions: dict[int, Session] = {}
 
     def start(self) -> None:
-        """Build the jail of the best tier that can be had and try to break out of it.
+        """Build the jail of the best tier that can be had, and have canaries try to get out of it.
 
         Raises:
-            Failure: no tier at or above the minimum could be built, or a canary got out.
+            Failure: no tier at or above the minimum could be built and held its canaries.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         reasons = []
         for tier in self._wanted:
-            if _ORDER.index(tier) < _ORDER.index(self._minimum):
-                continue
             try:
-                self._build(tier)
-                self._tier = tier
+                self._start_tier(tier)
                 return
             except Failure as error:
                 reasons.append(f"{tier}: {error.message}")
-                self.close()
         raise Failure(
             "no isolation at or above the minimum can be had here: " + "; ".join(reasons),
             "Run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
             "or lower the minimum.",
         )
 
-    def _plan(self, tier: Isolation) -> Plan:
-        binds, links = layout.shown()
-        mount_point = self._root / "mount"
-        mount_point.mkdir(exist_ok=True)
-        return Plan(
-            tier=tier,
-            rooted=is_root(),
-            user_namespace=True,
-            uid=layout.PROGRAM_UID,
-            root=str(mount_point),
-            binds=binds,
-            links=links,
-            files=layout.made_up_files(),
-            readable=["/"],
-            sys_path=layout.library_paths(),
-            landlock_abi=kernel.landlock_abi(),
-            filter=compile_filter(processes=True, signals=True),
-            scratch_mb=256,
-            scratch_files=16384,
-            processes=128,
-            file_mb=256,
-            stack_mb=64,
-        )
+    def _start_tier(self, tier: Isolation) -> None:
+        ways = tiers.plans(tier, self._root)
+        for place, plan in enumerate(ways):
+            try:
+                self._plan = plan
+                self._build()
+                canaries.release(self.run, plan, self._root)
+                return
+            except Failure:
+                self._drop_jail()
+                if place == len(ways) - 1:
+                    raise
 
-    def _build(self, tier: Isolation) -> None:
-        self._cgroup = Cgroup()
-        self._jail = Enclosure(self._plan(tier), self._cgroup)
-        self._cgroup.limit_processes(512)
+    @property
+    def isolation(self) -> Isolation:
+        """The tier in force."""
+        return self._built_plan()["tier"]
+
+    def exceptions(self) -> list[str]:
+        """What the tier in force does not enforce on this machine, one sentence each."""
+        plan = self._built_plan()
+        self._open_jail()
+        assert self._cgroup is not None
+        return tiers.exceptions(plan, self._cgroup)
+
+    def _built_plan(self) -> Plan:
+        if self._plan is None:
+            raise Failure("the sandbox has not been started", "Call start() first.")
+        return self._plan
+
+    def _build(self) -> Enclosure:
+        self._cgroup, self._nursery = Cgroup(), Cgroup()
+        self._jail = Enclosure(self._built_plan(), self._cgroup, self._nursery)
+        self._cgroup.limit_processes(tiers.PROCESSES + 64)
         self._baseline = self._cgroup.used()
+        if self._wants_warm:
+            self.warm()
+        return self._jail
 
     def warm(self) -> None:
         """Start every zygote now; without this each starts when a program first wants it."""
+        self._wants_warm = True
+        jail = self._open_jail()
         for weight in GROWN:
-            if weight not in self._open_jail().zygotes:
-                self._open_jail().grow(weight)
+            jail.grow(weight)
 
     def _open_jail(self) -> Enclosure:
-        if self._jail is None:
-            self._build(self.isolation)
-        assert self._jail is not None
-        return self._jail
-
-    def _zygote(self, weight: Weight) -> socket.socket:
-        jail = self._open_jail()
-        if weight not in jail.zygotes:
-            jail.grow(weight)
-        if weight != "bare":
-            jail.wait_ready(weight)
-        return jail.zygotes[weight]
+        return self._jail if self._jail is not None else self._build()
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         """Run one program and kill all it started. Never raises for what the program does.
@@ -137,99 +137,140 @@ class Sandbox:
         Raises:
             Failure: the jail could not be built again after it was lost.
         """
+        reason = ""
         for _ in range(2):
             try:
                 return self._run(request, run_id)
-            except (Lost, wire.Closed, OSError):
+            except Lost as error:
+                reason = str(error)
                 self._drop_jail()
-        return RunResult(id=run_id, outcome="lost", isolation=self.isolation)
+        return RunResult(id=run_id, outcome="lost", stderr=reason, isolation=self.isolation)
 
     def _run(self, request: RunRequest, run_id: str) -> RunResult:
-        control = self._zygote(weigh(request.code))
-        cgroup = self._cgroup
-        assert cgroup is not None
+        jail = self._open_jail()
+        weight = weigh(request.code)
+        self._ready(jail, weight, request.memory_mb)
         self._key += 1
-        kills = cgroup.kills()
-        with Streams(request.stdin) as streams:
-            fds = streams.theirs
+        assert self._cgroup is not None
+        kills = self._cgroup.kills()
+        plan = self._built_plan()
+        owner = tiers.outer_uid(plan, tiers.program_uid(plan, 0))
+        with Streams(request.stdin, owner) as streams:
             code: str | None = request.code
             if len(request.code) > wire.MAX_MESSAGE // 8:
+                streams.add_text("code", request.code)
                 code = None
-                fds = (*fds, streams.hold(request.code))
-            message = {
-                "do": "run",
-                "key": self._key,
-                "code": code,
-                "uid": layout.PROGRAM_UID,
-                "memory_mb": request.memory_mb,
-                "place": "/box",
-            }
+            order = self._order(code, streams, request.memory_mb)
+            order["own_space"] = any(word in request.code for word in _PROCESS_READERS)
             began = time.monotonic()
-            wire.send(control, message, fds)
-            streams.started()
-            verdict, report = self._attend(control, streams, began + request.timeout_s)
+            jail.start(weight, order, streams.theirs)
+            streams.sent()
+            end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s)
             wall = time.monotonic() - began
-            streams.drain()
-        if not report["clean"]:
-            self._drop_jail()
-        exit_code = os.waitstatus_to_exitcode(report["status"])
-        outcome: Outcome = verdict or ("ok" if exit_code == 0 else "error")
-        if outcome == "error" and (streams.out_of_memory or (exit_code == -9 and cgroup.kills() > kills)):
-            outcome = "memory"
-        return RunResult(
-            id=run_id,
-            outcome=outcome,
-            stdout=streams.stdout.text(),
-            stderr=streams.stderr.text(),
-            value=streams.value if outcome == "ok" else None,
-            exit_code=exit_code,
-            stdout_truncated=streams.stdout.truncated,
-            stderr_truncated=streams.stderr.truncated,
-            cpu_s=report["cpu_s"],
-            wall_s=wall,
-            isolation=self.isolation,
+            killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
+            if not end.clean:
+                self._drop_jail()
+            kind, text = streams.reported()
+            outcome = _outcome(end, for_memory=killed or kind == "m")
+            return RunResult(
+                id=run_id,
+                outcome=outcome,
+                stdout=streams.stdout.text(),
+                stderr=streams.stderr.text(),
+                value=text if kind == "v" and outcome == "ok" else None,
+                exit_code=end.exit_code,
+                stdout_truncated=streams.stdout.truncated,
+                stderr_truncated=streams.stderr.truncated,
+                cpu_s=end.cpu_s,
+                wall_s=wall,
+                isolation=self.isolation,
+            )
+
+    def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> None:
+        """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
+        cgroup = self._cgroup
+        assert cgroup is not None
+        jail.control(weight)
+        cgroup.limit_memory(self._baseline + memory_mb * _MIB + _SLACK_BYTES)
+
+    def _order(self, code: str | None, streams: Streams, memory_mb: int) -> Start:
+        plan = self._built_plan()
+        return Start(
+            do="start",
+            key=self._key,
+            code=code,
+            fds=streams.names,
+            session=False,
+            own_space=False,
+            uid=tiers.program_uid(plan, 0),
+            memory_mb=memory_mb,
+            place=plan["place"],
         )
 
-    def _attend(
-        self, control: socket.socket, streams: Streams, deadline: float
-    ) -> tuple[Outcome | None, dict[str, Any]]:
-        """Read a program's output until the zygote reports its end; kill it at the deadline."""
-        poll = select.poll()
-        poll.register(control, select.POLLIN)
-        streams.register(poll)
-        verdict: Outcome | None = None
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 and verdict == "timeout":
-                raise Lost("the zygote does not answer")
-            if left <= 0 or (streams.flooded and verdict is None):
-                verdict = verdict or ("output_limit" if streams.flooded else "timeout")
-                wire.send(control, {"do": "kill", "key": self._key})
-                deadline = time.monotonic() + _SILENCE_S
-                left = _SILENCE_S
-            for fd, _ in poll.poll(left * 1000):
-                if fd != control.fileno():
-                    streams.read(fd, poll)
-                    continue
-                report, _ = wire.receive(control)
-                if report["key"] != self._key:
-                    continue
-                if "failed" in report:
-                    raise Lost(report["failed"])
-                return verdict, report
+    def open_session(self, memory_mb: int = 1024, weight: Weight = "full") -> Session:
+        """Start a process that keeps its state from cell to cell.
+
+        Args:
+            memory_mb: MiB the session may take in all.
+            weight: the zygote to fork it from, that is, which libraries are there at once.
+
+        Raises:
+            Failure: it could not be started.
+        """
+        jail = self._open_jail()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        slot = next(number for number in range(1, 60000) if number not in self._sessions)
+        cgroup = Cgroup()
+        cgroup.limit_processes(tiers.PROCESSES + 8)
+        cgroup.limit_memory(memory_mb * _MIB + _SLACK_BYTES)
+        uid = tiers.program_uid(jail.plan, slot)
+        streams = Streams("", tiers.outer_uid(jail.plan, uid), theirs.detach())
+        for fd in cgroup.entrances():
+            streams.add("group", fd)
+        self._key += 1
+        order = self._order(None, streams, memory_mb)
+        order["session"] = order["own_space"] = True
+        order["uid"] = uid
+        if self.isolation != "strict":
+            order["place"] = str(self._root / f"session{slot}")
+            os.makedirs(order["place"], exist_ok=True)
+        try:
+            self._ready(jail, weight, memory_mb)
+            jail.start(weight, order, streams.theirs)
+        except Lost as error:
+            self._drop_jail()
+            raise Failure(f"the session could not be started: {error}") from error
+        streams.sent()
+        on_close = partial(self._close_session, slot, cgroup, Path(order["place"]))
+        self._sessions[slot] = Session(jail, weight, self._key, streams, ours, cgroup, on_close)
+        return self._sessions[slot]
+
+    def _close_session(self, slot: int, cgroup: Cgroup, place: Path) -> None:
+        del self._sessions[slot]
+        cgroup.close()
+        if place.is_relative_to(self._root):
+            shutil.rmtree(place, ignore_errors=True)
 
     def _drop_jail(self) -> None:
         if self._jail is not None:
             self._jail.close()
             self._jail = None
-        if self._cgroup is not None:
-            self._cgroup.close()
-            self._cgroup = None
-
-    def exceptions(self) -> list[str]:
-        """What the tier in force does not enforce, one sentence each."""
-        return []
+        for session in list(self._sessions.values()):
+            session.end("the jail it lived in is gone")
+        for cgroup in (self._cgroup, self._nursery):
+            if cgroup is not None:
+                cgroup.close()
+        self._cgroup = self._nursery = None
 
     def close(self) -> None:
-        """End the jail and everything in it."""
+        """End the jail and everything in it, sessions too."""
         self._drop_jail()
+
+
+def _outcome(end: Ending, *, for_memory: bool) -> Outcome:
+    """What a program's end amounts to; want of memory is believed only of a program that failed."""
+    if end.verdict is not None:
+        return end.verdict
+    if end.exit_code == 0:
+        return "ok"
+    return "memory" if for_memory else "error"

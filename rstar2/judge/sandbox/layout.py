@@ -32,7 +32,9 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # pandas' pyarrow would start a thread at import, and a process with threads must not be forked.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
 """The whole environment of a zygote, and so of a program. Nothing of the worker's own is passed on."""
 
@@ -86,8 +88,8 @@ def made_up_files() -> list[tuple[str, str]]:
     """Small files of /etc that libraries look at; they say nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
-        ("/etc/passwd", "root:x:0:0::/:/bin/sh\n" + user),
-        ("/etc/group", f"root:x:0:\nprogram:x:{PROGRAM_UID}:\n"),
+        ("/etc/passwd", user),
+        ("/etc/group", f"program:x:{PROGRAM_UID}:\n"),
         ("/etc/hosts", "127.0.0.1 localhost\n"),
         ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ]

@@ -12,10 +12,13 @@ class Plan(TypedDict):
     rooted: bool
     """The worker is root: it binds files before it enters a user namespace and may map many users."""
     user_namespace: bool
-    uid: int
-    """User of the first program inside; sessions count up from it. -1: programs keep the worker's user."""
+    """Enter a user namespace. Without one the zygotes stay the machine's root, though locked in."""
     root: str
     """Empty folder the new root is mounted on (strict)."""
+    log: str
+    """File for what the zygotes complain of."""
+    place: str
+    """Work folder of programs."""
     binds: list[str]
     """Files and folders to show, read-only, at their own paths."""
     links: list[tuple[str, str]]
@@ -26,12 +29,32 @@ class Plan(TypedDict):
     """What Landlock lets programs read."""
     sys_path: list[str]
     landlock_abi: int
+    """0: no Landlock."""
     filter: bytes
     """seccomp program in BPF; empty: none."""
     scratch_mb: int
     scratch_files: int
     processes: int
-    """Processes and threads of one program."""
+    """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
     file_mb: int
     """Size of one file."""
     stack_mb: int
+
+
+class Start(TypedDict):
+    """The order to start one program or session."""
+
+    do: str
+    key: int
+    """Names the program in what is said about it later."""
+    code: str | None
+    """Source; None for a session, or where it travels in a descriptor."""
+    fds: list[str]
+    """What each descriptor sent along is for: stdin, stdout, stderr, report, code, group (any number)."""
+    session: bool
+    own_space: bool
+    """Give it a mount namespace with a scratch space and a /proc to itself, which takes milliseconds."""
+    uid: int
+    """User to become; -1: keep the zygote's."""
+    memory_mb: int
+    place: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 from typing import Self
@@ -16,14 +15,23 @@ FLOOD_BYTES = 64 << 20
 
 
 class Stream:
-    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest."""
+    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest.
 
-    def __init__(self) -> None:
-        self.fd, self.theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self.theirs, True)
+    Args:
+        owner: see Streams.
+    """
+
+    def __init__(self, owner: int) -> None:
+        self.fd, self.theirs = os.pipe2(os.O_CLOEXEC)
+        os.fchown(self.theirs, owner, -1)
+        os.set_blocking(self.fd, False)
+        self.forget()
+
+    def forget(self) -> None:
+        """Start counting and keeping anew."""
         self._chunks: list[bytes] = []
         self._kept = 0
-        self.seen = 0
+        self._seen = 0
 
     def read(self) -> bool:
         """Take what is there; False at the end."""
@@ -31,7 +39,7 @@ class Stream:
             data = os.read(self.fd, _CHUNK)
         except BlockingIOError:
             return True
-        self.seen += len(data)
+        self._seen += len(data)
         if data and self._kept < MAX_OUTPUT_BYTES:
             self._chunks.append(data[: MAX_OUTPUT_BYTES - self._kept])
             self._kept += len(self._chunks[-1])
@@ -39,14 +47,18 @@ class Stream:
 
     def drain(self) -> None:
         """Take what is left without waiting."""
-        while True:
-            before = self.seen
-            if not self.read() or self.seen == before:
-                return
+        before = -1
+        while self._seen != before and not self.flooded:
+            before = self._seen
+            self.read()
+
+    @property
+    def flooded(self) -> bool:
+        return self._seen > FLOOD_BYTES
 
     @property
     def truncated(self) -> bool:
-        return self.seen > self._kept
+        return self._seen > self._kept
 
     def data(self) -> bytes:
         return b"".join(self._chunks)
@@ -57,34 +69,54 @@ class Stream:
 
 
 class Streams:
-    """The descriptors of one program. Ours are closed at the end, theirs once the program has them."""
+    """The descriptors of one program or session. Close them with `close`, or use them in a `with`.
 
-    def __init__(self, stdin: str) -> None:
-        self.stdout, self.stderr, self.report = Stream(), Stream(), Stream()
-        self._ours = {stream.fd: stream for stream in (self.stdout, self.stderr, self.report)}
-        outputs = (self.stdout.theirs, self.stderr.theirs, self.report.theirs)
-        self._borrowed = [*outputs]
-        self.theirs: tuple[int, ...] = (self._input(stdin), *outputs)
+    Args:
+        stdin: text on standard input.
+        owner: the outer user who may open the pipes by name (/dev/stdin); -1 for the worker's.
+        channel: a descriptor the process gets in place of the pipe for its value (a session's socket).
+    """
+
+    def __init__(self, stdin: str, owner: int, channel: int | None = None) -> None:
+        self._owner = owner
+        self.stdout, self.stderr = Stream(owner), Stream(owner)
+        self.ours = {stream.fd: stream for stream in (self.stdout, self.stderr)}
+        self.report: Stream | None = None
+        if channel is None:
+            self.report = Stream(owner)
+            self.ours[self.report.fd] = self.report
+            channel = self.report.theirs
+        self._borrowed = [self.stdout.theirs, self.stderr.theirs, channel]
+        self.names = ["stdin", "stdout", "stderr", "report"]
+        self.theirs = [self._input(stdin), *self._borrowed[:3]]
 
     def _input(self, text: str) -> int:
         """A descriptor that yields `text` and then ends."""
         data = text.encode()
+        if len(data) > _PIPE_BYTES:
+            return self._hold(data)
         if not data:
             fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        elif len(data) <= _PIPE_BYTES:
+        else:
             fd, writer = os.pipe2(os.O_CLOEXEC)
+            os.fchown(fd, self._owner, -1)
             os.write(writer, data)
             os.close(writer)
-        else:
-            return self._hold_bytes(data)
         self._borrowed.append(fd)
         return fd
 
-    def hold(self, text: str) -> int:
-        """A descriptor of a file in memory that holds `text`."""
-        return self._hold_bytes(text.encode())
+    def add_text(self, name: str, text: str) -> None:
+        """Send a long text along as a file in memory."""
+        self.add(name, self._hold(text.encode()), borrowed=False)
 
-    def _hold_bytes(self, data: bytes) -> int:
+    def add(self, name: str, fd: int, *, borrowed: bool = True) -> None:
+        """Send a descriptor along; it is closed here once sent."""
+        self.names.append(name)
+        self.theirs.append(fd)
+        if borrowed:
+            self._borrowed.append(fd)
+
+    def _hold(self, data: bytes) -> int:
         fd = os.memfd_create("text", os.MFD_CLOEXEC)
         self._borrowed.append(fd)
         view = memoryview(data)
@@ -93,44 +125,44 @@ class Streams:
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
-    def started(self) -> None:
+    def sent(self) -> None:
         """The program has its descriptors; let go of them."""
         while self._borrowed:
             os.close(self._borrowed.pop())
 
     def register(self, poll: select.poll) -> None:
-        for fd in self._ours:
+        for fd in self.ours:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, poll: select.poll) -> None:
         """Take what is there on one of our descriptors."""
-        if not self._ours[fd].read():
+        if not self.ours[fd].read():
             poll.unregister(fd)
 
     @property
     def flooded(self) -> bool:
-        return any(stream.seen > FLOOD_BYTES for stream in self._ours.values())
+        return any(stream.flooded for stream in self.ours.values())
 
     def drain(self) -> None:
-        for stream in self._ours.values():
+        for stream in self.ours.values():
             stream.drain()
 
-    @property
-    def value(self) -> str | None:
-        """The repr the program reported. It is the program's own word."""
-        data = self.report.data()
-        return data[1:].decode(errors="replace") if data[:1] == b"v" else None
+    def forget(self) -> None:
+        for stream in self.ours.values():
+            stream.forget()
 
-    @property
-    def out_of_memory(self) -> bool:
-        """The program said that it ended for want of memory; believed only of programs that failed anyway."""
-        return self.report.data()[:1] == b"m"
+    def reported(self) -> tuple[str, str]:
+        """What the program said of itself: (kind, text). `v`: the value; `m`: out of memory; else nothing."""
+        data = self.report.data() if self.report is not None else b""
+        return data[:1].decode(errors="replace"), data[1:].decode(errors="replace")
+
+    def close(self) -> None:
+        self.sent()
+        while self.ours:
+            os.close(self.ours.popitem()[0])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.started()
-        for fd in self._ours:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        self.close()

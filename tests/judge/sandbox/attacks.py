@@ -19,7 +19,6 @@ from typing import Any
 from rstar2.judge.sandbox.host import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
-TIMEOUT_S = 2.0
 MEMORY_MB = 512
 SECRET = "HOST_SECRET_CANARY"
 LEFTOVER = "rstar2_leftover"
@@ -32,6 +31,7 @@ class Case:
     code: str
     stdin: str
     expect: dict[str, Any]
+    timeout_s: float = 2.0
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -129,7 +129,7 @@ def run_case(sandbox: Sandbox, case: Case, host: Surroundings) -> list[str]:
     began = time.monotonic()
     # Built unchecked: what the service takes is its own matter, the sandbox stands more.
     request = RunRequest.model_construct(
-        code=code, stdin=case.stdin, timeout_s=TIMEOUT_S, memory_mb=MEMORY_MB
+        code=code, stdin=case.stdin, timeout_s=case.timeout_s, memory_mb=MEMORY_MB
     )
     result = sandbox.run(request, case.id)
     wall = time.monotonic() - began
@@ -190,11 +190,19 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
             seen = "[k for k in os.environ if '/tmp/evil' in os.environ[k]], len([1]), math.pi"
             code = f"import os, math\nprint({seen})"
             return sandbox.run(RunRequest(code=code), "next").stdout.startswith("[] 1 3.14159")
+        case "next_numpy_clean":
+            code = "import numpy as np\nprint(np.array([1]).sum(), np.random.random())"
+            first, second = (sandbox.run(RunRequest(code=code), "next").stdout for _ in range(2))
+            return first.startswith("1 0.") and first != second
     raise ValueError(f"unknown check {name!r}")
 
 
 def _next_sees_nothing(sandbox: Sandbox) -> bool:
-    code = (
-        f"import os; print(any('{LEFTOVER}' in os.listdir(p) for p in ('/tmp', '/var/tmp', '/dev/shm', '.')))"
-    )
-    return sandbox.run(RunRequest(code=code), "next").stdout == "False\n"
+    code = f"""
+import os
+def names(place):
+    try: return os.listdir(place)
+    except OSError: return []
+print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in names(place)], names('.'))
+"""
+    return sandbox.run(RunRequest(code=code), "next").stdout == "[] []\n"

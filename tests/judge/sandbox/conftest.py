@@ -1,4 +1,4 @@
-"""One strict sandbox for the whole folder, where this machine gives one."""
+"""One sandbox of each tier for the whole folder, where this machine gives it; the report says which."""
 
 from __future__ import annotations
 
@@ -9,15 +9,34 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.schema import Isolation
+
+_obtained: dict[str, str] = {}
+
+
+def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
+    sandbox = Sandbox(root, tier=tier, minimum=tier)
+    try:
+        sandbox.start()
+    except Failure as error:
+        _obtained[tier] = f"not here: {error.message}"
+        pytest.skip(f"this machine gives no {tier} tier: {error.message}")
+    _obtained[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
+    sandbox.warm()
+    yield sandbox
+    sandbox.close()
 
 
 @pytest.fixture(scope="session")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    sandbox = Sandbox(Path(tmp_path_factory.mktemp("strict")), tier="strict")
-    try:
-        sandbox.start()
-    except Failure as error:
-        pytest.skip(f"this machine gives no strict tier: {error.message}")
-    sandbox.warm()
-    yield sandbox
-    sandbox.close()
+    yield from _sandbox(tmp_path_factory.mktemp("strict"), "strict")
+
+
+@pytest.fixture(scope="session")
+def landlock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    yield from _sandbox(tmp_path_factory.mktemp("landlock"), "landlock")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for tier, what in _obtained.items():
+        terminalreporter.write_line(f"sandbox tier {tier}: {what}")

@@ -1,4 +1,4 @@
-"""Hostile and legitimate programs come out as their case says, and the host is as it was."""
+"""Hostile and honest programs come out as their case says, and the host is as it was."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from attacks import Case, Surroundings, read_cases, run_case
+from own_attacks import CASES, NOT_IN_LANDLOCK
 
 from rstar2.judge.sandbox.host import Sandbox
 
@@ -23,6 +24,15 @@ def _shared_cases() -> list[object]:
     return [pytest.param(case, id=case.id) for path in files for case in read_cases(path)]
 
 
+def _landlock_cases() -> list[object]:
+    left_out = [
+        pytest.param(case, id=case.id, marks=pytest.mark.skip(reason=NOT_IN_LANDLOCK[case.id]))
+        for case in CASES
+        if case.id in NOT_IN_LANDLOCK
+    ]
+    return [pytest.param(case, id=case.id) for case in CASES if case.id not in NOT_IN_LANDLOCK] + left_out
+
+
 @pytest.fixture(scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
     host = Surroundings(tmp_path_factory.mktemp("host"))
@@ -31,5 +41,15 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
 
 
 @pytest.mark.parametrize("case", _shared_cases())
-def test_shared_case_comes_out_as_it_says(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
+def test_shared_case_in_strict(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
     assert run_case(strict, case, surroundings) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_own_case_in_strict(strict: Sandbox, surroundings: Surroundings, case: Case) -> None:
+    assert run_case(strict, case, surroundings) == []
+
+
+@pytest.mark.parametrize("case", _landlock_cases())
+def test_own_case_in_landlock(landlock: Sandbox, surroundings: Surroundings, case: Case) -> None:
+    assert run_case(landlock, case, surroundings) == []

@@ -9,7 +9,7 @@ from rstar2.judge.sandbox.inside import jail, kernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rstar2.judge.sandbox.plan import Plan
+    from rstar2.judge.sandbox.plan import Plan, Start
 
 _MIB = 1 << 20
 _OPEN_FILES = 256
@@ -21,59 +21,73 @@ class Confinement:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._strict = plan["tier"] == "strict"
         self._filter = kernel.SyscallFilter(plan["filter"]) if plan["filter"] else None
-        self._landlock = _landlock(plan) if plan["landlock_abi"] and plan["tier"] == "strict" else None
-        self._limits = (
+        self._landlock = _landlock(plan, plan["place"])
+        self._limits = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
             (resource.RLIMIT_FSIZE, plan["file_mb"] * _MIB),
             (resource.RLIMIT_STACK, plan["stack_mb"] * _MIB),
-            (resource.RLIMIT_NPROC, plan["processes"]),
-        )
-        self.measure()
-
-    def measure(self) -> None:
-        """Note how much memory the zygote itself takes: programs' limits come on top of it."""
+        ]
+        if plan["processes"]:
+            self._limits.append((resource.RLIMIT_NPROC, plan["processes"]))
+        # What a program may take comes on top of what the zygote takes.
         with open("/proc/self/statm") as statm:
             pages = [int(field) for field in statm.read().split()]
-        self._total, self._data = pages[0] * _PAGE, pages[5] * _PAGE
+        self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
-    def apply(self, uid: int, memory_mb: int, place: str) -> None:
+    def apply(self, start: Start, groups: list[int]) -> None:
         """Confine this process for good.
 
         Args:
-            uid: the user to become; -1 keeps the zygote's.
-            memory_mb: MiB on top of what the zygote takes.
-            place: the program's work folder.
+            start: the order that came from outside.
+            groups: descriptors of the process lists of control groups to join.
         """
-        if self._plan["tier"] == "strict":
+        for fd in groups:
+            os.write(fd, b"0")
+        landlock = self._landlock
+        if self._strict:
             with open("/proc/self/oom_score_adj", "w") as score:
                 score.write("1000")
-        os.chdir(place)
-        for kind, limit in self._limits:
-            resource.setrlimit(kind, (limit, limit))
-        memory = memory_mb * _MIB
-        resource.setrlimit(resource.RLIMIT_DATA, (self._data + memory, self._data + memory))
-        # The address space is only a backstop for shared mappings, which the data limit does not count.
-        space = self._total + 2 * memory + 1024 * _MIB
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-        if uid >= 0:
-            kernel.become_user(uid)
+        if start["own_space"]:
+            landlock = self._own_space(start["place"])
+        os.chdir(start["place"])
+        self._limit(start["memory_mb"] * _MIB)
+        if start["uid"] >= 0:
+            kernel.become_user(start["uid"])
         if self._plan["tier"] != "none":
             kernel.drop_capabilities()
-        if self._landlock is not None:
-            self._landlock.enforce()
+        if landlock is not None:
+            landlock.enforce()
         if self._filter is not None:
             self._filter.load()
 
+    def _own_space(self, place: str) -> kernel.Landlock | None:
+        """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
+        if self._strict:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            jail.mount_scratch(self._plan)
+            jail.mount_proc("/proc")
+        return _landlock(self._plan, place)
 
-def _landlock(plan: Plan) -> kernel.Landlock:
+    def _limit(self, memory: int) -> None:
+        for kind, limit in self._limits:
+            resource.setrlimit(kind, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_DATA, (self._data + memory, self._data + memory))
+        # The address space is only a backstop for shared mappings, which the data limit does not count.
+        space = self._space + 2 * memory + 1024 * _MIB
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+
+
+def _landlock(plan: Plan, place: str) -> kernel.Landlock | None:
+    if not plan["landlock_abi"]:
+        return None
     rules = kernel.Landlock(plan["landlock_abi"])
     for path in plan["readable"]:
         rules.allow_read(path)
-    for name in ("null", "zero", "full", "random", "urandom"):
+    for name in jail.DEVICES:
         rules.allow_device(f"/dev/{name}")
-    if plan["tier"] == "strict":
-        for path in jail.WRITABLE:
-            rules.allow_all(path)
+    for path in jail.WRITABLE if plan["tier"] == "strict" else (place,):
+        rules.allow_all(path)
     return rules

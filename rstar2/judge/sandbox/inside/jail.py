@@ -1,8 +1,8 @@
 """The strict tier's jail: namespaces and a private read-only root holding only what an interpreter needs.
 
-Order matters. A worker that is root binds the files first, while it may still read them all, then enters
-the user namespace. One that is not enters first, which is what lets it mount at all. /proc must be mounted
-by the first process of the new PID namespace while the old /proc is still in sight.
+Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
+user namespace. One that is not enters first, which is what lets it mount at all. /proc must be mounted by the
+first process of the new PID namespace while the old /proc is still in sight.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
     from rstar2.judge.sandbox.plan import Plan
 
-_DEVICES = ("null", "zero", "full", "random", "urandom")
-_HIDDEN = "/.scratch"
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_SCRATCH = "/.scratch"
+_ASIDE = "/.aside"
+"""Where folders wait that the scratch space would cover, such as an interpreter installed below /tmp."""
 _STAGE = "/tmp"
 """Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
-_WRITABLE = {"box": "/box", "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
+PLACE = "/box"
+"""The work folder of programs."""
+_WRITABLE = {"box": PLACE, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
-"""The places a program may write, all parts of one small file system in memory."""
+"""What a program may write, all parts of one small file system in memory."""
 
 
 def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
@@ -32,16 +36,16 @@ def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
     Raises:
         OSError: the machine refuses a namespace or a mount.
     """
-    namespaces = kernel.ALL_NAMESPACES
+    uid, gid = os.geteuid(), os.getegid()
     if plan["rooted"]:
         kernel.unshare(kernel.CLONE_NEWNS)
         _build_root(plan)
-    if not plan["user_namespace"]:
-        namespaces &= ~kernel.CLONE_NEWUSER
-    uid, gid = os.geteuid(), os.getegid()
-    kernel.unshare(namespaces)
+    namespaces = kernel.ALL_NAMESPACES
+    kernel.unshare(namespaces if plan["user_namespace"] else namespaces & ~kernel.CLONE_NEWUSER)
     if not plan["rooted"]:
-        _map_only_myself(plan["uid"], uid, gid)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"1000 {uid} 1")
+        _write("/proc/self/gid_map", f"1000 {gid} 1")
         _build_root(plan)
     elif plan["user_namespace"]:
         ask_for_mapping()
@@ -54,20 +58,14 @@ def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
     return False
 
 
-def _map_only_myself(inner: int, uid: int, gid: int) -> None:
-    _write("/proc/self/setgroups", "deny")
-    _write("/proc/self/uid_map", f"{inner} {uid} 1")
-    _write("/proc/self/gid_map", f"{inner} {gid} 1")
-
-
 def _build_root(plan: Plan) -> None:
-    """Lay out the new root at plan["root"]: bind what is needed, read-only, at the paths it has outside."""
+    """Lay out the new root at plan["root"]: what is needed is bound read-only at the path it has outside."""
     root = plan["root"]
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("rstar2", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
-    for place in (_HIDDEN, "/proc", "/dev", "/etc", *WRITABLE):
-        os.makedirs(root + place, exist_ok=True)
-    for name in _DEVICES:
+    for place in (_SCRATCH, "/proc", "/dev", "/etc", *WRITABLE):
+        os.makedirs(root + place, mode=0o755, exist_ok=True)
+    for name in DEVICES:
         _bind_at(f"/dev/{name}", root + f"/dev/{name}", read_only=False)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
@@ -75,10 +73,14 @@ def _build_root(plan: Plan) -> None:
         os.makedirs(os.path.dirname(root + link), exist_ok=True)
         os.symlink(target, root + link)
     for path in plan["binds"]:
-        _bind_at(path, root + path)
+        _bind_at(path, root + (_ASIDE if _is_covered(path) else "") + path)
     for path, text in plan["files"]:
         _write(root + path, text)
     kernel.mount(root, _STAGE, "", kernel.MS_MOVE)
+
+
+def _is_covered(path: str) -> bool:
+    return any(path.startswith(place + "/") for place in WRITABLE)
 
 
 def _bind_at(source: str, target: str, *, read_only: bool = True) -> None:
@@ -104,18 +106,27 @@ def enter_root(plan: Plan) -> None:
     # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
     # pivoted to.
     kernel.mount(_STAGE, _STAGE, "", kernel.MS_BIND | kernel.MS_REC)
-    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-    kernel.mount("proc", _STAGE + "/proc", "proc", flags, "hidepid=2,subset=pid")
+    mount_proc(_STAGE + "/proc")
     kernel.make_root(_STAGE)
+    kernel.set_host_name("box")
     mount_scratch(plan)
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+
+
+def mount_proc(place: str) -> None:
+    """Mount the /proc of this process's PID namespace, without what other users and the kernel show there."""
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+    kernel.mount("proc", place, "proc", flags, "hidepid=2,subset=pid")
 
 
 def mount_scratch(plan: Plan) -> None:
     """Mount an empty scratch space over the writable places."""
     size = f"mode=711,size={plan['scratch_mb']}m,nr_inodes={plan['scratch_files']}"
-    kernel.mount("scratch", _HIDDEN, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
+    kernel.mount("scratch", _SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size)
     for name, place in _WRITABLE.items():
-        os.mkdir(f"{_HIDDEN}/{name}")
-        os.chmod(f"{_HIDDEN}/{name}", 0o1777)
-        kernel.mount(f"{_HIDDEN}/{name}", place, "", kernel.MS_BIND)
+        os.mkdir(f"{_SCRATCH}/{name}")
+        os.chmod(f"{_SCRATCH}/{name}", 0o1777)
+        kernel.mount(f"{_SCRATCH}/{name}", place, "", kernel.MS_BIND)
+    for path in filter(_is_covered, plan["binds"]):
+        os.makedirs(path, exist_ok=True)
+        kernel.mount(_ASIDE + path, path, "", kernel.MS_BIND | kernel.MS_REC)

@@ -85,6 +85,10 @@ def make_root(path: str) -> None:
     os.chdir("/")
 
 
+def set_host_name(name: str) -> None:
+    _done(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
 def prctl(option: int, value: int) -> None:
     _done(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 

@@ -7,10 +7,11 @@ This process only builds and then waits: its death takes the jail with it, and t
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import sys
 
-from rstar2.judge.sandbox.inside import jail, kernel, wire, zygote
+from rstar2.judge.sandbox.inside import cells, jail, kernel, program, wire, zygote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,22 +19,35 @@ if TYPE_CHECKING:
 
 
 def main(control_fd: int) -> None:
-    """Build what the plan says and serve on the control socket until it closes."""
-    control = _socket.socket(fileno=control_fd)
+    """Build the jail, serve, and in each process forked for a program, run it."""
+    task = _serve(control_fd)
+    # The frames of what served are gone by now: a program that looks up its stack finds its own order only.
+    if task is not None:
+        task.run()
+
+
+def _serve(control_fd: int) -> program.Program | cells.Session | None:
+    """Build what the plan says and serve on the control socket until it closes. None: nothing to run."""
+    control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
+    os.close(control_fd)
+    # Programs get their descriptors as 0 to 3, so nothing of ours may ever lie there.
+    while os.open(os.devnull, os.O_RDONLY) < 4:
+        pass
     plan: Plan = wire.receive(control)[0]
     sys.path[:] = plan["sys_path"]
     os.setsid()
+    os.umask(0o022)
     try:
         if plan["tier"] == "strict":
             if jail.enter_namespaces(plan, lambda: _ask_for_mapping(control)):
-                return
+                return None
             jail.enter_root(plan)
         zygote.prepare(plan)
     except OSError as error:
         wire.send(control, {"failed": str(error)})
-        return
+        return None
     wire.send(control, {"ready": True})
-    zygote.main(plan, control)
+    return zygote.serve(plan, control)
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:

@@ -5,50 +5,50 @@ Nothing that is decided about the program depends on what happens in here, excep
 
 from __future__ import annotations
 
+import _ast
+import atexit
 import os
 import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
-    from typing import Any
+    from typing import Any, NoReturn
 
 _ONLY_AST = 0x400
 NAME = "main.py"
 _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
 """Words of programs that may read their own source from its file."""
+# A program may replace names in modules; what is needed after it has run is bound before.
+_exit, _write, _run_exit_functions = os._exit, os.write, atexit._run_exitfuncs
 
 
-class Task:
+class Program:
     """One program: its source, the descriptor for its value, and its work folder."""
 
     def __init__(self, code: str, report_fd: int, place: str) -> None:
         self.code, self.report_fd, self.place = code, report_fd, place
 
+    def run(self) -> NoReturn:
+        """Run it and leave this process with its exit code."""
+        code = 1
+        try:
+            code = wind_up(_run(self), self.code)
+        finally:
+            leave(code)
 
-def main(task: Task) -> None:
-    """Run the program and leave this process with its exit code. Never returns."""
-    code = 1
-    try:
-        path = f"{task.place}/{NAME}"
-        namespace = become_main(path)
-        if any(word in task.code for word in _READERS):
-            _write_source(path, task.code)
-            namespace["__file__"] = path
-        code = _run(task, path, namespace)
-        code = _wind_up(code)
-    finally:
-        os._exit(code)
+
+def leave(code: int) -> NoReturn:
+    """End this process at once."""
+    _exit(code)
 
 
 def become_main(path: str) -> dict[str, Any]:
-    """Make a fresh __main__, forget the harness, and draw new random numbers."""
+    """Make a fresh __main__ and draw new random numbers; the namespace programs run in."""
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
-    for name in [name for name in sys.modules if name.startswith("rstar2")]:
-        del sys.modules[name]
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
     _reseed()
@@ -61,7 +61,7 @@ def _reseed() -> None:
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
     if "sympy.core.random" in modules:
-        modules["sympy.core.random"].seed()
+        modules["sympy.core.random"].rng.seed()
     if "tempfile" in modules:
         modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
         modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
@@ -70,10 +70,8 @@ def _reseed() -> None:
 def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
     """Compile into the statements and the last bare expression, if there is one."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
-    if not tree.body or type(tree.body[-1]).__name__ != "Expr":
+    if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
         return compile(tree, path, "exec", dont_inherit=True), None
-    import _ast
-
     last = _ast.Expression(tree.body.pop().value)
     flags = _future_flags(tree)
     body = compile(tree, path, "exec", dont_inherit=True) if tree.body else None
@@ -84,7 +82,7 @@ def _future_flags(tree: Any) -> int:
     """Compiler flags of the module's __future__ imports, which its last expression must share."""
     flags = 0
     for node in tree.body:
-        if type(node).__name__ == "ImportFrom" and node.module == "__future__":
+        if isinstance(node, _ast.ImportFrom) and node.module == "__future__":
             import __future__
 
             for alias in node.names:
@@ -92,47 +90,60 @@ def _future_flags(tree: Any) -> int:
     return flags
 
 
-def _run(task: Task, path: str, namespace: dict[str, Any]) -> int:
+def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
+    """Run the source; the value of its last bare expression, or None. Raises whatever the source raises."""
+    body, last = split(source.removeprefix("\ufeff"), path)
+    if body is not None:
+        exec(body, namespace)
+    return None if last is None else eval(last, namespace)
+
+
+def _run(program: Program) -> int:
+    path = f"{program.place}/{NAME}"
+    namespace = become_main(path)
+    if any(word in program.code for word in _READERS):
+        _write_source(path, program.code)
+        namespace["__file__"] = path
     try:
-        body, last = split(task.code, path)
-        if body is not None:
-            exec(body, namespace)
-        if last is not None:
-            value = eval(last, namespace)
-            if value is not None:
-                report(task.report_fd, b"v", repr(value))
+        value = execute(program.code, path, namespace)
+        if value is not None:
+            _report(program.report_fd, b"v", repr(value))
+    except SystemExit as leaving:
+        return exit_code(leaving.code)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
-        return fail(error, task, path)
+        if isinstance(error, MemoryError):
+            _report(program.report_fd, b"m", "")
+        show(error, program.code, path)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
 
-def report(fd: int, kind: bytes, text: str) -> None:
-    """Send the value (or a note of what went wrong) outside. The other end believes none of it."""
+def _report(fd: int, kind: bytes, text: str) -> None:
+    """Send the value, or a note of what went wrong, outside; a program that closed the way goes without."""
     data = memoryview(kind + text.encode("utf-8", "backslashreplace"))
-    while data:
-        data = data[os.write(fd, data) :]
+    try:
+        while data:
+            data = data[_write(fd, data) :]
+    except OSError:
+        return
 
 
-def fail(error: BaseException, task: Task, path: str) -> int:
-    """Show an exception as the interpreter would; the exit code it stands for."""
-    if isinstance(error, SystemExit):
-        return _exit_code(error.code)
-    if isinstance(error, MemoryError):
-        os.write(task.report_fd, b"m")
-    _write_source(path, task.code)
-    sys.stdout.flush()
+def show(error: BaseException, source: str, path: str) -> None:
+    """Show an exception on standard error as the interpreter would, with lines of the source."""
+    _write_source(path, source)
     error.__traceback__ = _without_harness(error.__traceback__)
+    sys.stdout.flush()
     sys.excepthook(type(error), error, error.__traceback__)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _without_harness(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next
     return trace
 
 
-def _exit_code(code: object) -> int:
+def exit_code(code: object) -> int:
+    """The exit code that SystemExit(code) stands for, with its message shown if it is one."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -151,15 +162,18 @@ def _write_source(path: str, source: str) -> None:
         return
 
 
-def _wind_up(code: int) -> int:
-    """What the interpreter does at its end: wait for threads, call exit handlers, flush."""
+def wind_up(code: int, source: str = "") -> int:
+    """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
     try:
+        # Before the threads: if they never end, what was printed must be out already.
         sys.stdout.flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
-        import atexit
-
-        atexit._run_exitfuncs()
+        _run_exit_functions()
+        if "__del__" in source:
+            # What the interpreter does for all objects; for most it would only take time.
+            namespace = sys.modules["__main__"].__dict__
+            namespace.update({name: None for name in namespace if not name.startswith("__")})
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - as above

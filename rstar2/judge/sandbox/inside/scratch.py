@@ -1,4 +1,4 @@
-"""The space programs may write: one small file system in memory, found empty by every program."""
+"""The space programs may write, found empty by every program."""
 
 from __future__ import annotations
 
@@ -6,58 +6,68 @@ import os
 import stat
 
 
-def _use(place: str) -> tuple[int, int]:
-    """(files, blocks) in use on the file system that holds `place`."""
-    numbers = os.statvfs(place)
-    return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
-
-
 class Scratch:
     """Knows what an empty scratch space looks like and brings it back to that.
 
     Args:
-        places: the folders programs may write, all on one file system that nothing else uses.
+        places: the folders programs may write.
+        own: they all lie on one file system that nothing else uses, so that its counters tell whether there
+            is anything to remove.
     """
 
-    def __init__(self, places: tuple[str, ...]) -> None:
+    def __init__(self, places: tuple[str, ...], *, own: bool) -> None:
         self._places = places
-        self._empty = _use(places[0])
+        self._own = own
+        self._empty = [set(os.listdir(place)) for place in places]
+        self._use = self._measure()
+
+    def _measure(self) -> tuple[int, int]:
+        """(files, blocks) in use."""
+        if not self._own:
+            return 0, 0
+        numbers = os.statvfs(self._places[0])
+        return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
     def clean(self) -> bool:
         """Remove whatever a program left; False where something could not be removed.
 
         Costs one system call where nothing was left. Only call it when the program's processes are gone.
         """
-        if _use(self._places[0]) == self._empty:
+        if self._own and self._measure() == self._use:
             return True
         try:
-            for place in self._places:
-                _empty_out(place)
+            for place, kept in zip(self._places, self._empty, strict=True):
+                _empty_out(place, kept)
         except OSError:
             return False
-        return _use(self._places[0]) == self._empty
+        return self._measure() == self._use
 
 
-def _empty_out(place: str) -> None:
-    """Remove everything below `place`.
+def _empty_out(place: str, kept: set[str]) -> None:
+    """Remove everything below `place` but the names in `kept`.
 
     Folders below the first level are moved up to it before they are emptied, so that neither the depth of a
     tree nor the length of its paths matters.
     """
     moved = 0
-    while names := os.listdir(place):
+    while names := set(os.listdir(place)) - kept:
         for name in names:
             path = f"{place}/{name}"
-            if not stat.S_ISDIR(os.lstat(path).st_mode):
+            if not _is_folder(path):
                 os.unlink(path)
                 continue
             os.chmod(path, 0o700)
             for inner in os.listdir(path):
-                if not stat.S_ISDIR(os.lstat(f"{path}/{inner}").st_mode):
+                if _is_folder(f"{path}/{inner}"):
+                    os.chmod(f"{path}/{inner}", 0o700)
+                    moved = _move_up(f"{path}/{inner}", place, moved)
+                else:
                     os.unlink(f"{path}/{inner}")
-                    continue
-                moved = _move_up(f"{path}/{inner}", place, moved)
             os.rmdir(path)
+
+
+def _is_folder(path: str) -> bool:
+    return stat.S_ISDIR(os.lstat(path).st_mode)
 
 
 def _move_up(path: str, place: str, moved: int) -> int:

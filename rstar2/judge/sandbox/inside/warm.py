@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 
-from rstar2.judge.sandbox.inside import kernel
+from rstar2.judge.sandbox.inside import kernel, program
 
 
 def bare() -> None:
@@ -21,55 +21,74 @@ def bare() -> None:
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     builtins.help = _sitebuiltins._Helper()
-    sys.argv = [""]
+    # As with a UTF-8 locale; the interpreter's UTF-8 mode alone is more lenient.
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(errors="strict")  # type: ignore[union-attr]
+    # The first syntax tree makes the interpreter build the types of all its nodes.
+    program.split("1\n1", "")
 
 
 def numeric() -> None:
-    """numpy and the standard library modules that programs reach for."""
-    import numpy as np
+    """numpy."""
+    with _Optional():
+        import numpy as np
 
-    np.linalg.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0]))
-    np.random.default_rng(0).normal(size=4).sum()
-    str(np.arange(3.0))
+        np.linalg.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([1.0, 2.0]))
+        np.random.default_rng(0).normal(size=4).sum()
+        str(np.arange(3.0))
 
 
 def symbolic() -> None:
     """numeric, and sympy."""
     numeric()
-    import sympy as sp
+    with _Optional():
+        import sympy as sp
 
-    x, y = sp.symbols("x y")
-    n = sp.symbols("n", integer=True, positive=True)
-    str(sp.solve(x**2 - 5 * x + 6, x))
-    str(sp.solve([x + y - 3, x - y - 1], [x, y]))
-    str(sp.simplify(sp.sin(x) ** 2 + sp.cos(x) ** 2))
-    str(sp.integrate(x * sp.exp(x), x))
-    str(sp.diff(sp.log(x) * sp.sqrt(x), x))
-    str(sp.summation(n, (n, 1, y)))
-    str(sp.factor(x**3 - 1) + sp.factorint(360)[2])
-    str(sp.Matrix([[1, 2], [3, 4]]).inv().det())
-    str(sp.Rational(1, 3).evalf(20))
-    str(sp.solve(sp.Eq(x**3 - 2 * x + 1, 0), x))
-    str(sp.limit(sp.sin(x) / x, x, 0))
+        x, y = sp.symbols("x y")
+        n = sp.symbols("n", integer=True, positive=True)
+        str(sp.solve(x**2 - 5 * x + 6, x))
+        str(sp.solve([x + y - 3, x - y - 1], [x, y]))
+        str(sp.simplify(sp.sin(x) ** 2 + sp.cos(x) ** 2))
+        str(sp.integrate(x * sp.exp(x), x))
+        str(sp.diff(sp.log(x) * sp.sqrt(x), x))
+        str(sp.summation(n, (n, 1, y)))
+        str(sp.factor(x**3 - 1) + sp.factorint(360)[2])
+        str(sp.Matrix([[1, 2], [3, 4]]).inv().det())
+        str(sp.Rational(1, 3).evalf(20))
+        str(sp.solve(sp.Eq(x**3 - 2 * x + 1, 0), x))
+        str(sp.limit(sp.sin(x) / x, x, 0))
 
 
 def full() -> None:
     """symbolic, and scipy, pandas and matplotlib."""
     symbolic()
-    import scipy.integrate
-    import scipy.linalg
-    import scipy.optimize
-    import scipy.special
-    import scipy.stats
+    with _Optional():
+        import scipy.integrate
+        import scipy.linalg
+        import scipy.optimize
+        import scipy.special
+        import scipy.stats
 
-    scipy.optimize.brentq(lambda t: t * t - 2, 0, 2)
-    import pandas as pd
+        scipy.optimize.brentq(lambda t: t * t - 2, 0, 2)
+    with _Optional():
+        import pandas as pd
 
-    str(pd.DataFrame({"a": [1, 2, 3]}).a.sum())
-    import matplotlib.pyplot as plt
+        str(pd.DataFrame({"a": [1, 2, 3]}).a.sum())
+    with _Optional():
+        import matplotlib.pyplot as plt
 
-    plt.figure()
-    plt.close("all")
+        plt.figure()
+        plt.close("all")
+
+
+class _Optional:
+    """A library that is not installed here is left out; programs that want it get its ImportError."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, ImportError)
 
 
 def settle() -> None:

@@ -11,8 +11,9 @@ import fcntl
 import os
 import select
 import sys
+import time
 
-from rstar2.judge.sandbox.inside import jail, kernel, program, warm, wire
+from rstar2.judge.sandbox.inside import cells, jail, kernel, program, warm, wire
 from rstar2.judge.sandbox.inside.confine import Confinement
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
@@ -20,7 +21,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rstar2.judge.sandbox.plan import Plan
+    from rstar2.judge.sandbox.plan import Plan, Start
+
+_SIGINT, _SIGKILL = 2, 9
+_TICKS = os.sysconf("SC_CLK_TCK")
+_kept: list[object] = []
 
 
 def prepare(plan: Plan) -> None:
@@ -29,24 +34,29 @@ def prepare(plan: Plan) -> None:
     Raises:
         OSError: the machine refuses something the tier needs.
     """
-    os.umask(0o077)
-    warm.bare()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    warm.bare()
+    warm.settle()
     Confinement(plan)
 
 
-def main(plan: Plan, control: _socket.socket) -> None:
-    """Serve; in a forked process, run what it was forked for."""
+def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Session:
+    """Serve until the worker is gone. Returns only in a process forked for a program, with that program."""
+    _hide()
     task = Zygote(plan, control).serve()
     while isinstance(task, _socket.socket):
         task = Zygote(plan, task).serve()
-    if task is not None:
-        program.main(task)
+    return task
+
+
+def _hide() -> None:
+    """Take this package out of sight of programs, which share the interpreter. It stays alive in _kept."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
+        _kept.append(sys.modules.pop(name))
 
 
 class _Child:
-    """A running program: its process, and the first process of its namespace."""
+    """A running program: its process, and the first process of its namespace where it has one."""
 
     def __init__(self, key: int, pid: int, init: kernel.BareInit | None) -> None:
         self.key, self.pid, self.init = key, pid, init
@@ -57,17 +67,21 @@ class Zygote:
     """One control socket's worth of programs."""
 
     def __init__(self, plan: Plan, control: _socket.socket) -> None:
+        # What a program leaves behind in the tiers without namespaces becomes this process's child.
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
-        self._scratch = Scratch(jail.WRITABLE) if plan["tier"] == "strict" else None
+        strict = plan["tier"] == "strict"
+        self._scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
         self._children: dict[int, _Child] = {}
+        self._zygotes: set[int] = set()
         self._ready = select.poll()
         self._ready.register(control.fileno(), select.POLLIN)
-        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if plan["tier"] == "strict" else -1
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if strict else -1
 
-    def serve(self) -> program.Task | _socket.socket | None:
-        """Answer until the worker is gone (None). In a fork: the program to run, or a new zygote's socket."""
+    def serve(self) -> program.Program | cells.Session | _socket.socket:
+        """Answer until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
         while True:
             for fd, _ in self._ready.poll():
                 if fd != self._control.fileno():
@@ -76,35 +90,47 @@ class Zygote:
                 try:
                     message, fds = wire.receive(self._control)
                 except wire.Closed:
-                    os._exit(0)
+                    self._end()
                 forked = self._obey(message, fds)
                 if forked is not None:
                     return forked
 
-    def _obey(self, message: dict[str, Any], fds: list[int]) -> program.Task | _socket.socket | None:
-        if message["do"] == "run":
-            return self._start(message, fds)
-        if message["do"] == "kill":
-            for child in list(self._children.values()):
-                if child.key == message["key"]:
-                    self._kill(child)
-            return None
-        return self._grow(message["weight"], fds[0])
+    def _end(self) -> None:
+        """The worker is gone: leave nothing behind."""
+        for child in self._children.values():
+            self._kill(child)
+        if self._own_pids < 0:
+            self._sweep(set())
+        os._exit(0)
 
-    def _start(self, message: dict[str, Any], fds: list[int]) -> program.Task | None:
+    def _obey(self, message: Any, fds: list[int]) -> program.Program | cells.Session | _socket.socket | None:
+        if message["do"] == "start":
+            return self._start(message, fds)
+        if message["do"] == "grow":
+            return self._grow(message["weight"], fds[0], fds[1:], message["groups"])
+        for child in list(self._children.values()):
+            if child.key == message["key"]:
+                if message["do"] == "kill":
+                    self._kill(child)
+                elif message["do"] == "interrupt":
+                    os.kill(child.pid, _SIGINT)
+                else:
+                    wire.send(self._control, {"key": child.key, "cpu_s": _cpu_seconds(child.pid)})
+        return None
+
+    def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
         """Fork one program. None in the zygote."""
         try:
             init, pid = self._fork()
         except OSError as error:
-            for fd in fds:
-                os.close(fd)
-            wire.send(self._control, {"key": message["key"], "failed": str(error)})
-            return None
+            wire.send(self._control, {"key": start["key"], "failed": str(error)})
+            pid = -1
         if pid == 0:
-            return self._become(message, fds)
-        child = _Child(message["key"], pid, init)
-        self._children[child.pidfd] = child
-        self._ready.register(child.pidfd, select.POLLIN)
+            return self._become(start, fds)
+        if pid > 0:
+            child = _Child(start["key"], pid, init)
+            self._children[child.pidfd] = child
+            self._ready.register(child.pidfd, select.POLLIN)
         for fd in fds:
             os.close(fd)
         return None
@@ -125,58 +151,100 @@ class Zygote:
             kernel.setns(self._own_pids, kernel.CLONE_NEWPID)
         return init, pid
 
-    def _become(self, message: dict[str, Any], fds: list[int]) -> program.Task:
+    def _become(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         """In the forked process: take the program's descriptors, confine, drop everything else."""
         try:
-            return self._confine(message, fds)
+            return self._confine(start, fds)
         except OSError as error:
             # The program has not begun, so this process can still speak for the zygote.
-            wire.send(self._control, {"key": message["key"], "failed": str(error)})
+            wire.send(self._control, {"key": start["key"], "failed": str(error)})
             os._exit(1)
 
-    def _confine(self, message: dict[str, Any], fds: list[int]) -> program.Task:
+    def _confine(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         os.setsid()
-        code = message["code"]
-        if code is None:
-            with open(fds.pop(), "rb") as file:
-                code = file.read().decode()
-        # The descriptors may lie low enough to be overwritten by one another, so they are moved up first.
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in fds]
-        for place, fd in enumerate(high):
+        named = list(zip(start["fds"], fds, strict=True))
+        groups = [fd for name, fd in named if name == "group"]
+        code = start["code"] or ""
+        for name, fd in named:
+            if name == "code":
+                with open(fd, "rb") as file:
+                    code = file.read().decode()
+        # They may lie low enough to be overwritten by one another, so they are moved up first.
+        standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in fds[:4]]
+        for place, fd in enumerate(standard):
             os.dup2(fd, place, inheritable=place < 3)
-        self._confinement.apply(message["uid"], message["memory_mb"], message["place"])
-        os.closerange(len(high), 1 << 16)
-        return program.Task(code=code, report_fd=3, place=message["place"])
+        self._confinement.apply(start, groups)
+        self._control.detach()
+        os.closerange(len(standard), 1 << 16)
+        if self._plan["tier"] != "strict":
+            os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["place"]
+        if start["session"]:
+            return cells.Session(channel_fd=3, place=start["place"])
+        return program.Program(code=code, report_fd=3, place=start["place"])
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
-        if child.init is not None:
-            os.kill(child.init.pid, 9)
-        else:
-            os.kill(child.pid, 9)
+        os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
 
     def _finish(self, child: _Child) -> None:
-        """Reap an ended program, end its namespace, and report."""
+        """Reap an ended program, end its namespace, remove what it wrote, and report."""
         _, status, usage = os.wait4(child.pid, 0)
         if child.init is not None:
             child.init.end()
         self._ready.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pidfd]
-        clean = self._scratch is None or self._scratch.clean()
+        if self._own_pids < 0:
+            self._sweep({other.pid for other in self._children.values()})
+        clean = self._scratch.clean()
         cpu = usage.ru_utime + usage.ru_stime
         wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "clean": clean})
 
-    def _grow(self, weight: str, fd: int) -> _socket.socket | None:
-        """Fork a heavier zygote, which answers on `fd` once it is warm."""
-        if os.fork():
-            os.close(fd)
+    def _sweep(self, spared: set[int]) -> None:
+        """Without a PID namespace: kill what an ended program left, which is this process's child by now."""
+        while left := _children_of_this_process() - spared - self._zygotes:
+            for pid in left:
+                os.kill(pid, _SIGKILL)
+                os.waitpid(pid, 0)
+
+    def _grow(self, weight: str, fd: int, groups: list[int], there: int) -> _socket.socket | None:
+        """Fork a heavier zygote, which answers on `fd` once it is warm.
+
+        Args:
+            groups: process lists of the control groups to get warm in (the first `there`), then to return to.
+        """
+        if pid := os.fork():
+            self._zygotes.add(pid)
+            for other in (fd, *groups):
+                os.close(other)
             return None
         self._control.close()
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
+        for group in groups[:there]:
+            os.write(group, b"0")
         getattr(warm, weight)()
         warm.settle()
-        wire.send(control, {"ready": True, "threads": len(os.listdir("/proc/self/task"))})
-        sys.stdout.flush()
+        for group in groups[there:]:
+            os.write(group, b"0")
+        for group in groups:
+            os.close(group)
+        threads = len(os.listdir("/proc/self/task"))
+        wire.send(
+            control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
+        )
         return control
+
+
+def _children_of_this_process() -> set[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as children:
+        return {int(pid) for pid in children.read().split()}
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Processor seconds of a process and of those it has waited for."""
+    with open(f"/proc/{pid}/stat") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    # The clock id of another process, as the C library's clock_getcpuclockid makes it.
+    own = time.clock_gettime(~pid << 3 | 2)
+    return own + (int(fields[13]) + int(fields[14])) / _TICKS

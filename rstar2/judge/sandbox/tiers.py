@@ -1,0 +1,139 @@
+"""What each tier builds on this machine, and what it leaves open."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rstar2.judge.sandbox import layout
+from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.filters import compile_filter
+from rstar2.judge.sandbox.inside import jail, kernel
+from rstar2.judge.sandbox.plan import Plan
+from rstar2.judge.schema import Isolation
+
+ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
+"""Weakest first."""
+PROCESSES = 128
+FIRST_OUTER_UID = 1_879_048_192
+"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
+USERS = 65536
+_SIGNAL_SCOPE_ABI = 6
+_NETWORK_ABI = 4
+
+
+def plans(tier: Isolation, root: Path) -> list[Plan]:
+    """The ways to build a tier here, best first.
+
+    Raises:
+        rstar2.errors.Failure: libseccomp is missing.
+    """
+    if tier != "strict":
+        return [_plan(tier, root, rooted=False, user_namespace=False)]
+    if os.geteuid() != 0:
+        return [_plan(tier, root, rooted=False, user_namespace=True)]
+    return [_plan(tier, root, rooted=True, user_namespace=namespace) for namespace in (True, False)]
+
+
+def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) -> Plan:
+    binds, links = layout.shown()
+    abi = kernel.landlock_abi() if tier != "none" else 0
+    strict = tier == "strict"
+    for name in ("mount", "box"):
+        (root / name).mkdir(exist_ok=True)
+    return Plan(
+        tier=tier,
+        rooted=rooted,
+        user_namespace=user_namespace,
+        root=str(root / "mount"),
+        log=str(root / "zygotes.log"),
+        place=jail.PLACE if strict else str(root / "box"),
+        binds=binds,
+        links=links,
+        files=layout.made_up_files(),
+        readable=["/"] if strict else binds,
+        sys_path=layout.library_paths(),
+        landlock_abi=abi,
+        filter=_filter(tier, abi),
+        scratch_mb=256,
+        scratch_files=16384,
+        processes=PROCESSES if strict else 0,
+        file_mb=256,
+        stack_mb=64,
+    )
+
+
+def _filter(tier: Isolation, abi: int) -> bytes:
+    if tier == "none":
+        return b""
+    if tier == "strict":
+        return compile_filter(processes=True, signals=True)
+    return compile_filter(processes=False, signals=abi >= _SIGNAL_SCOPE_ABI)
+
+
+def program_uid(plan: Plan, session: int) -> int:
+    """User of a program as the inside counts them; -1 where the tier has no users of its own.
+
+    Args:
+        session: 0 for plain runs, else the session's number.
+    """
+    if plan["tier"] != "strict" or not plan["rooted"]:
+        return -1
+    return layout.PROGRAM_UID + session
+
+
+def outer_uid(plan: Plan, uid: int) -> int:
+    """The same user as the outside counts them."""
+    return uid + FIRST_OUTER_UID if uid >= 0 and plan["user_namespace"] else uid
+
+
+def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:
+    """What the tier in force does not enforce, one sentence each."""
+    if plan["tier"] == "none":
+        return [
+            "Programs run as the worker's user without any confinement: they can read and write whatever it "
+            "can, use the network, signal other processes and start daemons.",
+            "Only time, output, memory of each process and file size are limited.",
+        ]
+    found = _landlock_exceptions(plan) if plan["tier"] == "landlock" else _strict_exceptions(plan)
+    if cgroup.memory is None:
+        found.append(
+            "No memory control group can be written: memory is limited for each process, not for a program "
+            "as a whole, and shared mappings count only against the address space."
+        )
+    if cgroup.pids is None:
+        found.append("No pids control group can be written: only the user's own process limit holds.")
+    return found
+
+
+def _strict_exceptions(plan: Plan) -> list[str]:
+    found = []
+    if not plan["user_namespace"]:
+        found.append("User namespaces are refused: the zygotes, though locked in, are the machine's root.")
+    if not plan["rooted"]:
+        found.append(
+            "Without root there is one user for all programs of a worker: kept apart by Landlock only."
+        )
+    if not plan["landlock_abi"]:
+        found.append("The kernel has no Landlock: namespaces, users and seccomp confine alone.")
+    return found
+
+
+def _landlock_exceptions(plan: Plan) -> list[str]:
+    found = [
+        "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
+        "Programs cannot open sockets of any kind but connected pairs.",
+        "Programs run as the worker's own user, without its capabilities.",
+        "There is no private file system: programs read the system's libraries and the interpreter in place, "
+        "and can see that other files exist, their sizes and owners, though not what is in them.",
+        "The work folder is on disk: the size of one file is limited, not the space of all files together.",
+        "Programs see the machine's real process ids, host name and clock of the system.",
+        "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
+    ]
+    if plan["landlock_abi"] < _SIGNAL_SCOPE_ABI:
+        found.append(
+            "This kernel cannot keep signals inside: programs cannot send any, not to themselves either."
+        )
+    if plan["landlock_abi"] < _NETWORK_ABI:
+        found.append("This kernel's Landlock has no say over the network: seccomp alone refuses sockets.")
+    return found

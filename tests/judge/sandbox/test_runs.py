@@ -1,0 +1,163 @@
+"""What a caller learns of a program: outcome, output, value, times; and that programs do not meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.weights import weigh
+from rstar2.judge.schema import MAX_OUTPUT_BYTES, RunRequest, RunResult
+
+
+def run(sandbox: Sandbox, code: str, **options: object) -> RunResult:
+    return sandbox.run(RunRequest.model_validate({"code": code, **options}), "a-run")
+
+
+@pytest.mark.parametrize(
+    ("code", "value"),
+    [
+        ("1 + 1", "2"),
+        ("x = 3\nx * 'ab'", "'ababab'"),
+        ("x = 3", None),
+        ("None", None),
+        ("print('out')", None),
+        ("from __future__ import annotations\nimport fractions\nfractions.Fraction(1, 3)", "Fraction(1, 3)"),
+        ("if True:\n    5", None),
+        ("class A:\n    def __repr__(self): return 'ä\\ud800'\nA()", "ä\\ud800"),
+    ],
+)
+def test_value_is_the_repr_of_the_last_bare_expression(strict: Sandbox, code: str, value: str | None) -> None:
+    result = run(strict, code)
+    assert (result.outcome, result.value) == ("ok", value)
+
+
+def test_result_carries_id_tier_and_exit_code(strict: Sandbox) -> None:
+    result = run(strict, "import sys; sys.exit(3)")
+    assert (result.id, result.outcome, result.exit_code, result.isolation) == ("a-run", "error", 3, "strict")
+
+
+def test_traceback_names_the_programs_own_lines_and_nothing_of_ours(strict: Sandbox) -> None:
+    result = run(strict, "def f(x):\n    return 1 / x\n\nf(0)")
+    lines = result.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "line 4, in <module>" in lines[1]
+    assert lines[2].strip() == "f(0)"
+    assert any("line 2, in f" in line for line in lines)
+    assert "rstar2" not in result.stderr
+    assert lines[-1] == "ZeroDivisionError: division by zero"
+
+
+def test_syntax_error_names_its_line(strict: Sandbox) -> None:
+    result = run(strict, "x = 1\ny = = 2")
+    assert result.outcome == "error"
+    assert "line 2" in result.stderr
+    assert "SyntaxError" in result.stderr
+
+
+def test_long_output_is_cut_and_says_so(strict: Sandbox) -> None:
+    result = run(strict, f"import sys\nprint('x' * {MAX_OUTPUT_BYTES + 5})\nprint('e', file=sys.stderr)")
+    assert result.outcome == "ok"
+    assert len(result.stdout) == MAX_OUTPUT_BYTES
+    assert (result.stdout_truncated, result.stderr_truncated, result.stderr) == (True, False, "e\n")
+
+
+def test_endless_output_is_an_outcome_of_its_own(strict: Sandbox) -> None:
+    result = run(strict, "while True: print('x' * 65536)", timeout_s=60)
+    assert result.outcome == "output_limit"
+    assert len(result.stdout) == MAX_OUTPUT_BYTES
+
+
+def test_output_before_a_timeout_is_kept(strict: Sandbox) -> None:
+    result = run(strict, "print('early', flush=True)\nwhile True: pass", timeout_s=0.3)
+    assert (result.outcome, result.stdout, result.value) == ("timeout", "early\n", None)
+
+
+@pytest.mark.parametrize("code", ["while True: pass", "sum(iter(int, 1))", "import time; time.sleep(60)"])
+def test_a_loop_is_killed_within_100_ms_of_its_limit(strict: Sandbox, code: str) -> None:
+    # The best of some tries: what is measured is the sandbox, not how busy the machine is.
+    late = min(run(strict, code, timeout_s=0.2).wall_s - 0.2 for _ in range(3))
+    assert 0 <= late < 0.1
+
+
+def test_times_are_those_of_the_program(strict: Sandbox) -> None:
+    asleep = run(strict, "import time; time.sleep(0.3)")
+    busy = run(strict, "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass")
+    assert asleep.wall_s >= 0.3
+    assert asleep.cpu_s < 0.2
+    assert 0.3 <= busy.cpu_s < 0.6
+
+
+@pytest.mark.parametrize("memory_mb", [64, 400])
+def test_memory_limit_is_the_one_asked_for(strict: Sandbox, memory_mb: int) -> None:
+    code = "x = bytearray({} << 20)\nprint(len(x) >> 20)"
+    fits, large = memory_mb - 40, memory_mb + 40
+    assert run(strict, code.format(fits), memory_mb=memory_mb, timeout_s=60).stdout == f"{fits}\n"
+    assert run(strict, code.format(large), memory_mb=memory_mb, timeout_s=60).outcome == "memory"
+
+
+def test_smallest_memory_limit_is_enough_for_a_small_program(strict: Sandbox) -> None:
+    assert run(strict, "print(sum(range(1000)))", memory_mb=16).stdout == "499500\n"
+
+
+def test_claiming_want_of_memory_does_not_excuse_an_error_nor_spoil_a_success(strict: Sandbox) -> None:
+    assert run(strict, "import os\nos.write(3, b'm')").outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        "import random; print(random.random())",
+        "import numpy as np; print(np.random.random())",
+        "import numpy as np; print(np.random.default_rng().random())",
+        "from sympy.core.random import rng; print(rng.random())",
+        "import uuid; print(uuid.uuid4())",
+        "import scipy.stats; print(scipy.stats.norm.rvs())",
+    ],
+)
+def test_random_numbers_differ_between_runs(strict: Sandbox, draw: str) -> None:
+    results = [run(strict, draw, timeout_s=60) for _ in range(2)]
+    assert [result.outcome for result in results] == ["ok", "ok"]
+    assert results[0].stdout != results[1].stdout
+
+
+def test_same_seed_gives_same_numbers_in_every_run(strict: Sandbox) -> None:
+    seeded = "import random, numpy as np\nrandom.seed(1); np.random.seed(1)\n"
+    code = f"{seeded}print(random.random(), np.random.random())"
+    assert run(strict, code).stdout == run(strict, code).stdout != ""
+
+
+def test_long_source_and_long_input_arrive_whole(strict: Sandbox) -> None:
+    code = "import sys\n" + "# filler\n" * 60_000 + "print(len(sys.stdin.buffer.read()))"
+    assert run(strict, code, stdin="é" * 500_000, timeout_s=60).stdout == "1000000\n"
+
+
+def test_programs_get_the_same_clean_process_each_time(strict: Sandbox) -> None:
+    code = """
+import os, signal, sys, threading
+print(os.getpid(), os.getppid(), os.getcwd(), sys.argv, len(os.listdir('.')), threading.active_count(),
+      signal.getsignal(signal.SIGINT) is signal.default_int_handler, os.umask(0o22), sys.path[0])
+"""
+    first = run(strict, code)
+    assert first.stdout == "2 0 /box ['/box/main.py'] 0 1 True 18 /box\n"
+    assert run(strict, code).stdout == first.stdout
+
+
+@pytest.mark.parametrize(
+    ("code", "weight"),
+    [
+        ("print(1)", "bare"),
+        ("x = 'numpy is a word here'", "bare"),
+        ("import math, json", "bare"),
+        ("import numpy as np", "numeric"),
+        ("def f():\n    import math, numpy", "numeric"),
+        ("from numpy.linalg import inv", "numeric"),
+        ("from sympy import *", "symbolic"),
+        ("import numpy\nimport sympy", "symbolic"),
+        ("__import__('sympy')", "symbolic"),
+        ("import pandas as pd", "full"),
+        ("import matplotlib.pyplot as plt", "full"),
+        ("if 1:\n\tfrom scipy.optimize import brentq", "full"),
+    ],
+)
+def test_the_lightest_zygote_that_has_the_imports_is_chosen(code: str, weight: str) -> None:
+    assert weigh(code) == weight

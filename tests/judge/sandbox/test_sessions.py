@@ -1,0 +1,159 @@
+"""Sessions keep their state by keeping their process, and say so when it is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.session import Session
+from rstar2.judge.schema import RunRequest, RunResult
+
+
+@pytest.fixture(params=["strict", "landlock"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    found: Sandbox = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def session(sandbox: Sandbox) -> Iterator[Session]:
+    opened = sandbox.open_session(memory_mb=256, weight="bare")
+    yield opened
+    opened.close()
+
+
+def cell(session: Session, code: str, timeout_s: float = 20.0) -> RunResult:
+    return session.run_cell(code, timeout_s, "a-cell")
+
+
+def test_names_stay_from_cell_to_cell(session: Session, sandbox: Sandbox) -> None:
+    assert cell(session, "x = 41\ndef f(n): return n + x").outcome == "ok"
+    result = cell(session, "print('out')\nf(1)")
+    assert (result.outcome, result.stdout, result.value) == ("ok", "out\n", "42")
+    assert (result.id, result.isolation, result.exit_code) == ("a-cell", sandbox.isolation, None)
+
+
+def test_an_error_leaves_the_session_alive(session: Session) -> None:
+    cell(session, "x = 1")
+    result = cell(session, "y = 2\n1 / 0")
+    assert result.outcome == "error"
+    assert "line 2, in <module>" in result.stderr
+    assert "rstar2" not in result.stderr
+    assert cell(session, "x, y").value == "(1, 2)"
+
+
+def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(session: Session) -> None:
+    cell(session, "x = 0")
+    result = cell(session, "while True: x += 1", timeout_s=0.3)
+    assert result.outcome == "timeout"
+    assert result.wall_s < 2
+    assert session.alive
+    assert int(cell(session, "x").value or 0) > 0
+
+
+def test_a_cell_that_does_not_stop_ends_its_session(session: Session) -> None:
+    stubborn = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
+    result = cell(
+        session, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{stubborn}", timeout_s=0.3
+    )
+    assert result.outcome == "timeout"
+    assert not session.alive
+    after = cell(session, "1")
+    assert (after.outcome, after.value) == ("lost", None)
+    assert "signal 9" in after.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "reason"),
+    [
+        ("print('bye')\nexit()", "ok", "exit code 0"),
+        ("import os\nos._exit(3)", "error", "exit code 3"),
+        ("import os\nos.kill(os.getpid(), 11)", "error", "signal 11"),
+    ],
+)
+def test_a_session_that_ends_says_how(session: Session, code: str, outcome: str, reason: str) -> None:
+    assert cell(session, code).outcome == outcome
+    assert not session.alive
+    assert reason in session.reason
+    assert reason in cell(session, "1").stderr
+
+
+def test_a_session_that_dies_between_cells_is_noticed(session: Session) -> None:
+    cell(session, "import os, threading\nthreading.Timer(0.1, os._exit, [5]).start()")
+    time.sleep(0.5)
+    assert cell(session, "1").outcome in ("lost", "error")
+    assert not session.alive
+    assert "exit code 5" in session.reason
+
+
+def test_the_cost_of_a_cell_does_not_grow_with_the_cells_before_it(session: Session) -> None:
+    def spent(cells: int) -> float:
+        return min(cell(session, f"x = {number}").cpu_s for number in range(cells))
+
+    cell(session, "import math")
+    first = spent(50)
+    for number in range(400):
+        cell(session, f"y{number} = {number}")
+    assert spent(50) < 3 * first + 0.0005
+
+
+def test_memory_of_a_session_is_limited_over_all_its_cells(session: Session) -> None:
+    cell(session, "held = []")
+    outcomes = [cell(session, "held.append(bytearray(60 << 20))").outcome for _ in range(6)]
+    assert outcomes[0] == "ok"
+    assert outcomes[-1] == "memory"
+
+
+def test_files_are_kept_in_a_session_and_unseen_outside(session: Session, sandbox: Sandbox) -> None:
+    cell(session, "open('kept', 'w').write('x')")
+    assert cell(session, "open('kept').read()").value == "'x'"
+    assert sandbox.run(RunRequest(code="import os; print(os.listdir('.'))"), "a").stdout == "[]\n"
+
+
+def test_sessions_and_runs_do_not_see_each_others_processes(session: Session, sandbox: Sandbox) -> None:
+    secret = cell(session, "secret = 'CANARY' * 10\nimport os\nos.getpid()")
+    other = sandbox.open_session(weight="bare")
+    look = f"""
+import os
+found = []
+try: pids = [p for p in os.listdir('/proc') if p.isdigit()]
+except OSError: pids = []
+for pid in {{*pids, '{secret.value}'}} - {{os.readlink('/proc/self')}} if pids else []:
+    try: found.append(open(f'/proc/{{pid}}/mem', 'rb'))
+    except OSError: pass
+print(found)
+"""
+    assert sandbox.run(RunRequest(code=look), "a").stdout == "[]\n"
+    assert cell(other, look).stdout == "[]\n"
+    other.close()
+
+
+def test_output_of_a_cell_is_its_own(session: Session) -> None:
+    assert cell(session, "print('one')").stdout == "one\n"
+    assert cell(session, "pass").stdout == ""
+    flood = cell(session, "while True: print('x' * 65536)", timeout_s=60)
+    assert flood.outcome == "output_limit"
+
+
+def test_a_forged_word_reaches_no_other_session(session: Session, sandbox: Sandbox) -> None:
+    other = sandbox.open_session(weight="bare")
+    forge = """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, b'v' + bytes(4))
+    except OSError: pass
+"""
+    cell(session, forge)
+    assert cell(other, "6 * 7").value == "42"
+    assert sandbox.run(RunRequest(code="print(6 * 7)"), "a").stdout == "42\n"
+    other.close()
+
+
+def test_closing_ends_the_process_and_is_final(session: Session) -> None:
+    session.close()
+    assert not session.alive
+    assert cell(session, "1").outcome == "lost"
+    session.close()

@@ -1,0 +1,116 @@
+"""A tier is what its canaries say it is, or the sandbox does not start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.errors import Failure, UserError
+from rstar2.judge.sandbox import filters, tiers
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.schema import RunRequest
+
+
+def test_a_tier_below_the_minimum_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="below the minimum"):
+        Sandbox(tmp_path, tier="landlock", minimum="strict")
+
+
+def test_the_best_tier_is_taken_and_never_none_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tier: str, root: Path) -> Any:
+        raise Failure(f"no {tier} here")
+
+    monkeypatch.setattr(tiers, "plans", refuse)
+    with pytest.raises(Failure, match=r"strict: no strict here; landlock: no landlock here"):
+        Sandbox(tmp_path, minimum="none").start()
+
+
+def test_without_libseccomp_the_failure_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters.library.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyseccomp", None)
+    try:
+        with pytest.raises(Failure, match="libseccomp"):
+            Sandbox(tmp_path, minimum="landlock").start()
+    finally:
+        filters.library.cache_clear()
+
+
+def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
+    whole = tiers.plans
+    monkeypatch.setattr(tiers, "plans", lambda tier, root: [{**whole(tier, root)[0], **changes}])
+
+
+@pytest.mark.parametrize(
+    ("changes", "attempts"),
+    [
+        ({"landlock_abi": 0}, ["read_secret", "write_outside"]),
+        ({"filter": b""}, ["netlink_socket"]),
+        ({"landlock_abi": 0, "filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
+    ],
+)
+def test_a_hole_in_the_landlock_tier_is_found_by_its_canaries(
+    landlock: Sandbox,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, object],
+    attempts: list[str],
+) -> None:
+    del landlock  # Only for its skip where the machine has no Landlock.
+    _weaken(monkeypatch, **changes)
+    with pytest.raises(Failure, match="a canary got out") as caught:
+        Sandbox(tmp_path, tier="landlock", minimum="landlock").start()
+    for attempt in attempts:
+        assert attempt in str(caught.value)
+
+
+def test_a_hole_in_the_strict_tier_is_found_by_its_canaries(
+    strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del strict
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.name.startswith("pytest"):
+            folder.chmod(0o755)
+    whole = tiers.plans(tier="strict", root=tmp_path)[0]
+    _weaken(monkeypatch, binds=[*whole["binds"], str(tmp_path)])
+    with pytest.raises(Failure, match="read_secret"):
+        Sandbox(tmp_path, tier="strict").start()
+
+
+def test_strict_holds_for_root_where_user_namespaces_are_refused(
+    strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(tiers.plans("strict", tmp_path)) < 2:
+        pytest.skip("the worker is not root, so there is no other way to the strict tier")
+    del strict
+    _weaken(monkeypatch, user_namespace=False)
+    sandbox = Sandbox(tmp_path, tier="strict")
+    sandbox.start()
+    assert sandbox.run(RunRequest(code="import os; print(os.getuid())"), "a").stdout == "1000\n"
+    assert any("User namespaces are refused" in line for line in sandbox.exceptions())
+    sandbox.close()
+
+
+def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_nothing(tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path, tier="none", minimum="none")
+    sandbox.start()
+    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nprint(os.getpid())"
+    result = sandbox.run(RunRequest(code=code), "a")
+    assert (result.outcome, result.isolation) == ("ok", "none")
+    assert "without any confinement" in sandbox.exceptions()[0]
+    left = Path(f"/proc/{int(result.stdout) + 1}/cmdline")
+    sandbox.close()
+    assert not left.exists() or b"rstar2" not in left.read_bytes()
+
+
+def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:
+    found = landlock.exceptions()
+    assert len(found) >= 7
+    assert all(line.endswith(".") for line in found)
