@@ -38,7 +38,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.plusminus import flattened
 from rstar2.eval.grader.quantities import same_quantities, same_ratios, same_residues
-from rstar2.eval.grader.region import is_region, region_of, same_region
+from rstar2.eval.grader.region import as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.values import NoValue
 
 Outcome = tuple[bool, str]
@@ -156,15 +156,16 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
     )
     if isinstance(a, Relation) and isinstance(b, Relation):
         return _relations(a, b)
-    if isinstance(a, Brackets) and isinstance(b, Brackets):
-        return _brackets(a, b)
+    one, other = as_interval(a), as_interval(b)
+    if one and other:
+        return _brackets(one, other)
     if isinstance(a, SetOperation) and isinstance(b, SetOperation) and a.kind == b.kind:
         straight = all_same((a.left, a.right), (b.left, b.right), _same)
         return straight or (a.kind != "minus" and all_same((a.left, a.right), (b.right, b.left), _same))
     if isinstance(a, Listing) and isinstance(b, Listing):
         return unordered(a.items, b.items, _same)
-    if a == b:
-        return True
+    if isinstance(a, NumberSet) and isinstance(b, NumberSet):
+        return a == b
     raise NoValue("a set that is not solved")
 
 

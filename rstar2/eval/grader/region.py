@@ -127,6 +127,26 @@ def _inequality(node: Relation) -> tuple[Node | None, Region]:
     raise NoValue("not a bound on one variable")
 
 
+def as_interval(node: Node) -> Brackets | None:
+    """An inequality that bounds one variable, with ends that may be expressions, as the interval it describes."""
+    match node:
+        case Brackets(items=(_, _)):
+            return node
+        case Relation(sides=(low, name, high), operators=(("<" | "<=") as first, ("<" | "<=") as second)) if (
+            _is_name(name)
+        ):
+            return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
+        case Relation(sides=(left, right), operators=(("<" | "<=" | ">" | ">=") as operator,)):
+            if not _is_name(left):
+                left, right = right, left
+            if _is_name(left):
+                closed = operator.endswith("=")
+                if operator.startswith("<") == (left == node.sides[0]):
+                    return Brackets("(", "]" if closed else ")", (negative(INFINITY), right))
+                return Brackets("[" if closed else "(", ")", (right, INFINITY))
+    return None
+
+
 def _is_name(node: Node) -> bool:
     inside = node.args[0] if isinstance(node, Call) and node.name == "abs" else node
     return isinstance(inside, Symbol | Apply) and inside not in (
