@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rstar2.eval.grader import matrices
 from rstar2.eval.grader.equality import equal, proportional, variables
 from rstar2.eval.grader.lists import all_same, in_order, unordered
@@ -38,7 +40,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.plusminus import flattened
 from rstar2.eval.grader.quantities import same_quantities, same_ratios, same_residues
-from rstar2.eval.grader.region import as_interval, is_region, region_of, same_region
+from rstar2.eval.grader.region import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.values import NoValue
 
 Outcome = tuple[bool, str]
@@ -158,7 +160,7 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
         return _relations(a, b)
     one, other = as_interval(a), as_interval(b)
     if one and other:
-        return _brackets(one, other)
+        return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
     if isinstance(a, SetOperation) and isinstance(b, SetOperation) and a.kind == b.kind:
         straight = all_same((a.left, a.right), (b.left, b.right), _same)
         return straight or (a.kind != "minus" and all_same((a.left, a.right), (b.right, b.left), _same))
@@ -167,6 +169,15 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
     if isinstance(a, NumberSet) and isinstance(b, NumberSet):
         return a == b
     raise NoValue("a set that is not solved")
+
+
+def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[Brackets, Brackets]]:
+    """The same pair with a < x read as a bound on the other of its two names."""
+    for node, against in ((a, other), (b, one)):
+        if isinstance(node, Relation) and len(node.sides) == 2:
+            turned = as_interval(Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+            if turned is not None:
+                yield turned, against
 
 
 def _one_relation(a: Node, b: Node) -> Outcome:
