@@ -107,13 +107,16 @@ def _lists(a: Node, b: Node) -> Outcome:
     kinds = {type(a), type(b)}
     if kinds == {SetOf, Brackets}:
         return False, "set"
-    if Brackets in kinds:
-        return in_order(unnamed(one), unnamed(other), _same), "list"
     names = names_of(one), names_of(other)
+    if Brackets in kinds:
+        roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
+        return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
     ordered = any(names) and not one_variable(names[0] or names[1])
     one, other = unnamed(one), unnamed(other)
+    if ordered and SetOf in kinds:
+        return False, "set"
     if ordered or any(part == Symbol("dots") for item in (*one, *other) for part in walk(item)):
         return in_order(one, other, _same), "list"
     return unordered(one, other, _same), "set" if SetOf in kinds else "list"
@@ -265,9 +268,22 @@ def _matrices(a: Node, b: Node) -> bool:
     if table is None:
         raise NoValue("not a matrix")
     entries = matrices.vector(table)
-    if entries is not None and isinstance(plain, Brackets):
+    if (
+        entries is not None
+        and isinstance(plain, Brackets)
+        and plain.opening + plain.closing in {"()", "[]", "<>"}
+    ):
         return in_order(entries, plain.items, _same)
     return len(entries or ()) == 1 and _same(entries[0], plain) if entries else False
+
+
+def _without_base(a: Node, b: Node) -> bool:
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    numeral, plain = (a, b) if isinstance(a, Based) else (b, a)
+    assert isinstance(numeral, Based)
+    if isinstance(plain, Number) and str(plain.value) == numeral.digits:
+        raise NoValue("the base is not stated")
+    return False
 
 
 def _values(a: Node, b: Node) -> Outcome:
@@ -278,8 +294,8 @@ def _values(a: Node, b: Node) -> Outcome:
         return same_ratios(a, b, _same), "ratio"
     if Residue in kinds:
         return same_residues(a, b, _same), "residue"
-    if Based in kinds and not kinds <= {Based, Number}:
-        return False, "base"
+    if Based in kinds and kinds != {Based}:
+        return _without_base(a, b), "base"
     if Brackets in kinds or NumberSet in kinds:
         return False, "tuple" if Brackets in kinds else "set"
     if isinstance(a, Based) and isinstance(b, Based):
