@@ -13,6 +13,8 @@ from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import Weight
 from rstar2.judge.schema import Outcome
 
+_QUIET_S = 0.003
+"""How long output may wait in its pipe: most programs end sooner, and cost one awakening instead of several."""
 _SILENCE_S = 5.0
 """How long a zygote may take to report a program it was told to kill."""
 
@@ -46,8 +48,8 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
     control = jail.control(weight)
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    streams.register(poll)
     verdict: Outcome | None = None
+    quiet = True
     while True:
         left = deadline - time.monotonic()
         if left <= 0 and verdict is not None:
@@ -57,7 +59,11 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
             jail.tell(weight, "kill", key)
             left = _SILENCE_S
             deadline = time.monotonic() + left
-        for fd, _ in poll.poll(left * 1000):
+        events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
+        if quiet and not events:
+            quiet = False
+            streams.register(poll)
+        for fd, _ in events:
             if fd != control.fileno():
                 streams.read(fd, poll)
             elif (report := jail.listen(weight, key)) is not None:

@@ -15,7 +15,7 @@ from rstar2.judge.sandbox import layout, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.plan import Plan, Start
-from rstar2.judge.sandbox.weights import Weight
+from rstar2.judge.sandbox.weights import PARENTS, Weight
 
 _BUILD_S = 30.0
 _WARM_S = 120.0
@@ -77,13 +77,15 @@ class Enclosure:
         return self._log.read_text(errors="replace").strip()[-2000:]
 
     def grow(self, weight: Weight) -> None:
-        """Start a zygote unless it is there; it gets warm while others work.
+        """Start a zygote, and those it grows from, unless they are there; they get warm while others work.
 
         Raises:
             Lost: the jail is gone.
         """
         if weight in self._sockets:
             return
+        parent = PARENTS[weight]
+        self.grow(parent)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_WARM_S)
         self._sockets[weight] = ours
@@ -91,7 +93,7 @@ class Enclosure:
         there, back = self._nursery.entrances(), self._cgroup.entrances()
         try:
             order = {"do": "grow", "weight": weight, "groups": len(there)}
-            self._send("bare", order, (theirs.fileno(), *there, *back))
+            self._send(parent, order, (theirs.fileno(), *there, *back))
         finally:
             theirs.close()
             for fd in there + back:

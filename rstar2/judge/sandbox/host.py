@@ -18,7 +18,7 @@ from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.weights import GROWN, Weight, weigh
+from rstar2.judge.sandbox.weights import PARENTS, Weight, weigh
 from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
 _MIB = 1 << 20
@@ -125,7 +125,7 @@ class Sandbox:
         """Start every zygote now; without this each starts when a program first wants it."""
         self._wants_warm = True
         jail = self._open_jail()
-        for weight in GROWN:
+        for weight in PARENTS:
             jail.grow(weight)
 
     def _open_jail(self) -> Enclosure:

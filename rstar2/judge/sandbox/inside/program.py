@@ -43,15 +43,20 @@ def leave(code: int) -> NoReturn:
     _exit(code)
 
 
-def become_main(path: str) -> dict[str, Any]:
-    """Make a fresh __main__ and draw new random numbers; the namespace programs run in."""
+def become_main(path: str, source: str | None = None) -> dict[str, Any]:
+    """Make a fresh __main__ and draw new random numbers; the namespace programs run in.
+
+    Args:
+        source: the program, where it is known: reseeding takes time that most programs need not spend.
+    """
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
-    _reseed()
+    if source is None or "rand" in source or "scipy" in sys.modules:
+        _reseed()
     return module.__dict__
 
 
@@ -100,7 +105,7 @@ def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
 
 def _run(program: Program) -> int:
     path = f"{program.place}/{NAME}"
-    namespace = become_main(path)
+    namespace = become_main(path, program.code)
     if any(word in program.code for word in _READERS):
         _write_source(path, program.code)
         namespace["__file__"] = path

@@ -29,7 +29,7 @@ def bare() -> None:
 
 
 def numeric() -> None:
-    """numpy."""
+    """numpy, on top of bare."""
     with _Optional():
         import numpy as np
 
@@ -39,8 +39,7 @@ def numeric() -> None:
 
 
 def symbolic() -> None:
-    """numeric, and sympy."""
-    numeric()
+    """sympy, on top of numeric."""
     with _Optional():
         import sympy as sp
 
@@ -60,8 +59,7 @@ def symbolic() -> None:
 
 
 def full() -> None:
-    """symbolic, and scipy, pandas and matplotlib."""
-    symbolic()
+    """scipy, pandas and matplotlib, on top of symbolic."""
     with _Optional():
         import scipy.integrate
         import scipy.linalg
