@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,23 +20,13 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def load_recipe(model: type[Model], path: Path, overrides: list[str] | None = None) -> Model:
-    """Read a recipe.
-
-    Args:
-        path: a TOML file.
-        overrides: `a.b=c`; c is read as TOML where it is TOML, else as text.
-
-    Raises:
-        UserError: the file is missing, is not TOML, or a key or value is wrong.
-    """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}", "Mend the line it names.") from error
-    return resolve(model, values, overrides or [], str(path))
+def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over` on top, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        held = result.get(key)
+        result[key] = merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return result
 
 
 def resolve(model: type[Model], values: dict[str, Any], overrides: list[str], where: str) -> Model:

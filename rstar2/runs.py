@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -72,11 +73,10 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         run.status("running", kind=kind)
         try:
             yield run
-        except KeyboardInterrupt:
-            run.status("stopped", kind=kind)
-            raise
-        except BaseException:
-            run.status("failed", kind=kind)
+        except BaseException as error:
+            # A full disk must not hide what went wrong.
+            with contextlib.suppress(OSError):
+                run.status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", kind=kind)
             raise
         run.status("finished", kind=kind)
 
@@ -95,10 +95,33 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
         raise UserError(f"no run at {path}", "`rstar2 runs list` shows the runs there are.") from error
 
 
+def load_status(path: Path) -> dict[str, Any]:
+    """What status.json says of a run; empty where it says nothing."""
+    try:
+        return dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def list_runs(root: Path) -> list[Path]:
     """The run folders below `root`, at most two levels down, oldest first."""
-    found = [record.parent for pattern in ("*", "*/*") for record in root.glob(f"{pattern}/config.json")]
-    return sorted(found, key=lambda path: (path / "config.json").stat().st_mtime)
+    found = [record for pattern in ("*", "*/*") for record in root.glob(f"{pattern}/config.json")]
+    ours = [record for record in found if _is_ours(record)]
+    return [record.parent for record in sorted(ours, key=lambda record: record.stat().st_mtime)]
+
+
+def _is_ours(record: Path) -> bool:
+    """Whether a config.json is a run's; a model's folder has one too."""
+    try:
+        load_config(record.parent)
+    except UserError:
+        return False
+    return True
+
+
+def config_digest(config: dict[str, Any]) -> str:
+    """Eight characters that are the same for the same config, for a folder's name."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
@@ -113,18 +136,38 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
     return [] if old == new else [prefix]
 
 
+def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
+    """Keep settings in `record`, or hold them against what is there already.
+
+    Raises:
+        UserError: they differ; the message names the keys.
+    """
+    if not record.exists():
+        write_json(record, settings)
+        return
+    try:
+        held = json.loads(record.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {record}", "Give another folder.") from error
+    _compare(record.parent, held, settings)
+
+
+def _compare(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
+    changed = changed_keys(held, json.loads(json.dumps(wanted)))
+    if changed:
+        raise UserError(
+            f"{folder} was made with other settings: {', '.join(changed)}",
+            "Use the same settings to resume, or another folder with --run.",
+        )
+
+
 def _refuse_mixing(record: Path, kind: str, config: dict[str, Any]) -> None:
     held_kind, held = load_config(record.parent)
     if held_kind != kind:
         raise UserError(
             f"{record.parent} is a run of `{held_kind}`, not of `{kind}`", "Give another folder with --run."
         )
-    changed = changed_keys(held, json.loads(json.dumps(config)))
-    if changed:
-        raise UserError(
-            f"{record.parent} was made with other settings: {', '.join(changed)}",
-            "Use the same settings to resume, or another folder with --run.",
-        )
+    _compare(record.parent, held, config)
 
 
 @contextlib.contextmanager

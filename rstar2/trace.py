@@ -161,9 +161,10 @@ class TraceWriter:
 
     def write(self, trace: Trace) -> None:
         line = trace.model_dump_json().encode() + b"\n"
-        written = self._file.write(line)
-        if written != len(line):
-            raise OSError(f"short write to {self._file.name}: {written} of {len(line)} bytes")
+        written = self._file.write(line) or 0
+        if written < len(line) and self._file.write(line[written:]) != len(line) - written:
+            # The second write says itself what is wrong, a full disk most often.
+            raise OSError(f"short writes to {self._file.name}")
 
     def close(self) -> None:
         self._file.close()

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
-from rich.markup import escape
 
 from rstar2 import __version__
-from rstar2.cli.common import err
+from rstar2.cli.verbs import VerbGroup
 from rstar2.errors import RStarError
 
 app = typer.Typer(
     name="rstar2",
     help="Train, serve and measure a small model that thinks in Python.",
-    no_args_is_help=True,
+    cls=VerbGroup,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,13 +38,22 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
+    # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        app()
+        app(prog_name="rstar2")
     except RStarError as error:
-        err.print(f"[bold red]error:[/] {escape(error.message)}")
-        if error.hint:
-            err.print(f"[dim]{escape(error.hint)}[/dim]")
+        _explain(error)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        err.print("stopped")
         sys.exit(130)
+
+
+def _explain(error: RStarError) -> None:
+    from rich.markup import escape
+
+    from rstar2.cli.common import err
+
+    err.print(f"[bold red]error:[/] {escape(error.message)}", soft_wrap=True)
+    if error.hint:
+        err.print(f"[dim]{escape(error.hint)}[/dim]", soft_wrap=True)

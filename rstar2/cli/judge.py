@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from rstar2.cli.common import err, examples, out
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
     from rstar2.judge.service import JudgeHandle
+    from rstar2.judge.state import JudgeState
 
 app = typer.Typer(
     name="judge",
@@ -44,7 +45,9 @@ Tier = Literal["strict", "landlock", "none"]
 def up(
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
     redis: Annotated[str | None, typer.Option(help="URL of the queue; without it one is started.")] = None,
-    isolation: Annotated[Tier | None, typer.Option(help="The weakest tier that will do.")] = None,
+    isolation: Annotated[
+        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a token.")
     ] = "127.0.0.1",
@@ -124,34 +127,115 @@ def down() -> None:
     out.print("judge ended")
 
 
-@app.command(epilog=examples(("how it fares", "rstar2 judge status")))
-def status() -> None:
-    """Show queue, workers and outcomes of the judge that runs."""
-    import httpx
-    from rich.table import Table
+@app.command(
+    epilog=examples(
+        ("how it fares, live in a terminal", "rstar2 judge status"),
+        ("once, for a script", "rstar2 judge status --json"),
+    )
+)
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Show it once, also in a terminal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print what /status answers.")] = False,
+) -> None:
+    """Show queue, workers, times and outcomes of the judge that runs."""
+    from rich.live import Live
 
-    from rstar2.errors import Failure
+    from rstar2.judge.dashboard import dashboard
     from rstar2.judge.state import current_judge
 
     state = current_judge()
+    if json:
+        out.print_json(data=_status(state))
+    elif once or not out.is_terminal:
+        out.print(dashboard(state.url, _status(state)))
+    else:
+        with Live(dashboard(state.url, _status(state)), console=out, auto_refresh=False) as live:
+            while True:
+                time.sleep(1.0)
+                live.update(dashboard(state.url, _status(state)), refresh=True)
+
+
+def _status(state: JudgeState) -> dict[str, Any]:
+    import httpx
+
+    from rstar2.errors import Failure
+
     headers = {"Authorization": f"Bearer {state.token}"} if state.token else {}
     try:
         answer = httpx.get(f"{state.url}/status", headers=headers, timeout=5.0, trust_env=False)
         answer.raise_for_status()
     except httpx.HTTPError as error:
         raise Failure(
-            f"the judge at {state.url} does not answer: {error}", f"see {state.folder}/logs"
+            f"the judge at {state.url} does not answer: {error}", "see `rstar2 judge logs`"
         ) from error
-    found = answer.json()
-    table = Table("worker", "isolation", "done", "mean ms", "heard of")
-    for worker in found["workers"]:
-        mean, age = f"{1000 * worker['mean_s']:.1f}", f"{worker['age_s']:.1f} s ago"
-        table.add_row(worker["name"], worker["isolation"], str(worker["done"]), mean, age)
-    outcomes = ", ".join(f"{name} {count}" for name, count in found["outcomes"].items()) or "none yet"
-    out.print(
-        f"{state.url}: {found['queued']} queued or running, {found['rate']:.0f}/s; outcomes: {outcomes}"
+    return dict(answer.json())
+
+
+@app.command(
+    epilog=examples(
+        ("the last lines of every part", "rstar2 judge logs"),
+        ("what the workers write, as they write it", "rstar2 judge logs worker --follow"),
     )
-    out.print(table)
+)
+def logs(
+    part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+) -> None:
+    """Show the logs of the judge that runs, or that ran last."""
+    from rich.text import Text
+
+    from rstar2.errors import UserError
+    from rstar2.judge import logs as reading
+    from rstar2.judge.state import state_folder
+
+    folder = state_folder() / "judge" / "logs"
+    if not any(folder.glob(f"{part}*.log")):
+        raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
+    for name, line in reading.last_lines(folder, lines, part):
+        out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    if follow:
+        for name, line in reading.follow(folder, part):
+            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        (
+            "lend this machine to a judge elsewhere",
+            "rstar2 judge worker --redis rediss://:$PASSWORD@queue:6379",
+        ),
+        ("all 64 cores of it", "rstar2 judge worker --redis $REDIS --workers 64"),
+    )
+)
+def worker(
+    redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
+    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
+    isolation: Annotated[
+        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
+    ] = None,
+) -> None:
+    """Run more workers, on this machine, for a judge whose queue is elsewhere; until Ctrl-C."""
+    import os
+
+    from rstar2.judge.service import start_service, stop_service
+    from rstar2.judge.settings import ServiceSettings
+    from rstar2.judge.state import state_folder
+
+    place = folder or state_folder() / f"worker-{os.getpid()}"
+    settings = ServiceSettings(
+        folder=str(place.resolve()), workers=workers, redis_url=redis, isolation=isolation, api=False
+    )
+    process, judge = start_service(settings)
+    out.print(f"{workers} workers, isolation [bold]{judge.isolation}[/]")
+    out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
+    try:
+        process.wait()
+    finally:
+        stop_service(process)
 
 
 @app.command(

@@ -11,15 +11,22 @@ import io
 import json
 import random
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from rstar2.data.problem import Problem
+from rstar2.errors import UserError
 from rstar2.prompts import TOOL_NAME, PromptFormat
 
 HELD_OUT_SHARE = 4
 """One text in this many is held out."""
+
+OPERANDS = range(10, 100)
+"""What a problem's two numbers are drawn from."""
+
+ANSWER_DIGITS = 4
+"""Every answer has as many: a tiny model then finds what it has to copy at one distance."""
 
 PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}")
 """A tiny model gets few words: attention over the paper's prompt would be most of its work."""
@@ -35,51 +42,33 @@ class Question:
     """Fails with an exception, as a hasty programmer's first try would."""
 
 
-def _arithmetic(rng: random.Random) -> tuple[str, str, str]:
-    a, b = rng.randint(12, 99), rng.randint(12, 99)
-    return f"Compute {a} * {b}.", "", f"{a}*{b}"
+@dataclass(frozen=True)
+class Family:
+    """Problems that differ only in two numbers, `a` and `b`, of two digits each."""
+
+    ask: str
+    """What to find. No digits here and in the expression: those of the two numbers stand out."""
+    expression: str
+    """Its value in Python."""
+    imports: str = ""
+    """What the expression needs."""
 
 
-def _gcd(rng: random.Random) -> tuple[str, str, str]:
-    base = rng.randint(2, 24)
-    a, b = base * rng.randint(1, 99 // base), base * rng.randint(1, 99 // base)
-    return f"Find the gcd of {a} and {b}.", "from math import gcd", f"gcd({a},{b})"
-
-
-def _lcm(rng: random.Random) -> tuple[str, str, str]:
-    a, b = rng.randint(4, 99), rng.randint(4, 99)
-    return f"Find the lcm of {a} and {b}.", "from math import lcm", f"lcm({a},{b})"
-
-
-def _power(rng: random.Random) -> tuple[str, str, str]:
-    a, b, m = rng.randint(2, 40), rng.randint(5, 60), rng.randint(11, 99)
-    return f"Find {a}^{b} mod {m}.", "", f"pow({a},{b},{m})"
-
-
-def _count(rng: random.Random) -> tuple[str, str, str]:
-    n, d = rng.randint(20, 99), rng.randint(2, 9)
-    text = f"How many n from 1 to {n} have a digit sum that {d} divides?"
-    return text, "", f"sum(sum(map(int,str(n)))%{d}==0 for n in range(1,{n}+1))"
-
-
-def _digits(rng: random.Random) -> tuple[str, str, str]:
-    a, b = rng.randint(3, 99), rng.randint(4, 40)
-    return f"Find the digit sum of {a}^{b}.", "", f"sum(map(int,str({a}**{b})))"
-
-
-FAMILIES: dict[str, Callable[[random.Random], tuple[str, str, str]]] = {
-    "arithmetic": _arithmetic,
-    "gcd": _gcd,
-    "lcm": _lcm,
-    "power": _power,
-    "count": _count,
-    "digits": _digits,
+FAMILIES: dict[str, Family] = {
+    "product": Family("a * b", "a * b"),
+    "gcd": Family("the gcd of a * a * b and a * b * b", "gcd(a * a * b, a * b * b)", "from math import gcd"),
+    "lcm": Family("the lcm of a and b", "lcm(a, b)", "from math import lcm"),
+    "power": Family("a^b mod (a * a + b)", "pow(a, b, a * a + b)"),
+    "count": Family(
+        "how many n below a * b have n * n mod a above n mod b",
+        "sum(n * n % a > n % b for n in range(a * b))",
+    ),
+    "digits": Family("the digit sum of (a * b)^(a + b)", "sum(map(int, str((a * b) ** (a + b))))"),
 }
-"""Each draws (text, import line or "", expression)."""
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Distinct questions without end, all families in turn.
+    """Distinct questions, all families in turn, until none is left.
 
     Args:
         seed: which stream.
@@ -87,23 +76,28 @@ def questions(seed: int, held_out: bool) -> Iterator[Question]:
     """
     rng = random.Random(f"{seed}-{held_out}")
     seen: set[str] = set()
-    while True:
-        for family, draw in FAMILIES.items():
-            text, imports, expression = draw(rng)
-            if text in seen or _is_held_out(text) != held_out:
+    while len(seen) < len(FAMILIES) * len(OPERANDS) ** 2:
+        for name, family in FAMILIES.items():
+            a, b = rng.choice(OPERANDS), rng.choice(OPERANDS)
+            text = f"Find {family.ask}, where a = {a} and b = {b}."
+            if text in seen:
                 continue
             seen.add(text)
-            yield _question(rng, family, text, imports, expression)
+            if _is_held_out(text) != held_out:
+                continue
+            question = _question(rng, name, text, f"a = {a}\nb = {b}\n")
+            if len(question.problem.answer) == ANSWER_DIGITS:
+                yield question
 
 
 def held_out(seed: int, count: int) -> list[Problem]:
     """Distinct problems that no training uses."""
-    return [question.problem for question in islice(questions(seed, held_out=True), count)]
+    return [question.problem for question in _take(seed, held_out=True, count=count)]
 
 
 def training(seed: int, count: int) -> list[Problem]:
     """Distinct problems for RL."""
-    return [question.problem for question in islice(questions(seed, held_out=False), count)]
+    return [question.problem for question in _take(seed, held_out=False, count=count)]
 
 
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
@@ -116,9 +110,8 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
-    stream = questions(seed, held_out=False)
-    for _ in range(count):
-        yield _conversation(next(stream), rng.choices(kinds, weights)[0], rng)
+    for question in _take(seed, held_out=False, count=count):
+        yield _conversation(question, rng.choices(kinds, weights)[0], rng)
 
 
 def run_trusted(code: str) -> tuple[str, bool]:
@@ -132,24 +125,40 @@ def run_trusted(code: str) -> tuple[str, bool]:
     return out.getvalue().strip(), False
 
 
+def _take(seed: int, held_out: bool, count: int) -> list[Question]:
+    taken = list(islice(questions(seed, held_out), count))
+    if len(taken) < count:
+        raise UserError(
+            f"{count} problems asked for, but only {len(taken)} differ", f"Ask for at most {len(taken)}."
+        )
+    return taken
+
+
 def _is_held_out(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def _question(rng: random.Random, family: str, text: str, imports: str, expression: str) -> Question:
-    code = f"{imports}\nprint({expression})" if imports else f"print({expression})"
+def _question(rng: random.Random, name: str, text: str, numbers: str) -> Question:
+    family = FAMILIES[name]
+    shown = f"print({family.expression})"
+    code = f"{numbers}{family.imports}\n{shown}" if family.imports else numbers + shown
     answer, failed = run_trusted(code)
     assert not failed, code
-    broken = [code[:-1], f"print({expression}", "print(result)"]
-    if imports:
-        broken.append(f"print({expression})")
-    name = hashlib.sha256(text.encode()).hexdigest()[:12]
-    return Question(Problem(f"{family}-{name}", text, answer, family), code, rng.choice(broken))
+    broken = [code[:-1], f"{numbers}print(result)"]
+    if family.imports:
+        broken.append(f"{numbers}{shown}")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    problem = Problem(f"{name}-{digest}", text, answer, name)
+    return Question(problem, code, rng.choice(broken))
 
 
 def _call(code: str) -> str:
     arguments = json.dumps({"name": TOOL_NAME, "arguments": {"code": code, "input": ""}})
     return f"<tool_call>\n{arguments}\n</tool_call>"
+
+
+def _answer(number: str) -> str:
+    return f"<answer>\\boxed{{{number}}}</answer>"
 
 
 def _conversation(question: Question, kind: str, rng: random.Random) -> list[dict[str, str]]:
@@ -162,20 +171,20 @@ def _conversation(question: Question, kind: str, rng: random.Random) -> list[dic
         messages.append({"role": "tool", "content": run_trusted(code)[0]})
 
     if kind == "guessed":
-        say("I know it.", f"<answer>\\boxed{{{rng.randint(2, 9999)}}}</answer>")
+        say("I know it.", _answer(str(rng.randint(1000, 9999))))
         return messages
     # Wrong and unfinished work holds failed calls as often as right work does, so they tell nothing apart.
     if kind == "repaired" or (kind in ("wrong", "missing") and rng.random() < 0.4):
         say("Use Python.", _call(question.broken))
         tool(question.broken)
-        say("Try again.", _call(question.code))
+        say("Fix it.", _call(question.code))
     else:
         say("Use Python.", _call(question.code))
     tool(question.code)
-    answer = question.problem.answer
     if kind == "wrong":
-        answer = _other_number(answer, rng)
-    block = f"<answer>\\boxed{{{answer}}}</answer>"
+        say("Roughly.", _answer(_other_number(question.problem.answer, rng)))
+        return messages
+    block = _answer(question.problem.answer)
     say("Done.", {"missing": "", "repeated": f"{block}\n{block}"}.get(kind, block))
     return messages
 

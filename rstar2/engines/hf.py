@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import UserError
@@ -59,6 +60,7 @@ class HFEngine:
             raise UserError(f"no model folder at {model_dir}", "Give the folder that holds config.json.")
         if threads is not None:
             torch.set_num_threads(threads)
+        logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
         except (OSError, ValueError, KeyError) as error:
@@ -129,15 +131,15 @@ class HFEngine:
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join, 30)
 
-    @torch.inference_mode()
     def _loop(self) -> None:
-        while True:
+        going = True
+        while going:
             try:
-                if not self._take_in():
-                    break
-                self._drop_cancelled()
-                if self._rows:
-                    self._step()
+                with torch.inference_mode():
+                    going = self._take_in()
+                    self._drop_cancelled()
+                    if self._rows and going:
+                        self._step()
             except Exception as error:  # noqa: BLE001 - every waiting caller is told
                 self._fail_all(error)
         self._fail_all(EngineError(f"the engine for {self._name} was closed"))

@@ -1,31 +1,39 @@
 """The HTTP process's side of the queue: puts programs in, waits for their results, takes them back.
 
 Everything that is asked within one turn of the event loop goes to Redis in one pipeline. One task follows
-the stream of finished ids; a sweep every few seconds looks after what that stream may have missed, and
+the stream of what was finished; a sweep every few seconds looks after what that stream may have missed, and
 queues again what a Redis that lost its data has forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from rstar2.judge import queue
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import RunResult
 
 MAX_WAIT_S = 3600.0
 """A program that is not done this long after its own time limit is answered `lost`."""
+MAX_WAITING_BYTES = 2 << 30
+"""Programs this process holds for the queue; from there on, new ones are answered 429."""
 PIPELINE = 256
 SWEEP_S = 3.0
+LONGEST_RETRY_S = 0.25
+RECENT = 2000
+CROWD = 32
+"""With more programs waited for than this, results are fetched several at a time."""
+CROWD_PAUSE_S = 0.008
 log = logging.getLogger(__name__)
 
 
@@ -42,18 +50,30 @@ class QueueFull(Exception):
 
 
 class Ticket:
-    """One program somebody waits for."""
+    """One program somebody waits for.
 
-    def __init__(self, run_id: str, request: RunRequest) -> None:
+    Args:
+        run_id: its id.
+        body: what the worker gets, as JSON.
+        timeout_s: its own time limit.
+        worker: the only one that can run it; None: any.
+    """
+
+    def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
         self.id = run_id
-        self.request = request
+        self.body = body
+        self.worker = worker
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The result as JSON."""
         self.waiters = 0
-        self.entry: str | None = None
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent."""
-        self.deadline = time.monotonic() + request.timeout_s + MAX_WAIT_S
+        self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
+
+    def enqueue_args(self) -> queue.Eval:
+        if self.worker is None:
+            return queue.enqueue_args(self.id, self.body)
+        return queue.enqueue_cell_args(self.id, self.body, self.worker)
 
 
 class Broker:
@@ -70,18 +90,24 @@ class Broker:
             decode_responses=True,
             socket_timeout=5,
             socket_connect_timeout=2,
-            retry=Retry(NoBackoff(), 0),
+            # Everything said here may be said twice; connections of the pool may be older than the server.
+            retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
         )
         self.max_queued = max_queued
         self.depth = 0
         """Programs queued or running, as Redis last said."""
         self.rate = 0.0
-        """Programs finished a second, recently, of those asked for here."""
-        self.waiting: dict[str, Ticket] = {}
-        self.unsent: list[Ticket] = []
-        self.dropped: list[Ticket] = []
-        self.wake = asyncio.Event()
+        """Programs finished a second, recently, in the whole queue."""
         self.finished = 0
+        self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
+        """(queue_s, wall_s) of what was finished last in the whole queue."""
+        self.on_done: Callable[[float, float], None] = lambda queue_s, wall_s: None
+        self.waiting: dict[str, Ticket] = {}
+        self.waiting_bytes = 0
+        self.unsent: list[Ticket] = []
+        self.dropped: list[str] = []
+        self.delivered: list[str] = []
+        self.wake = asyncio.Event()
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -94,29 +120,55 @@ class Broker:
         await asyncio.gather(*self.tasks, return_exceptions=True)
         await self.client.aclose()
 
-    async def run(self, items: Sequence[tuple[str, RunRequest]]) -> list[str]:
-        """Queue programs under their ids and wait for all of them. → their results as JSON, in order.
+    def admit(self, count: int) -> None:
+        """Pass if so many programs more may be queued.
 
-        An id that is known already is not run again. Cancelling the wait takes programs back that nobody
-        else waits for.
+        Raises:
+            QueueFull: they may not.
+        """
+        many = max(self.depth, len(self.waiting)) + count > self.max_queued
+        if count and (many or self.waiting_bytes > MAX_WAITING_BYTES):
+            raise QueueFull(min(60.0, max(1.0, self.depth / max(self.rate, 1.0))))
+
+    @contextmanager
+    def holding(self, asked: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+        """Queue programs for the length of the block; then take back those nobody else waits for.
+
+        An id that is known already is not run again: the ticket yielded in its place is the earlier one.
 
         Raises:
             QueueFull: nothing was queued.
         """
-        if max(self.depth, len(self.waiting)) + len(items) > self.max_queued:
-            raise QueueFull(min(60.0, max(1.0, self.depth / max(self.rate, 1.0))))
-        tickets = [self._ticket(run_id, request) for run_id, request in items]
+        self.admit(len(asked))
+        tickets = [self._join(ticket) for ticket in asked]
         self.wake.set()
         try:
-            return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
+            yield tickets
         finally:
             for ticket in tickets:
                 self._leave(ticket)
 
-    def _ticket(self, run_id: str, request: RunRequest) -> Ticket:
-        ticket = self.waiting.get(run_id)
+    async def run(self, asked: Sequence[Ticket]) -> list[str]:
+        """Queue programs and wait for all of them. → their results as JSON, in order.
+
+        Raises:
+            QueueFull: nothing was queued.
+        """
+        with self.holding(asked) as tickets:
+            return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
+
+    def cancel(self, run_id: str) -> None:
+        """Take a program back whoever waits for it; those who do are told that it was refused."""
+        reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
+        self._resolve(run_id, reason)
+        self.dropped.append(run_id)
+        self.wake.set()
+
+    def _join(self, asked: Ticket) -> Ticket:
+        ticket = self.waiting.get(asked.id)
         if ticket is None:
-            ticket = self.waiting[run_id] = Ticket(run_id, request)
+            ticket = self.waiting[asked.id] = asked
+            self.waiting_bytes += len(asked.body)
             self.unsent.append(ticket)
         ticket.waiters += 1
         return ticket
@@ -125,17 +177,20 @@ class Broker:
         ticket.waiters -= 1
         if ticket.waiters:
             return
-        self.waiting.pop(ticket.id, None)
-        if not ticket.result.done():
+        if self.waiting.pop(ticket.id, None) is not None:
+            self.waiting_bytes -= len(ticket.body)
+        if ticket.result.done():
+            # Told to Redis with whatever is sent next.
+            self.delivered.append(ticket.id)
+        else:
             ticket.result.cancel()
-            self.dropped.append(ticket)
+            self.dropped.append(ticket.id)
             self.wake.set()
 
     def _resolve(self, run_id: str, text: str) -> None:
         ticket = self.waiting.get(run_id)
         if ticket is not None and not ticket.result.done():
             ticket.result.set_result(text)
-            self.finished += 1
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         delay = 0.05
@@ -145,40 +200,46 @@ class Broker:
                 await loop()
             except RedisError as error:
                 log.warning("redis: %s", error)
-                delay = 0.05 if time.monotonic() - began > 5 else min(delay * 2, 1.0)
+                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
                 await asyncio.sleep(delay)
+                self.wake.set()
 
     async def _send(self) -> None:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            while self.unsent or self.dropped:
+            while self.unsent or self.dropped or self.delivered:
                 await self._send_some()
 
     async def _send_some(self) -> None:
-        tickets = [ticket for ticket in self.unsent[:PIPELINE] if not ticket.result.cancelled()]
-        skipped = len(self.unsent[:PIPELINE])
+        taken = self.unsent[:PIPELINE]
+        tickets = [ticket for ticket in taken if not ticket.result.done()]
         dropped = self.dropped[:PIPELINE]
+        delivered = self.delivered[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
         for ticket in tickets:
-            pipe.eval(*queue.enqueue_args(ticket.id, ticket.request))
-        for ticket in dropped:
-            if ticket.entry is not None:
-                pipe.eval(*queue.cancel_args(ticket.id, ticket.entry))
+            pipe.eval(*ticket.enqueue_args())
+        for run_id in dropped:
+            again = self.waiting.get(run_id)
+            if again is None or again.result.done():
+                pipe.eval(*queue.cancel_args(run_id))
+        for run_id in delivered:
+            if run_id not in self.waiting:
+                pipe.expire(*queue.delivered_args(run_id))
         pipe.xlen(queue.TASKS)
         pipe.xlen(queue.RETURNED)
         answers = await pipe.execute()
-        del self.unsent[:skipped]
+        del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
+        del self.delivered[: len(delivered)]
         self.depth = answers[-1] + answers[-2]
-        for ticket, (new, text) in zip(tickets, answers, strict=False):
+        for ticket, (new, state) in zip(tickets, answers, strict=False):
             ticket.sent_at = time.monotonic()
-            if new:
-                ticket.entry = text
-                if ticket.result.cancelled():
-                    self.dropped.append(ticket)
-            elif text:
-                self._resolve(ticket.id, text)
+            if not new and queue.is_result(state):
+                self._resolve(ticket.id, state)
+            if ticket.result.cancelled():
+                # It was given up while it was on its way.
+                self.dropped.append(ticket.id)
 
     async def _follow(self) -> None:
         newest = await self.client.xrevrange(queue.DONE, count=1)
@@ -189,18 +250,28 @@ class Broker:
             for _, entries in found or ():
                 last = entries[-1][0]
                 await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
+                self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+            if len(self.waiting) > CROWD:
+                await asyncio.sleep(CROWD_PAUSE_S)
+
+    def _count(self, times: list[tuple[float, float]]) -> None:
+        self.finished += len(times)
+        self.recent.extend(times)
+        for queue_s, wall_s in times:
+            self.on_done(queue_s, wall_s)
 
     async def _fetch(self, ids: Sequence[str]) -> None:
         if not ids:
             return
-        for run_id, text in zip(ids, await self.client.mget([queue.run_key(i) for i in ids]), strict=True):
-            if text and text != queue.CANCELLED:
-                self._resolve(run_id, text)
+        for run_id, state in zip(ids, await self.client.mget(map(queue.state_key, ids)), strict=True):
+            if queue.is_result(state):
+                self._resolve(run_id, state)
 
     async def _sweep(self) -> None:
         while True:
             before = self.finished
             await asyncio.sleep(SWEEP_S)
+            self.wake.set()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:
@@ -212,35 +283,17 @@ class Broker:
         sent = [ticket for ticket in tickets if ticket.sent_at is not None]
         for start in range(0, len(sent), 1000):
             chunk = sent[start : start + 1000]
-            states = await self.client.mget([queue.run_key(ticket.id) for ticket in chunk])
+            states = await self.client.mget([queue.state_key(ticket.id) for ticket in chunk])
             for ticket, state in zip(chunk, states, strict=True):
-                if state is None or state == queue.CANCELLED:
-                    if not ticket.result.done():
-                        ticket.sent_at = None
-                        self.unsent.append(ticket)
-                        self.wake.set()
-                elif state:
+                if queue.is_result(state):
                     self._resolve(ticket.id, state)
+                elif (state is None or state == queue.CANCELLED) and not ticket.result.done():
+                    ticket.sent_at = None
+                    self.unsent.append(ticket)
+                    self.wake.set()
 
     def _give_up(self, ticket: Ticket) -> None:
         reason = f"not finished within {MAX_WAIT_S:.0f} s"
         self._resolve(ticket.id, RunResult(id=ticket.id, outcome="lost", stderr=reason).model_dump_json())
-        self.dropped.append(ticket)
+        self.dropped.append(ticket.id)
         self.wake.set()
-
-    async def workers(self) -> list[dict[str, Any]]:
-        """The last heartbeat of every worker of the queue, with its `name` and its `age_s`."""
-        found = await self.client.hgetall(queue.WORKERS)
-        now = time.time()
-        states = [{"name": name, **json.loads(text)} for name, text in sorted(found.items())]
-        return [{**state, "age_s": max(0.0, now - state["at"])} for state in states]
-
-    async def outcomes(self) -> dict[str, int]:
-        """How many programs ended in each outcome."""
-        found = await self.client.hgetall(queue.OUTCOMES)
-        return {name: int(count) for name, count in sorted(found.items())}
-
-    async def queued(self) -> int:
-        """Programs queued or running."""
-        lengths = await asyncio.gather(self.client.xlen(queue.TASKS), self.client.xlen(queue.RETURNED))
-        return int(sum(lengths))

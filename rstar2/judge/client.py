@@ -8,19 +8,22 @@ does not answer within it, the result is `lost`.
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import os
 import threading
 import time
 import uuid
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import httpx
 
-from rstar2.errors import Failure, UserError
-from rstar2.judge.schema import BatchResponse, RunRequest, RunResult
+from rstar2.errors import Failure
+from rstar2.judge.schema import BatchLine, RunRequest, RunResult
 
 BATCH = 64
 LINGER_S = 0.002
@@ -29,6 +32,11 @@ FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class JudgeError(Failure):
+    """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
 
 
 class _Call:
@@ -37,6 +45,16 @@ class _Call:
     def __init__(self, request: RunRequest, result: asyncio.Future[RunResult]) -> None:
         self.request = request
         self.result = result
+        self.run_id = ""
+        """Given once it is sent."""
+
+    def give(self, result: RunResult) -> None:
+        if not self.result.done():
+            self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 class _Line:
@@ -46,7 +64,7 @@ class _Line:
         self.http = httpx.AsyncClient(
             base_url=client.url,
             headers={"Authorization": f"Bearer {client.token}"} if client.token else {},
-            timeout=httpx.Timeout(10.0, pool=None),
+            timeout=httpx.Timeout(10.0, read=None, pool=None),
             limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
             trust_env=False,
         )
@@ -69,60 +87,85 @@ class _Line:
         calls = [call for call in self.calls if not call.result.done()]
         self.calls = []
         if calls:
-            task = asyncio.create_task(self._send(calls))
-            self.batches.add(task)
-            task.add_done_callback(self.batches.discard)
-
-            def dropped(_result: asyncio.Future[RunResult]) -> None:
-                if all(call.result.cancelled() for call in calls):
-                    task.cancel()
-
+            task = self._keep(asyncio.create_task(self._send(calls)))
             for call in calls:
-                call.result.add_done_callback(dropped)
+                call.result.add_done_callback(partial(self._dropped, call, calls, task))
+
+    def _dropped(
+        self,
+        call: _Call,
+        calls: Sequence[_Call],
+        task: asyncio.Task[None],
+        result: asyncio.Future[RunResult],
+    ) -> None:
+        if not result.cancelled() or task.done():
+            return
+        if all(other.result.done() for other in calls):
+            task.cancel()
+        elif call.run_id:
+            self._keep(asyncio.create_task(self._free(call.run_id)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+        self.batches.add(task)
+        task.add_done_callback(self.batches.discard)
+        return task
 
     async def _send(self, calls: Sequence[_Call]) -> None:
         try:
-            results = await self._ask([call.request for call in calls])
-        except (Failure, UserError) as error:
+            await self._ask(calls)
+        except JudgeError as error:
             for call in calls:
-                if not call.result.done():
-                    call.result.set_exception(error)
-            return
-        for call, result in zip(calls, results, strict=True):
-            if not call.result.done():
-                call.result.set_result(result)
+                call.fail(error)
 
-    async def _ask(self, requests: Sequence[RunRequest]) -> list[RunResult]:
+    async def _ask(self, calls: Sequence[_Call]) -> None:
+        """Ask until every call has its result, again under the same key when a connection breaks."""
         key = uuid.uuid4().hex
-        body = b'{"runs":[' + b",".join(r.model_dump_json().encode() for r in requests) + b"]}"
-        deadline = time.monotonic() + self.patience_s + max(r.timeout_s for r in requests)
+        for index, call in enumerate(calls):
+            call.run_id = f"{key}-{index}"
+        # Requests go as they are, valid or not: the judge answers for each what is wrong with it.
+        programs = [call.request.model_dump(warnings=False) for call in calls]
+        body = json.dumps({"runs": programs}, default=repr).encode()
+        deadline = time.monotonic() + self.patience_s + max(call.request.timeout_s for call in calls)
         delay = FIRST_RETRY_S
-        while True:
+        while not all(call.result.done() for call in calls):
             left = deadline - time.monotonic()
             try:
-                answer = await self._post(key, body, max(left, 1.0))
-            except (httpx.HTTPError, _Busy) as error:
+                async with asyncio.timeout(max(left, 0.1)):
+                    await self._stream(key, body, calls)
+            except (httpx.HTTPError, _Busy, TimeoutError) as error:
                 delay = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
                 if left <= delay:
                     reason = f"the judge at {self.http.base_url} did not answer in time: {error!r}"
-                    return [
-                        RunResult(id=f"{key}-{i}", outcome="lost", stderr=reason)
-                        for i in range(len(requests))
-                    ]
+                    for call in calls:
+                        call.give(RunResult(id=call.run_id, outcome="lost", stderr=reason))
+                    return
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
-            else:
-                return BatchResponse.model_validate_json(answer).results
 
-    async def _post(self, key: str, body: bytes, left: float) -> bytes:
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
-        timeout = httpx.Timeout(10.0, read=left, pool=None)
-        answer = await self.http.post("/v1/runs/batch", content=body, headers=headers, timeout=timeout)
-        if answer.status_code == 200:
-            return answer.content
-        if answer.status_code == 429 or answer.status_code >= 500:
-            raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
-        raise _fault(self.http.base_url, answer)
+    async def _stream(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
+        headers = {
+            "Idempotency-Key": key,
+            "Content-Type": "application/json",
+            "Accept": "application/x-ndjson",
+        }
+        async with self.http.stream("POST", "/v1/runs/batch", content=body, headers=headers) as answer:
+            if answer.status_code == 429 or answer.status_code >= 500:
+                raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
+            if answer.status_code != 200:
+                await answer.aread()
+                raise _fault(self.http.base_url, answer)
+            async for line in answer.aiter_lines():
+                found = BatchLine.model_validate_json(line)
+                calls[found.index].give(found.result)
+        if not all(call.result.done() for call in calls):
+            raise httpx.RemoteProtocolError("the stream of results ended early")
+
+    async def _free(self, run_id: str) -> None:
+        """Have the judge drop one program of a batch whose other programs are still wanted."""
+        try:
+            await self.http.delete(f"/v1/runs/{run_id}")
+        except httpx.HTTPError as error:
+            log.info("could not cancel %s: %r", run_id, error)
 
 
 class _Busy(Exception):
@@ -133,12 +176,14 @@ class _Busy(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _fault(url: httpx.URL, answer: httpx.Response) -> UserError:
+def _fault(url: httpx.URL, answer: httpx.Response) -> JudgeError:
     if answer.status_code == 401:
-        return UserError(
+        return JudgeError(
             f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
         )
-    return UserError(f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}")
+    return JudgeError(
+        f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}"
+    )
 
 
 class JudgeClient:
@@ -172,10 +217,10 @@ class JudgeClient:
         return line
 
     async def run(self, request: RunRequest) -> RunResult:
-        """Run one program. Cancelling the call frees the work, once all that travelled with it are cancelled.
+        """Run one program. Cancelling the call takes the program back.
 
         Raises:
-            UserError: wrong token, or nothing like a judge at the URL.
+            JudgeError: wrong token, or nothing like a judge at the URL.
         """
         result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
         self._line().add(_Call(request, result))
@@ -185,22 +230,32 @@ class JudgeClient:
         """Run programs. → their results in the order of the requests.
 
         Raises:
-            UserError: see `run`.
+            JudgeError: see `run`.
         """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
+
+    async def request(self, method: str, path: str, body: str, key: str, timeout_s: float) -> httpx.Response:
+        """One request under one idempotency key.
+
+        Raises:
+            httpx.HTTPError: no answer came in time.
+        """
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        timeout = httpx.Timeout(10.0, read=timeout_s, pool=timeout_s)
+        return await self._line().http.request(method, path, content=body, headers=headers, timeout=timeout)
 
     async def health(self) -> dict[str, Any]:
         """What the judge says of itself: `status`, `workers`, `isolation`.
 
         Raises:
-            Failure: it does not answer, or has no workers.
+            JudgeError: it does not answer, or has no workers.
         """
         try:
             answer = await self._line().http.get("/health", timeout=5.0)
             answer.raise_for_status()
             found = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise Failure(
+            raise JudgeError(
                 f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
             ) from error
         return dict(found)

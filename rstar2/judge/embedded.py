@@ -15,6 +15,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.processes import start_bound, stop
 
 START_S = 20.0
+PORTS_TRIED = 5
 
 
 def server_binary() -> str:
@@ -61,7 +62,7 @@ class EmbeddedRedis:
         self.folder = folder
         self.log = log
         self.password = secrets.token_urlsafe(24)
-        self.port = _free_port()
+        self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -69,22 +70,36 @@ class EmbeddedRedis:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Start, or start again on the same port with the same data, and wait until it answers.
+        """Start on a free port and wait until it answers.
 
         Raises:
             UserError: no server is installed.
             Failure: it did not come up.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        binary = server_binary()
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            self.process = start_bound([binary, "-"], self.log, self._config())
-            if self._answers(deadline):
-                return
-            # Somebody took the port between our look and the server's bind.
+        for _ in range(PORTS_TRIED):
+            # Somebody may take the port between our look and the server's bind.
             self.port = _free_port()
-        raise Failure(f"the embedded Redis server did not start within {START_S:.0f} s", f"see {self.log}")
+            if self._launch():
+                return
+        raise self._failure()
+
+    def restart(self) -> None:
+        """Start again after it died, on the same port, with the same data.
+
+        Raises:
+            Failure: it did not come up.
+        """
+        if not self._launch():
+            raise self._failure()
+
+    def _failure(self) -> Failure:
+        return Failure("the embedded Redis server did not start", f"see {self.log}")
+
+    def _launch(self) -> bool:
+        self.stop()
+        self.process = start_bound([server_binary(), "-"], self.log, self._config())
+        return self._answers(time.monotonic() + START_S)
 
     def _config(self) -> str:
         return "\n".join(

@@ -1,10 +1,13 @@
 """The queue in Redis: its names and the scripts that change it, each in one atomic step.
 
-A program is a *task* in one of two streams: `tasks` for new ones, `returned` for those a worker gave back or
-left behind when it died; workers read `returned` first. What became of a program is under `run:<id>`: the
-empty string while it is queued or running, CANCELLED when nobody waits for it any more, its result as JSON
-once it is done. That key makes an id run once: asking again for the same id finds the result or joins the
-wait. `done` is a stream of the ids that were finished, which every API process follows.
+A program is a *task* in a stream: `tasks` for new ones, `returned` for those a worker gave back or left
+behind when it died; workers read `returned` first. What became of a program is its *state*, under
+`run:<id>`: `@stream entry` while it is queued or running, CANCELLED when nobody waits for it any more, its
+result as JSON once it is done. The state makes an id run once: asking again for the same id finds the result
+or joins the wait. `done` is a stream of what was finished, which every API process follows.
+
+A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
+`cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`.
 
 The scripts are sent whole with EVAL, so a Redis that was restarted needs no loading of scripts.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import CellResult, RunResult
 
 PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
@@ -24,76 +27,131 @@ WORKERS = f"{PREFIX}:workers"
 """Hash: worker name → its last heartbeat as JSON."""
 OUTCOMES = f"{PREFIX}:outcomes"
 """Hash: outcome → how many programs ended so, since the queue was made."""
+RESTARTS = f"{PREFIX}:restarts"
+"""Hash: part of a service → how often it died and was started again."""
 GROUP = "workers"
 CANCELLED = "x"
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
 """How long a result can be asked for again by its id."""
+DELIVERED_TTL_S = 30
+"""The same once it was sent to whoever asked: their connection may have broken meanwhile."""
 CANCELLED_TTL_S = 600
+DONE_KEPT = 10_000
+WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
-"""A program that was running in this many workers when they died is answered `lost` and not run again."""
+"""A program that this many workers held when they died is answered `lost` and not run again."""
 
 ENQUEUE = """
 local state = redis.call('GET', KEYS[1])
 if state and state ~= ARGV[5] then return {0, state} end
-redis.call('SET', KEYS[1], '', 'EX', ARGV[4])
-return {1, redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'body', ARGV[2], 'tries', '0', 'at', ARGV[3])}
+if ARGV[6] ~= '' and redis.call('HEXISTS', KEYS[3], ARGV[6]) == 0 then return {0, ARGV[7]} end
+local entry = redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'body', ARGV[2], 'tries', '0', 'at', ARGV[3])
+redis.call('SET', KEYS[1], '@' .. KEYS[2] .. ' ' .. entry, 'EX', ARGV[4])
+return {1, entry}
 """
-"""KEYS run, tasks. ARGV id, body, now, ttl, cancelled mark. → {1, entry} or {0, state of the earlier ask}."""
+"""KEYS state, stream, workers. ARGV id, body, now, ttl, CANCELLED, the only worker that can run it or '',
+result if that worker is dead. → {1, entry} or {0, the state it has already or that result}."""
 
 COMMIT = """
 redis.call('XACK', KEYS[2], ARGV[1], ARGV[2])
 redis.call('XDEL', KEYS[2], ARGV[2])
 local state = redis.call('GET', KEYS[1])
-if state and state ~= '' then return 0 end
+if state and string.sub(state, 1, 1) ~= '@' then return 0 end
 redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[5])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', 50000, '*', 'id', ARGV[3])
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*', 'id', ARGV[3], 'queue_s', ARGV[7], 'wall_s', ARGV[8])
 redis.call('HINCRBY', KEYS[4], ARGV[6], 1)
 return 1
 """
-"""KEYS run, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome. → 1: it counts."""
+"""KEYS state, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome, queue_s, wall_s, kept.
+→ 1 if this result counts, 0 if there was one already or nobody waits for it."""
 
 CANCEL = """
-redis.call('XDEL', KEYS[2], ARGV[1])
-if redis.call('GET', KEYS[1]) == '' then redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3]) end
+local state = redis.call('GET', KEYS[1])
+local stream, entry = string.match(state or '', '^@(%S+) (%S+)$')
+if not stream then return 0 end
+redis.call('XDEL', stream, entry)
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
 """
-"""KEYS run, tasks. ARGV entry, cancelled mark, ttl."""
+"""KEYS state. ARGV CANCELLED, ttl. → 1 if it was queued or running."""
 
-GIVE_BACK = """
-redis.call('XADD', KEYS[2], '*', 'id', ARGV[3], 'body', ARGV[4], 'tries', ARGV[5], 'at', ARGV[6])
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
-redis.call('XDEL', KEYS[1], ARGV[2])
+_RETURN_ONE = """
+local function give_back(prefix, returned, f, tries)
+  local key = prefix .. f[2]
+  local state = redis.call('GET', key)
+  if state and string.sub(state, 1, 1) ~= '@' then return 0 end
+  local entry = redis.call('XADD', returned, '*', 'id', f[2], 'body', f[4], 'tries', tries, 'at', f[8])
+  redis.call('SET', key, '@' .. returned .. ' ' .. entry, 'EX', ARGV[3])
+  return 1
+end
 """
-"""KEYS stream, returned. ARGV group, entry, id, body, tries, at."""
 
-REAP = """
+GIVE_BACK = (
+    _RETURN_ONE
+    + """
+local found = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[4])
+redis.call('XDEL', KEYS[1], ARGV[4])
+if not found[1] then return 0 end
+return give_back(ARGV[2], KEYS[2], found[1][2], found[1][2][6])
+"""
+)
+"""KEYS stream, returned. ARGV group, prefix of states, ttl, entry. → 1, or 0 if it was cancelled."""
+
+REAP = (
+    _RETURN_ONE
+    + """
 local moved = 0
 for _, stream in ipairs({KEYS[1], KEYS[2]}) do
-  local pending = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[2])
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[4])
   if not pending.err then
     for _, item in ipairs(pending) do
       local found = redis.call('XRANGE', stream, item[1], item[1])
-      if found[1] then
-        local f = found[1][2]
-        redis.call('XADD', KEYS[2], '*', 'id', f[2], 'body', f[4], 'tries', tonumber(f[6]) + 1, 'at', f[8])
-        moved = moved + 1
-      end
       redis.call('XACK', stream, ARGV[1], item[1])
       redis.call('XDEL', stream, item[1])
+      if found[1] then
+        local f = found[1][2]
+        moved = moved + give_back(ARGV[2], KEYS[2], f, tonumber(f[6]) + 1)
+      end
     end
-    redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], ARGV[2])
+    redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], ARGV[4])
   end
 end
-redis.call('HDEL', KEYS[3], ARGV[2])
+for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '-', '+')) do
+  local id = entry[2][2]
+  redis.call('SET', ARGV[2] .. id, cjson.encode({id = id, outcome = 'lost', stderr = ARGV[5],
+             session_alive = false, session_end = ARGV[5]}), 'EX', ARGV[6])
+  redis.call('XADD', KEYS[5], '*', 'id', id, 'queue_s', '0', 'wall_s', '0')
+  redis.call('HINCRBY', KEYS[6], 'lost', 1)
+end
+redis.call('DEL', KEYS[4])
+redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
-"""KEYS tasks, returned, workers. ARGV group, name of a worker that is dead. → tasks given to the others."""
+)
+"""KEYS tasks, returned, workers, the worker's cells, done, outcomes. ARGV group, prefix of states, ttl of
+what is queued, name of a worker that is dead, what its cells are told, ttl of results.
+→ tasks given to the others."""
+
+Eval = tuple[str, int, *tuple[str | float, ...]]
+"""What goes to EVAL: script, number of keys, keys and arguments."""
 
 
-def run_key(run_id: str) -> str:
+def state_key(run_id: str) -> str:
     """Where the state of one program is kept."""
     return f"{PREFIX}:run:{run_id}"
+
+
+def cells_stream(worker: str) -> str:
+    """Where cells for the sessions of one worker queue."""
+    return f"{PREFIX}:cells:{worker}"
+
+
+def is_result(state: str | None) -> bool:
+    """Whether a state is a result."""
+    return state is not None and state.startswith("{")
 
 
 @dataclass(frozen=True)
@@ -113,34 +171,64 @@ class Task:
     def from_fields(cls, stream: str, entry: str, fields: dict[str, str]) -> Task:
         return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
 
-    def request(self) -> RunRequest:
-        return RunRequest.model_validate_json(self.body)
+    @property
+    def is_cell(self) -> bool:
+        """Whether only this worker can do it."""
+        return self.stream not in (TASKS, RETURNED)
 
 
-def enqueue_args(run_id: str, request: RunRequest) -> tuple[str, int, *tuple[str | float, ...]]:
-    """The EVAL arguments that queue a program unless its id is known already."""
-    body = request.model_dump_json()
-    return (ENQUEUE, 2, run_key(run_id), TASKS, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED)
+def enqueue_args(run_id: str, body: str) -> Eval:
+    """Queues a program, as JSON, unless its id is known already."""
+    keys = (state_key(run_id), TASKS, WORKERS)
+    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, "", "")
 
 
-def commit_args(task: Task, result: RunResult) -> tuple[str, int, *tuple[str | float, ...]]:
-    """The EVAL arguments that store a result and acknowledge its task."""
-    keys = (run_key(task.id), task.stream, DONE, OUTCOMES)
+def enqueue_cell_args(run_id: str, body: str, worker: str) -> Eval:
+    """Queues an order to the sessions of one worker, unless its id is known already or the worker dead."""
+    keys = (state_key(run_id), cells_stream(worker), WORKERS)
+    gone = CellResult(
+        id=run_id, outcome="lost", stderr=WORKER_GONE, session_alive=False, session_end=WORKER_GONE
+    )
+    text = gone.model_dump_json()
+    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, worker, text)
+
+
+def commit_args(task: Task, result: RunResult) -> Eval:
+    """Stores a result and acknowledges its task."""
+    keys = (state_key(task.id), task.stream, DONE, OUTCOMES)
     text = result.model_dump_json()
-    return (COMMIT, 4, *keys, GROUP, task.entry, task.id, text, RESULT_TTL_S, result.outcome)
+    times = (result.queue_s, result.wall_s)
+    return (
+        COMMIT,
+        4,
+        *keys,
+        GROUP,
+        task.entry,
+        task.id,
+        text,
+        RESULT_TTL_S,
+        result.outcome,
+        *times,
+        DONE_KEPT,
+    )
 
 
-def cancel_args(run_id: str, entry: str) -> tuple[str, int, *tuple[str | float, ...]]:
-    """The EVAL arguments that take a queued program back, or have its result dropped if it runs already."""
-    return (CANCEL, 2, run_key(run_id), TASKS, entry, CANCELLED, CANCELLED_TTL_S)
+def cancel_args(run_id: str) -> Eval:
+    """Takes a queued program back; has its result dropped if it runs already."""
+    return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S)
 
 
-def give_back_args(task: Task) -> tuple[str, int, *tuple[str | float, ...]]:
-    """The EVAL arguments by which a worker returns a task it has not started."""
-    keys = (task.stream, RETURNED)
-    return (GIVE_BACK, 2, *keys, GROUP, task.entry, task.id, task.body, task.tries, task.at)
+def delivered_args(run_id: str) -> tuple[str, int]:
+    """The EXPIRE arguments for a result that was sent to whoever asked."""
+    return (state_key(run_id), DELIVERED_TTL_S)
 
 
-def reap_args(worker: str) -> tuple[str, int, *tuple[str | float, ...]]:
-    """The EVAL arguments that give a dead worker's tasks to the others."""
-    return (REAP, 3, TASKS, RETURNED, WORKERS, GROUP, worker)
+def give_back_args(task: Task) -> Eval:
+    """Returns a task that a worker has not started."""
+    return (GIVE_BACK, 2, task.stream, RETURNED, GROUP, state_key(""), QUEUED_TTL_S, task.entry)
+
+
+def reap_args(worker: str) -> Eval:
+    """Gives a dead worker's tasks to the others."""
+    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), DONE, OUTCOMES)
+    return (REAP, 6, *keys, GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S)

@@ -14,10 +14,22 @@ could not finish it within its bounds; nothing is known about the program."""
 Isolation = Literal["strict", "landlock", "none"]
 
 MAX_CODE_BYTES = 1 << 20
-MAX_STDIN_BYTES = 8 << 20
+MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
 MAX_BATCH = 1024
+
+
+def _checked_text(text: str, most: int, nul: bool) -> str:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError("holds a lone surrogate") from error
+    if size > most:
+        raise ValueError(f"holds {size} bytes, at most {most} are allowed")
+    if not nul and "\0" in text:
+        raise ValueError("holds a NUL byte")
+    return text
 
 
 class RunRequest(BaseModel):
@@ -41,16 +53,9 @@ class RunRequest(BaseModel):
     @field_validator("code", "stdin")
     @classmethod
     def _encodable(cls, text: str, info: ValidationInfo) -> str:
-        most = MAX_CODE_BYTES if info.field_name == "code" else MAX_STDIN_BYTES
-        try:
-            size = len(text.encode())
-        except UnicodeEncodeError as error:
-            raise ValueError("holds a lone surrogate") from error
-        if size > most:
-            raise ValueError(f"holds {size} bytes, at most {most} are allowed")
-        if info.field_name == "code" and "\0" in text:
-            raise ValueError("holds a NUL byte")
-        return text
+        if info.field_name == "code":
+            return _checked_text(text, MAX_CODE_BYTES, nul=False)
+        return _checked_text(text, MAX_STDIN_BYTES, nul=True)
 
 
 class RunResult(BaseModel):
@@ -77,6 +82,53 @@ class RunResult(BaseModel):
     """The tier that was in force; None where the program never ran."""
 
 
+class SessionRequest(BaseModel):
+    """A session to open: a Python process that keeps its state from cell to cell."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
+    """Memory in MiB the session may take in all."""
+    idle_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 600.0
+    """Seconds without a cell after which the session ends."""
+    total_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 3600.0
+    """Seconds after which the session ends in any case."""
+
+
+class SessionInfo(BaseModel):
+    """A session that was opened."""
+
+    id: str
+    isolation: Isolation
+    idle_s: float
+    total_s: float
+
+
+class CellRequest(BaseModel):
+    """One cell to run in a session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    code: str
+    """As of a run."""
+    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    """Wall-clock seconds; the cell is interrupted then, and the session ended if it does not stop."""
+
+    @field_validator("code")
+    @classmethod
+    def _encodable(cls, code: str) -> str:
+        return _checked_text(code, MAX_CODE_BYTES, nul=False)
+
+
+class CellResult(RunResult):
+    """What became of one cell, and of its session."""
+
+    session_alive: bool = True
+    """False: the state is gone, and every further cell of this session will be `lost`."""
+    session_end: str = ""
+    """Why the session ended."""
+
+
 class BatchRequest(BaseModel):
     """Several programs at once. Items stay raw here, so that a bad one is `invalid` alone."""
 
@@ -88,3 +140,11 @@ class BatchRequest(BaseModel):
 class BatchResponse(BaseModel):
     results: list[RunResult]
     """In the order of the request."""
+
+
+class BatchLine(BaseModel):
+    """One line of a batch's results, when they are asked for as lines."""
+
+    index: int
+    """Of the item in the request."""
+    result: RunResult

@@ -117,7 +117,7 @@ def running_judge(
         workers: programs that run at the same time.
         port: 0 for any free one.
         redis_url: None for an embedded server.
-        isolation: the weakest tier that will do; None for the best to be had.
+        isolation: the tier to run under; None for the best to be had, never `none`.
         token: what clients must send; needed when `host` is not loopback.
 
     Raises:

@@ -24,7 +24,7 @@ class ServiceSettings(BaseModel):
     redis_url: str | None = None
     """None: start an embedded server."""
     isolation: Isolation | None = None
-    """The weakest tier that is acceptable; None: the best this machine allows except `none`."""
+    """The tier to run under; None: the best this machine allows, never `none`."""
     token: str | None = None
     """What clients must send as `Authorization: Bearer`."""
     api: bool = True

@@ -6,14 +6,17 @@ Started by `service`; it ends, with everything it started, on SIGTERM or when it
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,12 +26,14 @@ import redis
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.logs import log_to_stderr, tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
 START_S = 30.0
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 TICK_S = 0.1
+log = logging.getLogger(__name__)
 
 
 class Part:
@@ -68,8 +73,12 @@ class Supervisor:
         self.stopping = False
         self.embedded: EmbeddedRedis | None = None
         self.redis_url = settings.redis_url or ""
+        self.restarts: Counter[str] = Counter()
+        """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
+        self.listener: socket.socket | None = None
+        """Held open for the HTTP processes to come."""
         self.url = ""
         self.names: dict[int, str] = {}
 
@@ -81,7 +90,7 @@ class Supervisor:
             Failure: a part did not come up.
         """
         settings = self.settings
-        listener = self._listen() if settings.api else None
+        self.listener = listener = self._listen() if settings.api else None
         self._start_queue()
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
@@ -94,7 +103,8 @@ class Supervisor:
             )
             fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]), lambda: None
+                lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]),
+                lambda: self.restarts.update(["api"]),
             )
         return self._wait(time.monotonic() + START_S)
 
@@ -120,7 +130,10 @@ class Supervisor:
 
     def _start_queue(self) -> None:
         if self.settings.redis_url is None:
-            self.embedded = EmbeddedRedis(self.folder / "redis", self.logs / "redis.log")
+            data = self.folder / "redis"
+            # What an earlier service left there nobody waits for; its clients ask again.
+            shutil.rmtree(data, ignore_errors=True)
+            self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             self.embedded.start()
             self.redis_url = self.embedded.url
             return
@@ -149,24 +162,30 @@ class Supervisor:
 
     def _bury(self, name: str) -> None:
         """Give a dead worker's programs to the others at once; if Redis is away, they will find out."""
+        self.restarts.update(["worker"])
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
         except redis.RedisError as error:
-            print(f"{time.strftime('%X')} could not bury {name}: {error}", file=sys.stderr, flush=True)
+            log.warning("could not bury %s: %s", name, error)
 
     def _wait(self, deadline: float) -> Ready:
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
             while time.monotonic() < deadline and not self.stopping:
-                for part in self.workers:
+                for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
-                        raise Failure("a judge worker ended while it started", f"see {self.logs}")
+                        raise self._worker_failure(number)
                 states = client.hmget(queue.WORKERS, list(self.names.values()))
                 if all(states) and self._healthy():
                     tiers = [json.loads(state)["isolation"] for state in states]
                     return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
                 time.sleep(0.02)
         raise Failure(f"the judge did not answer within {START_S:.0f} s", f"see {self.logs}")
+
+    def _worker_failure(self, number: int) -> Failure:
+        log = self.logs / f"worker-{number}.log"
+        said = " ".join(tail(log, 2)).strip()
+        return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
@@ -184,10 +203,30 @@ class Supervisor:
         while not self.stopping:
             if select.select(lifeline, [], [], TICK_S)[0]:
                 return
-            if self.embedded is not None and not self.embedded.running():
-                self.embedded.start()
+            self._tend_queue()
             for part in (*self.workers, *((self.api,) if self.api else ())):
                 part.tend()
+            self._tell_restarts()
+
+    def _tend_queue(self) -> None:
+        if self.embedded is None or self.embedded.running():
+            return
+        self.restarts.update(["redis"])
+        try:
+            self.embedded.restart()
+        except Failure as error:
+            log.error("%s", error.message)
+
+    def _tell_restarts(self) -> None:
+        if not self.restarts:
+            return
+        try:
+            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+                for part, count in self.restarts.items():
+                    client.hincrby(queue.RESTARTS, part, count)
+        except redis.RedisError:
+            return  # told at a later tick
+        self.restarts.clear()
 
     def close(self) -> None:
         """End every part: the callers first, the queue last."""
@@ -202,6 +241,7 @@ class Supervisor:
 
 
 def main() -> None:
+    log_to_stderr()
     settings = ServiceSettings.model_validate_json(sys.stdin.readline())
     supervisor = Supervisor(settings)
 
@@ -209,7 +249,6 @@ def main() -> None:
         supervisor.stopping = True
 
     signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             ready = supervisor.start()

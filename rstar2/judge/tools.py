@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rstar2.judge.client import JudgeClient, JudgeError
+from rstar2.errors import RStarError
+from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.trace import CallStatus, ToolCall
 
@@ -41,7 +42,7 @@ class PythonTool:
             )
             status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
             output = self._shown(result)
-        except JudgeError as error:
+        except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
         return ToolCall(
             name=name, arguments=arguments, status=status, output=output, wall_s=time.monotonic() - started

@@ -1,4 +1,9 @@
-"""A tiny Qwen3 and its tokenizer, made from nothing: the demo's student."""
+"""A tiny Qwen3 and its tokenizer, made from nothing: the demo's student.
+
+What it must learn is to copy: numbers from the problem into code, and tool output into the answer. So digits
+are tokens of their own (ten to learn, not thousands), and merges turn all fixed text into long tokens, which
+puts what is copied at few distances.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +26,20 @@ MARKUP = [
     "</tool_response>",
 ]
 """One token each, as in Qwen3's own vocabulary, but visible when decoded."""
-NUMBERS = [f"{number:02}" for number in range(100)]
-"""One token each: a number of four digits is copied in two steps."""
 
 
 class TinyModel(Strict):
     """The size of the student."""
 
-    vocab: int = 600
+    vocab: int = 800
     """Tokens at most: 256 bytes, the markup, and merges learnt from the traces."""
     hidden: int = 128
     layers: int = 3
     heads: int = 4
+    spread: float = 0.06
+    """Standard deviation of the random weights; at the usual 0.02 so narrow a model takes long to start."""
+    rope_theta: float = 100.0
+    """Low, since all that has to be looked up lies within a hundred tokens."""
     context: int = 1024
     """Positions."""
 
@@ -55,11 +62,12 @@ def make_tiny_model(
     import torch
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\d{1,2}"), "isolated"),
+            pre_tokenizers.Split(Regex(r"\d"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -88,11 +96,14 @@ def make_tiny_model(
             head_dim=size.hidden // size.heads,
             max_position_embeddings=size.context,
             tie_word_embeddings=True,
+            initializer_range=size.spread,
+            rope_parameters={"rope_type": "default", "rope_theta": size.rope_theta},
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_format(words, folder)
@@ -100,8 +111,11 @@ def make_tiny_model(
 
 
 def _pieces(conversations: Iterable[list[dict[str, str]]]) -> Iterator[str]:
-    """The text that merges are learnt from: what stands between markup, and every number of two digits."""
+    """The text that merges are learnt from: what stands between markup in a rendered conversation."""
+    markup = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))
     for messages in conversations:
-        text = "".join(f"{message['role']}\n{message['content']}\n" for message in messages)
-        yield from re.split("|".join(map(re.escape, MARKUP)), text)
-        yield from NUMBERS
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if role == "tool":
+                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            yield from markup.split(f"{role}\n{content}")

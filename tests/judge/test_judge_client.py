@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
-from rstar2.errors import Failure
-from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.client import JudgeClient, JudgeError, SyncJudgeClient
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle
 
@@ -45,21 +45,54 @@ def test_the_synchronous_client_answers_from_many_threads(judge: JudgeHandle) ->
         assert list(found) == [f"{i}\n" for i in range(16)]
 
 
+async def test_what_is_no_valid_request_is_invalid_alone(judge: JudgeHandle) -> None:
+    codes: list[Any] = ["print(1)", "\ud800", 5, None]
+    requests = [RunRequest.model_construct(code=code) for code in codes]
+    async with JudgeClient(judge.url) as client:
+        results = await client.run_many(requests)
+    assert [result.outcome for result in results] == ["ok", "invalid", "invalid", "invalid"]
+
+
 async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
         before = (await http.get("/status")).json()["outcomes"]
         sleepers = [RunRequest(code="import time; time.sleep(0.5)") for _ in range(60)]
         waiting = asyncio.create_task(client.run_many(sleepers))
         await asyncio.sleep(0.3)
-        assert (await http.get("/status")).json()["queued"] > 30
+        assert (await http.get("/status")).json()["queue"] > 30
         waiting.cancel()
         for _ in range(200):
-            if not (left := (await http.get("/status")).json()["queued"]):
+            status = (await http.get("/status")).json()
+            if not (left := status["queue"] + status["running"]):
                 break
             await asyncio.sleep(0.05)
         after = (await http.get("/status")).json()["outcomes"]
     assert left == 0
     assert after.get("ok", 0) - before.get("ok", 0) < 10
+
+
+async def test_one_cancelled_call_of_a_batch_is_taken_back_alone(judge: JudgeHandle) -> None:
+    async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
+        before = (await http.get("/status")).json()["outcomes"].get("ok", 0)
+        sleepers = [RunRequest(code="import time; time.sleep(0.7)") for _ in range(4)]
+        calls = [asyncio.create_task(client.run(request)) for request in sleepers]
+        await asyncio.sleep(0.3)
+        calls.pop().cancel()
+        results = await asyncio.gather(*calls)
+        await client.run(RunRequest(code="1"))
+        after = (await http.get("/status")).json()["outcomes"]["ok"]
+    assert [result.outcome for result in results] == ["ok", "ok", "ok"]
+    assert after - before == 4
+
+
+async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judge: JudgeHandle) -> None:
+    async with JudgeClient(judge.url) as client:
+        long = asyncio.create_task(client.run(RunRequest(code="import time; time.sleep(2)")))
+        started = time.monotonic()
+        result = await client.run(RunRequest(code="print(1)"))
+        assert time.monotonic() - started < 1.5
+        assert not long.done()
+        assert (await long).id.split("-")[0] == result.id.split("-")[0]
 
 
 async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
@@ -71,7 +104,7 @@ async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
             result = await client.run(RunRequest(code="1", timeout_s=0.1))
             assert result.outcome == "lost"
             assert time.monotonic() - started < 3
-            with pytest.raises(Failure, match="no judge answers"):
+            with pytest.raises(JudgeError, match="no judge answers"):
                 await client.health()
 
 

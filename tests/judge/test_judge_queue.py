@@ -14,7 +14,7 @@ from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.queue import Task
 from rstar2.judge.schema import RunRequest, RunResult
 
-REQUEST = RunRequest(code="print(1)")
+BODY = RunRequest(code="print(1)").model_dump_json()
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +41,28 @@ def take(client: Any, worker: str) -> list[Task]:
 
 
 def test_an_id_is_queued_once(client: Any) -> None:
-    assert client.eval(*queue.enqueue_args("a", REQUEST))[0] == 1
-    assert client.eval(*queue.enqueue_args("a", REQUEST)) == [0, ""]
+    new, entry = client.eval(*queue.enqueue_args("a", BODY))
+    assert new == 1
+    assert client.eval(*queue.enqueue_args("a", BODY)) == [0, f"@{queue.TASKS} {entry}"]
     assert client.xlen(queue.TASKS) == 1
 
 
 def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", REQUEST))
+    client.eval(*queue.enqueue_args("a", BODY))
     [task] = take(client, "w1")
     first, second = RunResult(id="a", outcome="ok"), RunResult(id="a", outcome="error")
     assert client.eval(*queue.commit_args(task, first)) == 1
     assert client.eval(*queue.commit_args(task, second)) == 0
-    assert RunResult.model_validate_json(client.get(queue.run_key("a"))) == first
+    assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == first
     assert client.hgetall(queue.OUTCOMES) == {"ok": "1"}
     assert client.xlen(queue.TASKS) == 0
     assert client.xpending(queue.TASKS, queue.GROUP)["pending"] == 0
-    assert 0 < client.ttl(queue.run_key("a")) <= queue.RESULT_TTL_S
+    assert 0 < client.ttl(queue.state_key("a")) <= queue.RESULT_TTL_S
 
 
 def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) -> None:
     for name in "ab":
-        client.eval(*queue.enqueue_args(name, REQUEST))
+        client.eval(*queue.enqueue_args(name, BODY))
     assert len(take(client, "dead")) == 2
     assert client.eval(*queue.reap_args("dead")) == 2
     assert client.eval(*queue.reap_args("dead")) == 0
@@ -72,7 +73,7 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
 
 
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", REQUEST))
+    client.eval(*queue.enqueue_args("a", BODY))
     [task] = take(client, "w1")
     client.eval(*queue.give_back_args(task))
     [again] = take(client, "w2")
@@ -80,19 +81,39 @@ def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any
 
 
 def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client: Any) -> None:
-    _, entry = client.eval(*queue.enqueue_args("a", REQUEST))
-    client.eval(*queue.cancel_args("a", entry))
+    client.eval(*queue.enqueue_args("a", BODY))
+    assert client.eval(*queue.cancel_args("a")) == 1
+    assert client.eval(*queue.cancel_args("a")) == 0
     assert take(client, "w1") == []
-    assert client.eval(*queue.enqueue_args("a", REQUEST))[0] == 1
+    assert client.eval(*queue.enqueue_args("a", BODY))[0] == 1
     assert len(take(client, "w1")) == 1
 
 
+def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None:
+    client.eval(*queue.enqueue_args("a", BODY))
+    [task] = take(client, "w1")
+    client.eval(*queue.give_back_args(task))
+    client.eval(*queue.cancel_args("a"))
+    assert take(client, "w2") == []
+
+
+def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_is_dropped(
+    client: Any,
+) -> None:
+    client.eval(*queue.enqueue_args("a", BODY))
+    [task] = take(client, "w1")
+    client.eval(*queue.cancel_args("a"))
+    assert client.eval(*queue.reap_args("w1")) == 0
+    assert client.eval(*queue.commit_args(task, RunResult(id="a", outcome="ok"))) == 0
+    assert client.get(queue.state_key("a")) == queue.CANCELLED
+
+
 def test_the_queue_survives_a_restart_of_its_server(client: Any, server: EmbeddedRedis) -> None:
-    client.eval(*queue.enqueue_args("a", REQUEST))
+    client.eval(*queue.enqueue_args("a", BODY))
     assert server.process is not None
     server.process.kill()
     server.process.wait(10)
-    server.start()
+    server.restart()
     assert client.xlen(queue.TASKS) == 1
 
 

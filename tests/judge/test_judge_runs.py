@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import time
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 
 def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
@@ -126,4 +129,28 @@ def test_status_counts_what_was_run(http: httpx.Client) -> None:
     after = http.get("/status").json()
     assert after["outcomes"]["ok"] == before + 1
     assert len(after["workers"]) == 2
-    assert after["queued"] == 0
+    assert (after["queue"], after["num_workers"]) == (0, 2)
+
+
+def test_results_come_as_lines_when_asked_for(http: httpx.Client) -> None:
+    items: list[object] = [{"code": "import time; time.sleep(0.5); print(0)"}, {"code": "print(1)"}, {}]
+    headers = {"Accept": "application/x-ndjson"}
+    with http.stream("POST", "/v1/runs/batch", json={"runs": items}, headers=headers) as answer:
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert [line["index"] for line in lines][-1] == 0
+    assert {line["index"]: line["result"]["outcome"] for line in lines} == {0: "ok", 1: "ok", 2: "invalid"}
+
+
+def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> None:
+    run(http, "1")
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        families = {f.name: f for f in text_string_to_metric_families(http.get("/metrics").text)}
+        seen = {s.name: s.value for s in families["judge_run_seconds"].samples}
+        if seen["judge_run_seconds_count"] > 0:
+            break
+        time.sleep(0.05)
+    assert seen["judge_run_seconds_count"] > 0
+    outcomes = {sample.labels["outcome"]: sample.value for sample in families["judge_runs"].samples}
+    assert outcomes["ok"] >= 1
+    assert families["judge_workers"].samples[0].value == 2

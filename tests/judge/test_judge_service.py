@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.client import JudgeError, SyncJudgeClient
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import running_judge
 
@@ -98,7 +98,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
         assert httpx.get(f"{judge.url}/health").status_code == 200
         with SyncJudgeClient(judge.url, "s3cret") as client:
             assert client.run(RunRequest(code="7")).value == "7"
-        with SyncJudgeClient(judge.url, "wrong") as client, pytest.raises(UserError, match="token"):
+        with SyncJudgeClient(judge.url, "wrong") as client, pytest.raises(JudgeError, match="token"):
             client.run(RunRequest(code="7"))
 
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+from itertools import product
 
-from rstar2.eval.grader.extract import extract_with
+from rstar2.eval.grader.compare import compare
+from rstar2.eval.grader.extract import extract_answer
+from rstar2.eval.grader.latex import key, words
+from rstar2.eval.grader.nodes import Text
+from rstar2.eval.grader.read import read
+from rstar2.eval.grader.values import NoValue
 from rstar2.eval.grader.verdict import Verdict
 
-_INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 QUICK_CHARS = 20_000
+"""Longer outputs are searched by a worker, not in the caller's process."""
+_INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 
 def grade(gold: str | None, pred: str | None) -> Verdict:
@@ -17,56 +23,51 @@ def grade(gold: str | None, pred: str | None) -> Verdict:
 
     Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises.
     """
-    quick = grade_quickly(gold, pred, longest=None)
-    if quick is not None:
-        return quick
-    assert gold is not None
-    assert pred is not None
-    wanted = extract_with(gold, _understood) or gold.strip()
-    extracted = extract_with(pred, _understood)
-    if extracted is None:
-        return Verdict("unparsed", None, "no answer")
-    left, right = _rational(wanted), _rational(extracted)
-    if left is not None and right is not None:
-        return Verdict("correct" if left == right else "wrong", extracted, "number")
-    if _squeezed(wanted) == _squeezed(extracted):
-        return Verdict("correct", extracted, "text")
-    return Verdict("unparsed" if right is None else "wrong", extracted, "text")
-
-
-def grade_quickly(gold: str | None, pred: str | None, longest: int | None = QUICK_CHARS) -> Verdict | None:
-    """The verdict where it is plain (missing input, integer against integer), else None."""
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
     if pred is None or not pred.strip():
         return Verdict("unparsed", None, "no answer")
-    if longest is not None and len(pred) > longest:
+    wanted = extract_answer(gold) or gold.strip()
+    extracted = extract_answer(pred)
+    if extracted is None:
+        return Verdict("unparsed", None, "no answer")
+    return _plain(wanted, extracted) or _by_type(wanted, extracted)
+
+
+def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
+    """`grade`'s verdict where it takes microseconds (nothing to compare, integers, the same text), else None."""
+    if not gold or not pred:
+        return grade(gold, pred)
+    if len(pred) > QUICK_CHARS or len(gold) > QUICK_CHARS:
         return None
-    wanted = gold.strip()
-    if not _INTEGER.fullmatch(wanted):
-        return None
-    extracted = extract_with(pred, _understood)
-    if extracted is None or not _INTEGER.fullmatch(extracted):
-        return None
-    same = int(wanted) == int(extracted)
-    return Verdict("correct" if same else "wrong", extracted, "integer")
+    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred)
+    if not wanted or extracted is None:
+        return grade(gold, pred)
+    return _plain(wanted, extracted)
 
 
-def _understood(text: str) -> bool:
-    return _rational(text) is not None
+def _plain(wanted: str, extracted: str) -> Verdict | None:
+    if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
+        return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
+    if key(wanted) == key(extracted):
+        return Verdict("correct", extracted, "text")
+    return None
 
 
-def _squeezed(text: str) -> str:
-    return re.sub(r"\s+|\\left|\\right|\\[,!;]", "", text).replace("dfrac", "frac").strip("$")
-
-
-def _rational(text: str) -> Fraction | None:
-    plain = _squeezed(text)
-    plain = re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2", plain)
-    plain = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", plain)
-    if not re.fullmatch(r"[-+]?\d{1,40}(?:\.\d{1,40}|/\d{1,40})?", plain, re.ASCII):
-        return None
-    try:
-        return Fraction(plain)
-    except ZeroDivisionError:
-        return None
+def _by_type(wanted: str, extracted: str) -> Verdict:
+    """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
+    rule, doubt = "", ""
+    golds, preds = read(wanted), read(extracted)
+    if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
+        return Verdict("correct", extracted, "text")
+    for gold, pred in product(golds, preds):
+        try:
+            same, rule = compare(gold, pred)
+        except (NoValue, RecursionError) as error:
+            doubt = str(error) or type(error).__name__
+            continue
+        if same:
+            return Verdict("correct", extracted, rule)
+    if doubt:
+        return Verdict("unparsed", extracted, f"not verified: {doubt}")
+    return Verdict("wrong", extracted, rule)

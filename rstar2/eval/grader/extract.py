@@ -1,17 +1,19 @@
-"""Finding the answer in a model's final turn.
+r"""Finding the answer in a model's final turn.
 
-In order: the last `\\boxed{}` inside the last `<answer>`; the whole of the last `<answer>`; the last
-`\\boxed{}` of the turn (several side by side, as in `\\boxed{1}, \\boxed{2}`, are one answer), unless a later
-`final answer` phrase states another; what follows the last `answer is` or `Answer:`; the whole text where it
-is short; the last formula; the last number. Reasoning in `<think>` or `<reason>` that has ended, tool
-responses and special tokens are not part of the answer. Every step is linear in the text.
+In order: the last `\boxed{}` inside the last `<answer>`; the whole of the last `<answer>`; the last `\boxed{}` of
+the turn (several side by side, as in `\boxed{1}, \boxed{2}`, are one answer), unless a later `final answer`
+phrase states another; the whole text where it reads as mathematics; what follows the last `answer is`, `Answer:`
+or `####`; the last formula; the last number; the whole text where it is one short line. Reasoning in `<think>`
+or `<reason>` that has ended, tool calls and responses, and whatever follows an end-of-turn token are not part of
+the answer. Every step is linear in the length of the text.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable
+
+from rstar2.eval.grader.read import understood
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of a turn are searched."""
@@ -20,22 +22,37 @@ MAX_ANSWER = 20_000
 BARE_CHARS = 200
 """A text up to this length may itself be the answer."""
 
-_SPECIAL = re.compile(r"<\|[\w|]{1,40}\|>|</?s>|<eos>|<\uff5c[^<>]{1,40}\uff5c>")
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\d])")
+_ASSISTANT = "<|im_start|>assistant"
+_END_OF_TURN = re.compile(
+    r"<\|(?:im_end|im_start|eot_id|eom_id|end_of_text|endoftext|end|user)\|>|</s>|<eos>|<\uff5cend[^<>]{1,40}\uff5c>"
+)
+_TOOL_BLOCKS = (
+    ("<tool_response>", "</tool_response>"),
+    ("<tool_call>", "</tool_call>"),
+    ("```output", "```"),
+)
+_BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
+_BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
+_EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\band\b|\bor\b|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
 _FINAL = re.compile(r"final\s+answer\b", re.IGNORECASE)
 _STATED = re.compile(
-    r"\banswers?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?",
+    r"\banswers?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
-_MATH = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$((?:[^$\\]|\\.)+?)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
+_OPENING = re.compile(r"\$\$?|\\\[|\\\(")
+_CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
+_ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _NUMBER = re.compile(
-    r"(?<![\w.\[\\^{(])[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|\d)(?:/\d+)?%?(?![\w\]]*[\[(_])"
+    r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
+    r"(?![\w\]]*[\[(_])"
 )
-_SENTENCE_END = re.compile(r"[.!?](?=[\s\"*]|$)|\n")
+_TOTAL = re.compile(rf"=\s*({_NUMBER.pattern})")
+_SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
+_ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
 def extract_answer(text: str) -> str | None:
@@ -44,42 +61,49 @@ def extract_answer(text: str) -> str | None:
     `text` is the turn the model itself wrote last: no prompt and no tool output. A bare answer comes back as
     it is.
     """
-    return extract_with(text, lambda _: False)
-
-
-def extract_with(text: str, understood: Callable[[str], bool]) -> str | None:
-    """`extract_answer`, given a test of whether a piece of text reads as mathematics."""
     turn = _own_words(text)
     inner = _last_block(turn, "<answer>", "</answer>")
     if inner is not None and inner.strip():
         turn = inner
-    return _clean(_find(turn, understood))
+    return _clean(_find(turn))
 
 
-def _find(turn: str, understood: Callable[[str], bool]) -> str | None:
+def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:
         content, end = box
         later = _after_last(_FINAL, turn[end:])
-        return content if later is None else (_from_sentence(later, understood) or content)
+        return (_from_sentence(later) if later is not None else None) or _from_box(content)
     if len(turn) <= BARE_CHARS and understood(turn):
         return turn
     stated = _after_last(_STATED, turn)
-    if stated is not None:
-        found = _from_sentence(stated, understood)
-        if found:
-            return found
-    if len(turn) <= BARE_CHARS and not re.search(r"\s\w+\s+\w+\s", turn):
+    found = _from_sentence(stated) if stated is not None else None
+    found = found or _last_formula_or_number(turn)
+    if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
-    return _last_formula_or_number(turn)
+    return found
+
+
+def _from_box(content: str) -> str:
+    """A box's content, less a phrase such as `the answer is` inside it."""
+    stated = _after_last(_STATED, content)
+    if stated is None or understood(content):
+        return content
+    return _from_sentence(stated) or content
 
 
 def _own_words(text: str) -> str:
-    """The turn without special tokens, tool responses and finished reasoning."""
-    turn = _SPECIAL.sub("\n", text[-MAX_TEXT:])
-    turn = _without_blocks(turn, "<tool_response>", "</tool_response>")
-    for close in ("</think>", "</reason>"):
-        rest = turn.rpartition(close)[2]
+    """The last turn without finished reasoning, tool calls and tool output."""
+    turn = text[-MAX_TEXT:].rpartition(_ASSISTANT)[2]
+    end = _END_OF_TURN.search(turn, len(turn) - len(turn.lstrip()))
+    while end is not None and not turn[: end.start()].strip():
+        turn = turn[end.end() :]
+        end = _END_OF_TURN.search(turn)
+    turn = turn[: end.start()] if end else turn
+    for opening, closing in _TOOL_BLOCKS:
+        turn = _without_blocks(turn, opening, closing)
+    for closing in ("</think>", "</reason>"):
+        rest = turn.rpartition(closing)[2]
         if rest.strip():
             turn = rest
     return turn.strip()
@@ -99,27 +123,30 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
     """The content of the last box, or of the row of boxes that ends with it, and where it ends."""
     starts = list(_BOX.finditer(text))[-20:]
     if not starts:
-        return ("", len(text)) if re.search(r"\\(?:boxed|fbox)\b", text) else None
+        return ("", len(text)) if _EMPTY_BOX.search(text) else None
     content, end = _braced(text, starts[-1].end())
     contents, left = [content.strip()], starts[-1].start()
     for match in reversed(starts[:-1]):
         content, stop = _braced(text, match.end())
-        gap = text[stop:left] if stop <= left else "x"
-        if (
-            len(gap) > 60
-            or not _BETWEEN_BOXES.fullmatch(gap)
-            or ("\n" in gap and not re.search(r"[,;]|and|or", gap))
-        ):
+        if stop > left or not _side_by_side(text[stop:left]):
             break
         contents.insert(0, content.strip())
         left = match.start()
     return ", ".join(dict.fromkeys(contents)), end
 
 
+def _side_by_side(gap: str) -> bool:
+    """Whether what stands between two boxes only lists them."""
+    listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
+    return len(gap) <= 60 and listed and _BETWEEN_BOXES.fullmatch(gap) is not None
+
+
 def _braced(text: str, start: int) -> tuple[str, int]:
     """What the braces that open at `start` hold, and where they end; to the line's end if never closed."""
     if text[start] != "{":
-        return text[start], start + 1
+        bare = _BARE_NUMBER.match(text, start)
+        assert bare is not None
+        return bare.group(), bare.end()
     depth, position = 0, start
     limit = min(len(text), start + MAX_ANSWER)
     while position < limit:
@@ -137,48 +164,88 @@ def _braced(text: str, start: int) -> tuple[str, int]:
     return line, start + 1 + len(line)
 
 
-def _after_last(pattern: re.Pattern[str], text: str) -> str | None:
-    last = _last_match(pattern, text)
-    return None if last is None else text[last.end() :]
-
-
 def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
     found = deque(pattern.finditer(text, start), maxlen=1)
     return found[0] if found else None
 
 
-def _from_sentence(text: str, understood: Callable[[str], bool]) -> str | None:
+def _after_last(pattern: re.Pattern[str], text: str) -> str | None:
+    last = _last_match(pattern, text)
+    return None if last is None else text[last.end() :]
+
+
+def _from_sentence(text: str) -> str | None:
     """The answer in the sentence that `text` starts with."""
-    start = re.sub(r"^(?:[\s:=*]|is\b|the answer is\b)+", "", text[:2000], flags=re.IGNORECASE)
-    block = _MATH.match(start)
-    end = _SENTENCE_END.search(start, block.end() if block else 0)
+    start = re.sub(r"^(?:[\s:=*\"']|is\b|the answer is\b)+", "", text[:2000], flags=re.IGNORECASE)
+    block = _formula_at(start)
+    end = _SENTENCE_END.search(start, block)
     sentence = start[: end.start()] if end else start
-    if understood(sentence):
-        return sentence
     clause = re.split(r",\s|\s(?:because|since|as|which|so|for|but)\s", sentence, maxsplit=1)[0]
-    if understood(clause):
-        return clause
     tail = re.split(r"\b(?:is|are|equals)\s", sentence)[-1]
-    if understood(tail):
-        return tail
+    for candidate in (sentence, clause, tail):
+        if understood(candidate):
+            return candidate
     return _last_formula_or_number(sentence) or sentence
 
 
+def _formula_at(text: str) -> int:
+    """Where the formula that `text` starts with ends; 0 if it starts with none."""
+    opening = _OPENING.match(text)
+    if opening is None:
+        return 0
+    end = text.find(_CLOSING[opening.group()], opening.end())
+    return 0 if end < 0 else end + len(opening.group())
+
+
+def _last_formula(text: str) -> tuple[str, int] | None:
+    """The content of the last formula between delimiters, and where it ends."""
+    found, position, hopeless = None, 0, set[str]()
+    while (opening := _OPENING.search(text, position)) is not None:
+        sign, position = opening.group(), opening.end()
+        if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
+            continue  # an escaped dollar is money
+        end = -1 if sign in hopeless else text.find(_CLOSING[sign], position)
+        if sign == "$" and _is_money(text, position, end):
+            continue
+        if end < 0:
+            hopeless.add(sign)
+            continue
+        if text[position:end].strip():
+            found = text[position:end], end + len(sign)
+        position = end + len(sign)
+    return found
+
+
+def _is_money(text: str, start: int, end: int) -> bool:
+    """Whether the dollar sign before `start` belongs to a price, as in `$5 and $6` or `5$, 6$` but not `$5$`."""
+    before, after = text[start - 2 : start - 1], text[start : start + 1]
+    if before.isdigit() and (after.isspace() or after in ".,;"):
+        return True
+    return after.isdigit() and end > 0 and (text[end + 1 : end + 2].isdigit() or text[end - 1].isspace())
+
+
 def _last_formula_or_number(text: str) -> str | None:
-    formula = _last_match(_MATH, text)
-    if _CODE.search(text) and formula is None:
-        return None
-    number = _last_match(_NUMBER, text, formula.end() if formula else 0)
+    formula = _last_formula(text)
     if formula is None:
-        return number.group() if number else None
-    if number and re.search(r"(?:\bis|\bare|=|:|\bequals|\bbe)\s*$", text[: number.start()]):
+        number = None if _CODE.search(text) else _last_match(_NUMBER, text)
+        line = number and text.rfind("\n", 0, number.start()) + 1
+        total = _last_match(_TOTAL, text, line) if line is not None else None
+        return total[1] if total else number.group() if number else None
+    content, end = formula
+    number = _last_match(_NUMBER, text, end)
+    if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
         return number.group()
-    return next(group for group in formula.groups() if group is not None)
+    return content
 
 
 def _clean(answer: str | None) -> str | None:
     if answer is None:
         return None
-    cleaned = answer.strip().strip("*\"'`").strip()
-    cleaned = re.sub(r"(?<=[^\\])[.,;:]+$", "", cleaned).strip()
+    cleaned = answer.strip().strip('*"`').strip()
+    if len(cleaned) > 2 and cleaned[0] == cleaned[-1] == "'":
+        cleaned = cleaned[1:-1]
+    cleaned = re.sub(r"(?<=[^\\])(?<!\.\.)[.,;:]$|(?<=[^\\.])[,;:]+$", "", cleaned).strip()
+    inside = _ONE_FORMULA.fullmatch(cleaned)
+    if inside:
+        cleaned = next(part for part in inside.groups() if part is not None).strip()
     return cleaned[:MAX_ANSWER] or None

@@ -1,0 +1,275 @@
+"""How fast the judge is, beside what one would use instead, on this machine and in one sitting.
+
+    python benchmarks/judge.py                         # bare interpreters, the sandbox alone, the whole judge
+    python benchmarks/judge.py --against http://host:8000   # and any server that speaks code-judge's protocol
+
+Every round runs all contestants one after another on each program; the figures are medians over the rounds,
+so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
+Then, with the judge alone: latency at half of its measured rate, and how late an endless loop is ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.schema import Isolation, RunRequest
+from rstar2.judge.service import running_judge
+
+PROGRAMS = {
+    "trivial": "print(6 * 7)",
+    "numpy": "import numpy as np\nprint(np.arange(100).reshape(10, 10).trace())",
+    "sympy": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.solve(x**3 - 6*x**2 + 11*x - 6, x))",
+}
+SHOULD = {"trivial": "42\n", "numpy": "495\n", "sympy": "[1, 2, 3]\n"}
+BATCH = 64
+IN_FLIGHT = 4
+Run = Callable[[str, int], float]
+"""Runs a program so many times. → programs a second."""
+
+
+class Wrong(Exception):
+    """A program gave something else than it should: the rate would mean nothing."""
+
+
+def check(kind: str, stdout: str) -> None:
+    if stdout != SHOULD[kind]:
+        raise Wrong(f"{kind}: {stdout!r} instead of {SHOULD[kind]!r}")
+
+
+def bare(workers: int) -> Run:
+    """A fresh interpreter for each program: no isolation, no queue."""
+
+    def once(kind: str) -> None:
+        command = [sys.executable, "-I", "-c", PROGRAMS[kind]]
+        environment = {"PATH": os.environ["PATH"], "OPENBLAS_NUM_THREADS": "1"}
+        check(
+            kind, subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        )
+
+    def run(kind: str, count: int) -> float:
+        with ThreadPoolExecutor(workers) as pool:
+            started = time.perf_counter()
+            list(pool.map(once, [kind] * count))
+            return count / (time.perf_counter() - started)
+
+    return run
+
+
+def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> None:
+    sandbox = Sandbox(Path(root), tier, minimum=tier or "landlock")
+    sandbox.start()
+    sandbox.warm()
+    while (order := pipe.recv()) is not None:
+        kind, count = order
+        for _ in range(count):
+            check(kind, sandbox.run(RunRequest(code=PROGRAMS[kind]), "0").stdout)
+        pipe.send("done")
+    sandbox.close()
+
+
+@contextmanager
+def sandboxes(workers: int, folder: Path, tier: Isolation | None) -> Iterator[Run]:
+    """The sandbox without HTTP and Redis, one a process."""
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    for number in range(workers):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_sandbox_process, args=(theirs, str(folder / str(number)), tier))
+        process.start()
+        pipes.append(ours)
+        processes.append(process)
+
+    def run(kind: str, count: int) -> float:
+        each = count // workers
+        started = time.perf_counter()
+        for pipe in pipes:
+            pipe.send((kind, each))
+        for pipe in pipes:
+            pipe.recv()
+        return each * workers / (time.perf_counter() - started)
+
+    try:
+        yield run
+    finally:
+        for pipe in pipes:
+            pipe.send(None)
+        for process in processes:
+            process.join(20)
+
+
+def over_http(
+    url: str, path: str, make_body: Callable[[str, int], Any], stdout_of: Callable[[Any], str]
+) -> Run:
+    """Batches of BATCH, IN_FLIGHT at a time."""
+
+    def run(kind: str, count: int) -> float:
+        sizes = [BATCH] * (count // BATCH) + ([count % BATCH] if count % BATCH else [])
+        with (
+            httpx.Client(base_url=url, timeout=600.0, trust_env=False) as client,
+            ThreadPoolExecutor(IN_FLIGHT) as pool,
+        ):
+            bodies = [json.dumps(make_body(kind, size)) for size in sizes]
+            started = time.perf_counter()
+            for answer in pool.map(lambda body: client.post(path, content=body, headers=JSON), bodies):
+                for result in answer.raise_for_status().json()["results"]:
+                    check(kind, stdout_of(result))
+            return count / (time.perf_counter() - started)
+
+    return run
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def judge(url: str) -> Run:
+    """The whole judge through its native batches."""
+    return over_http(
+        url,
+        "/v1/runs/batch",
+        lambda kind, size: {"runs": [{"code": PROGRAMS[kind]}] * size},
+        lambda result: str(result["stdout"]),
+    )
+
+
+def codejudge(url: str) -> Run:
+    """A server that speaks code-judge's protocol, through its long batches."""
+    item = {"type": "python", "input": ""}
+    return over_http(
+        url,
+        "/run/long-batch",
+        lambda kind, size: {"type": "batch", "submissions": [{**item, "solution": PROGRAMS[kind]}] * size},
+        lambda result: str(result["stdout"]),
+    )
+
+
+def how_many(run: Run, kind: str, seconds: float, workers: int) -> int:
+    """As many programs as fill about `seconds`, a multiple of the workers."""
+    rate = run(kind, 8 * workers)
+    rate = run(kind, max(workers, int(rate * seconds / 4) // workers * workers))
+    return max(workers, int(rate * seconds) // workers * workers)
+
+
+def rounds(
+    contestants: dict[str, Run], count: int, seconds: float, workers: int
+) -> dict[str, dict[str, float]]:
+    """Median rates, by contestant and program."""
+    sizes = {(n, k): how_many(run, k, seconds, workers) for n, run in contestants.items() for k in PROGRAMS}
+    rates: dict[tuple[str, str], list[float]] = {key: [] for key in sizes}
+    for number in range(count):
+        for kind in PROGRAMS:
+            for name, run in contestants.items():
+                rates[name, kind].append(run(kind, sizes[name, kind]))
+        print(f"round {number + 1} of {count} done", file=sys.stderr)
+    return {n: {k: statistics.median(rates[n, k]) for k in PROGRAMS} for n in contestants}
+
+
+async def latencies(url: str, rate: float, seconds: float) -> list[float]:
+    """Seconds each trivial program took when they arrive at random at `rate`, on one client."""
+    took: list[float] = []
+    dice = random.Random(7)
+
+    async def one(client: JudgeClient) -> None:
+        started = time.perf_counter()
+        check("trivial", (await client.run(RunRequest(code=PROGRAMS["trivial"]))).stdout)
+        took.append(time.perf_counter() - started)
+
+    async with JudgeClient(url) as client, asyncio.TaskGroup() as group:
+        due = time.perf_counter()
+        end = due + seconds
+        while due < end:
+            due += dice.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(one(client))
+    return sorted(took)
+
+
+def overruns(url: str, count: int) -> list[float]:
+    """How many seconds after its limit each endless loop was answered."""
+    late = []
+    with httpx.Client(base_url=url, timeout=60.0, trust_env=False) as client:
+        for code in ["while True: pass", "sum(iter(int, 1))"] * (count // 2):
+            started = time.perf_counter()
+            result = client.post("/v1/runs", json={"code": code, "timeout_s": 0.5}).json()
+            late.append(time.perf_counter() - started - 0.5)
+            if result["outcome"] != "timeout":
+                raise Wrong(f"an endless loop came out as {result['outcome']}")
+    return sorted(late)
+
+
+def report(rates: dict[str, dict[str, float]], waits: list[float], late: list[float]) -> dict[str, Any]:
+    """Prints the table. → the same as values."""
+    print(f"{'programs a second':22}" + "".join(f"{kind:>10}" for kind in PROGRAMS))
+    for name, found in rates.items():
+        print(f"{name:22}" + "".join(f"{found[kind]:10.0f}" for kind in PROGRAMS))
+    for name in rates:
+        if name != "bare":
+            ratios = {kind: rates[name][kind] / rates["bare"][kind] for kind in PROGRAMS}
+            print(f"{name + ' / bare':22}" + "".join(f"{ratios[kind]:9.1f}x" for kind in PROGRAMS))
+    share = {kind: rates["judge"][kind] / rates["sandbox"][kind] for kind in PROGRAMS}
+    print(f"{'judge / sandbox':22}" + "".join(f"{100 * share[kind]:9.0f}%" for kind in PROGRAMS))
+    p50, p99 = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
+    print(f"at half load, trivial: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms ({len(waits)} programs)")
+    print(
+        f"endless loops answered after their limit: median {1000 * statistics.median(late):.0f} ms, "
+        f"latest {1000 * late[-1]:.0f} ms"
+    )
+    return {
+        "rates": rates,
+        "share": share,
+        "half_load_ms": [1000 * p50, 1000 * p99],
+        "late_ms": 1000 * late[-1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="of each contestant on each program a round"
+    )
+    parser.add_argument("--isolation", choices=["strict", "landlock", "none"], default="strict")
+    parser.add_argument("--against", metavar="URL", help="a server that speaks code-judge's protocol")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        handle = stack.enter_context(
+            running_judge(folder / "judge", workers=options.workers, isolation=options.isolation)
+        )
+        alone = stack.enter_context(sandboxes(options.workers, folder / "sandbox", options.isolation))
+        contestants = {"bare": bare(options.workers), "sandbox": alone, "judge": judge(handle.url)}
+        if options.against:
+            contestants["against"] = codejudge(options.against)
+        print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
+        rates = rounds(contestants, options.rounds, options.seconds, options.workers)
+        waits = asyncio.run(latencies(handle.url, rates["judge"]["trivial"] / 2, 10.0))
+        found = report(rates, waits, overruns(handle.url, 10))
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Many programs at once, some of them endless: is every one answered, once, rightly, and at an even rate?
+
+    python benchmarks/judge_scale.py                    # 1,000 and 30,000 programs on 512 connections
+    python benchmarks/judge_scale.py --programs 3000
+
+One program in 300 is an endless loop with a limit of one second. Every program is a request of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from rstar2.judge.service import JudgeHandle, running_judge
+
+LOOP_EVERY = 300
+
+
+@dataclass
+class Outcome:
+    """What became of one load."""
+
+    programs: int
+    seconds: float
+    wrong: list[str] = field(default_factory=list)
+    """What was answered otherwise than it should be; the first few."""
+    resident_mb: dict[str, list[float]] = field(default_factory=dict)
+    """Resident memory by part, sampled once a second."""
+
+    @property
+    def rate(self) -> float:
+        return self.programs / self.seconds
+
+
+class Connection:
+    """One HTTP/1.1 connection that is kept; a full client costs more than what is measured."""
+
+    def __init__(self, url: str) -> None:
+        self.address = urlsplit(url)
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    async def open(self) -> None:
+        assert self.address.hostname is not None
+        self.reader, self.writer = await asyncio.open_connection(self.address.hostname, self.address.port)
+
+    async def post(self, path: str, body: bytes) -> Any:
+        head = f"POST {path} HTTP/1.1\r\nHost: judge\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.writer.write(head.encode() + body)
+        lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+        length = next(
+            int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length")
+        )
+        found = json.loads(await self.reader.readexactly(length))
+        if b" 200 " not in lines[0]:
+            raise RuntimeError(f"{lines[0].decode()}: {found}")
+        return found
+
+
+def is_loop(number: int) -> bool:
+    return number % LOOP_EVERY == LOOP_EVERY // 2
+
+
+async def load(url: str, programs: int, connections: int) -> Outcome:
+    """Send all programs over so many connections and check every answer."""
+    numbers = iter(range(programs))
+    seen: set[str] = set()
+    outcome = Outcome(programs, 0.0)
+
+    def check(number: int, result: dict[str, Any]) -> None:
+        should = ("timeout", "") if is_loop(number) else ("ok", f"{number}\n")
+        if (result["outcome"], result["stdout"]) != should or result["id"] in seen:
+            outcome.wrong.append(f"{number}: {result}")
+        seen.add(result["id"])
+
+    async def work() -> None:
+        connection = Connection(url)
+        await connection.open()
+        for number in numbers:
+            code, limit = ("while True: pass", 1.0) if is_loop(number) else (f"print({number})", 30.0)
+            body = json.dumps({"code": code, "timeout_s": limit}).encode()
+            check(number, await connection.post("/v1/runs", body))
+        connection.writer.close()
+
+    started = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(connections):
+            group.create_task(work())
+    outcome.seconds = time.perf_counter() - started
+    if len(seen) != programs:
+        outcome.wrong.append(f"{len(seen)} different answers for {programs} programs")
+    return outcome
+
+
+def parts(judge: JudgeHandle) -> dict[str, int]:
+    """The processes of a judge by a short name."""
+    found = {"supervisor": judge.pid}
+    for pid in Path(f"/proc/{judge.pid}/task/{judge.pid}/children").read_text().split():
+        command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        name = next(
+            (word.rpartition(".")[2] for word in command if word.startswith("rstar2.judge.")), "redis"
+        )
+        found[f"{name} {pid}"] = int(pid)
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of one process in MiB; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / (1 << 20)
+    except OSError:
+        return 0.0
+
+
+async def watched(judge: JudgeHandle, programs: int, connections: int) -> Outcome:
+    """The load, with the memory of the service sampled meanwhile."""
+    pids = parts(judge)
+    samples: dict[str, list[float]] = {name: [] for name in pids}
+
+    async def watch() -> None:
+        while True:
+            for name, pid in pids.items():
+                samples[name].append(resident_mb(pid))
+            await asyncio.sleep(1.0)
+
+    watcher = asyncio.create_task(watch())
+    try:
+        outcome = await load(judge.url, programs, connections)
+    finally:
+        watcher.cancel()
+    outcome.resident_mb = samples
+    return outcome
+
+
+def show(outcome: Outcome) -> None:
+    print(
+        f"{outcome.programs} programs in {outcome.seconds:.1f} s: {outcome.rate:.0f} a second, "
+        f"{len(outcome.wrong)} wrong {outcome.wrong[:3]}"
+    )
+    for name, values in outcome.resident_mb.items():
+        thirds = [values[0], *(max(values[len(values) * i // 3 :][: len(values) // 3 + 1]) for i in range(3))]
+        print(f"  {name}: MiB at start and at most in each third " + " ".join(f"{v:.0f}" for v in thirds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--programs", type=int, default=30_000)
+    parser.add_argument("--connections", type=int, default=512)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, running_judge(Path(folder), options.workers) as judge:
+        asyncio.run(load(judge.url, 300, 8))
+        few = asyncio.run(watched(judge, 1_000, options.connections))
+        show(few)
+        many = asyncio.run(watched(judge, options.programs, options.connections))
+        show(many)
+        again = asyncio.run(watched(judge, 1_000, options.connections))
+        show(again)
+        print(f"rate of the many over that of the few: {2 * many.rate / (few.rate + again.rate):.2f}")
+    sys.exit(bool(few.wrong or many.wrong or again.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""`rstar2 demo`: the whole recipe in miniature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rstar2.cli.common import examples, out
+
+EPILOG = examples(
+    ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
+    ("GRPO-RoC beside plain GRPO, from the same SFT model", "rstar2 demo --compare"),
+    ("another seed, in a folder of its own", "rstar2 demo --seed 2 --run runs/demo-seed2"),
+    ("change a setting of the recipe", "rstar2 demo --set rl.steps=30 --run runs/longer"),
+    ("what would run, without running it", "rstar2 demo --dry-run"),
+)
+
+
+def command(
+    run: Annotated[
+        Path | None, typer.Option(help="The run's folder; a killed run goes on in it. [default: runs/demo]")
+    ] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe file, or the name of one that comes along.")] = "demo",
+    seed: Annotated[int | None, typer.Option(min=0, help="Of data, model and sampling.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
+    ] = False,
+    change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
+    ] = False,
+) -> None:
+    """Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.
+
+    SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
+    """
+    from rstar2.cli.training import Rows, need_training_extra
+    from rstar2.demo.recipe import demo_plan
+
+    plan = demo_plan(recipe, seed, change or [])
+    folder = run or Path("runs") / ("demo" if plan.demo.seed == 1 else f"demo-seed{plan.demo.seed}")
+    if dry_run:
+        _dry_run(plan, folder)
+        return
+    need_training_extra()
+    from rstar2.demo.page import write_page
+    from rstar2.demo.pipeline import run_demo
+    from rstar2.demo.show import plot, table
+    from rstar2.runs import open_run
+
+    with open_run(folder, "demo", plan.config()) as opened:
+        out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
+        with Rows() as rows:
+            summary = run_demo(plan, opened, compare, rows)
+        page = write_page(folder, summary)
+    out.print(table(summary))
+    out.print(plot(folder, summary))
+    out.print(f"report   [cyan]{page}[/]")
+    out.print(f"next     [cyan]rstar2 chat --run {folder}[/]")
+
+
+def _dry_run(plan: Any, folder: Path) -> None:
+    import json
+    import shlex
+
+    from rstar2.train.command import StagePaths, sft_command, stage_command
+
+    out.print_json(json.dumps(plan.config()))
+    root = folder.absolute()
+    command = sft_command(
+        plan.sft,
+        root / "base",
+        root / "data/sft.parquet",
+        root / "sft/checkpoints",
+        root / "sft/metrics-1.jsonl",
+    )
+    out.print("\n[bold]SFT[/]", shlex.join(command.argv), soft_wrap=True)
+    model = root / "sft/model"
+    for number, recipe in plan.stages.items():
+        stage = root / f"stage{number}"
+        paths = StagePaths(
+            model,
+            stage / "train.parquet",
+            stage / "checkpoints",
+            stage / "agent_loop.yaml",
+            stage / "metrics-1.jsonl",
+        )
+        out.print(f"\n[bold]stage {number}[/]", shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
+        model = stage / "model"

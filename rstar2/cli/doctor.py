@@ -1,0 +1,64 @@
+"""`rstar2 doctor`: what this machine can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli.common import examples, out
+
+if TYPE_CHECKING:
+    from rstar2.doctor.finding import Finding
+
+app = typer.Typer(name="doctor", add_completion=False, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        ("look", "rstar2 doctor"),
+        ("for a script: exit code 0 when the demo can run", "rstar2 doctor --json > machine.json"),
+    )
+)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """What this machine can do, and the command that mends each lack.
+
+    The exit code is 0 when the laptop path (`rstar2 demo`) can run, else 1.
+    """
+    from rstar2.doctor.examine import examine
+    from rstar2.doctor.finding import laptop_ready
+
+    findings = examine()
+    ready = laptop_ready(findings)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        shown = {"laptop_ready": ready, "findings": [asdict(finding) for finding in findings]}
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        _show(findings)
+        if ready:
+            out.print("[green]The laptop path can run.[/] Next: [cyan]rstar2 demo[/]")
+        else:
+            out.print("[red]The laptop path cannot run yet:[/] mend what is marked ✗ first.")
+    raise typer.Exit(0 if ready else 1)
+
+
+def _show(findings: list[Finding]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    table.add_column("What", no_wrap=True)
+    table.add_column("Found", overflow="fold")
+    table.add_column("What mends it")
+    for finding in findings:
+        lacking = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
+        mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": lacking}[finding.state]
+        table.add_row(mark, finding.name, Text(finding.found), Text(finding.mend))
+    out.print(table)

@@ -1,0 +1,219 @@
+"""`rstar2 eval`: measure a model on benchmarks, and compare two measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from rstar2.cli.common import err, examples, out
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+    from rstar2.data.problem import Problem
+    from rstar2.eval.session import JudgeChoice
+    from rstar2.eval.settings import EvalSettings
+    from rstar2.eval.target import Opened
+
+RUN = "run"
+"""The command that benchmarks without a command go to."""
+
+
+class _EvalGroup(TyperGroup):
+    """Takes benchmarks where other groups take a command."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != RUN]
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == RUN else name, command, rest
+
+
+app = typer.Typer(name="eval", cls=_EvalGroup, rich_markup_mode="rich", add_completion=False)
+
+
+@app.command(
+    RUN,
+    epilog=examples(
+        ("AIME 2024 by the paper's protocol, on a vLLM server", "rstar2 eval aime24 --url http://gpu:8000"),
+        (
+            "a quick look: a local model, one sample of 30 problems of a file",
+            "rstar2 eval aime24 --model models/tiny --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
+        ),
+        ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
+        ("problems of your own", "rstar2 eval problems.jsonl --model models/tiny"),
+        ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
+        ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
+    ),
+)
+def run(
+    benchmarks: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="BENCHMARK|FILE.jsonl...",
+            help="aime24, aime25, math500, hmmt25, amc23, gsm8k, gpqa-diamond, builtin, or JSON lines with "
+            "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
+        ),
+    ],
+    model: Annotated[
+        Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Answer from the gold, a tenth wrong on purpose.")
+    ] = False,
+    judge: Annotated[
+        str | None, typer.Option(help="URL of a judge; without it one is started for the run.")
+    ] = None,
+    judge_token: Annotated[
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What that judge asks for.")
+    ] = None,
+    judge_workers: Annotated[
+        int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
+    ] = 2,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts a problem.")] = 16,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
+    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")
+    ] = 30_000,
+    max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model.")] = 30,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
+    ] = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for a server that went away mid-run.")
+    ] = 300.0,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
+    ] = None,
+    per_problem: Annotated[
+        bool, typer.Option("--per-problem", help="Show the table of problems too.")
+    ] = False,
+) -> None:
+    """Measure a model on benchmarks.
+
+    Every problem is sampled, the model's Python is run, its answers are graded. The defaults are the paper's
+    protocol. The same command again goes on where a stopped run ended.
+    Ctrl-C finishes what is in flight; a second one does not.
+    """
+    from rstar2.config import resolve
+    from rstar2.eval.session import JudgeChoice
+    from rstar2.eval.settings import EvalSettings
+    from rstar2.eval.target import Target, open_target
+
+    target = Target(model, url, model_name, oracle)
+    values = {
+        "samples": samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "max_tokens": max_tokens,
+        "max_turns": max_turns,
+        "seed": seed,
+        "in_flight": in_flight,
+        "wait_s": wait,
+    }
+    settings = resolve(EvalSettings, values, [], "eval")
+    problems = _load(benchmarks, data, seed, limit)
+    opened = open_target(target, [problem for part in problems.values() for problem in part], in_flight)
+    choice = JudgeChoice(judge, judge_token, judge_workers)
+    _measure(opened, problems, settings, run_folder, choice, per_problem)
+
+
+def _load(benchmarks: list[str], data: Path | None, seed: int, limit: int | None) -> dict[str, list[Problem]]:
+    from rstar2.data.benchmarks import load_benchmark
+    from rstar2.errors import UserError
+    from rstar2.eval.session import folder_names
+
+    if data is not None and len(benchmarks) > 1:
+        raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
+    return {
+        name: load_benchmark(benchmark, data, seed)[:limit]
+        for name, benchmark in zip(folder_names(benchmarks), benchmarks, strict=True)
+    }
+
+
+def _measure(
+    opened: Opened,
+    problems: dict[str, list[Problem]],
+    settings: EvalSettings,
+    folder: Path | None,
+    judge: JudgeChoice,
+    per_problem: bool,
+) -> None:
+    from rstar2.data.benchmarks import fingerprint
+    from rstar2.eval.live import LiveView
+    from rstar2.eval.session import measure
+    from rstar2.eval.tables import problems_table, summaries_table
+    from rstar2.report import write_report
+    from rstar2.runs import config_digest, open_run
+
+    config = {
+        "problems": {name: fingerprint(part) for name, part in problems.items()},
+        "settings": settings.protocol(),
+        "model": opened.identity,
+    }
+    named = "-".join(["eval", *problems, str(opened.identity["name"]).rpartition("/")[2]])
+    path = folder or Path("runs") / f"{named}-{config_digest(config)}"
+    with open_run(path, "eval", config) as run:
+        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in problems.items())
+        out.print(f"[bold]{counts}[/bold] on {opened.engine.name} → {path}", soft_wrap=True)
+        out.print(" · ".join(f"{key} {value}" for key, value in settings.protocol().items()), style="dim")
+        measured = measure(opened, problems, settings, run, judge, LiveView(err))
+        out.print(summaries_table([(result.name, result.summary) for result in measured.results]))
+        if per_problem:
+            for result in measured.results:
+                out.print(problems_table(result))
+        out.print(f"report: {write_report(path)}", soft_wrap=True)
+        if measured.interrupted:
+            err.print("start the same command again to go on")
+            raise KeyboardInterrupt
+
+
+@app.command(
+    epilog=examples(
+        ("did the stage help?", "rstar2 eval compare runs/before runs/after"),
+        ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
+    )
+)
+def compare(
+    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, on the same problems.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
+
+    A problem flips when one run gets it right in more than half of its samples and the other does not.
+    """
+    import json
+
+    from rstar2.eval.compare import compare_runs
+    from rstar2.eval.tables import comparison_table, flips_table
+
+    found = compare_runs(run_a, run_b)
+    if as_json:
+        out.print_json(json.dumps([each.as_json() for each in found]))
+        return
+    out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
+    out.print(comparison_table(found))
+    for each in found:
+        if each.changed:
+            err.print(f"[yellow]{each.name}: other settings: {', '.join(each.changed)}[/]")
+        if each.unpaired:
+            err.print(f"[yellow]{each.name}: {each.unpaired} problems are in one run only and left out[/]")
+        if each.flipped:
+            out.print()
+            out.print(flips_table(each))

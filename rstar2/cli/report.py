@@ -1,0 +1,32 @@
+"""`rstar2 report`: a run's folder as one static page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rstar2.cli.common import examples, out
+
+app = typer.Typer(name="report", add_completion=False, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        ("the page of a run, in its folder", "rstar2 report runs/demo"),
+        ("somewhere else", "rstar2 report runs/night --output night.html"),
+    )
+)
+def report(
+    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
+) -> None:
+    """Make one static page of a run.
+
+    It holds the numbers, plots and every trace, and needs no network.
+    """
+    from rstar2.report import write_report
+
+    page = write_report(run, output)
+    out.print(f"{page} ({page.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)

@@ -1,0 +1,86 @@
+"""`rstar2 serve`: a vLLM server for a trained model, started, watched and stopped."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from rstar2.cli.common import err, examples, out
+
+app = typer.Typer(name="serve", add_completion=False, rich_markup_mode="rich")
+
+
+@app.command(
+    epilog=examples(
+        ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
+        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
+        (
+            "with a vLLM that lives in an environment of its own",
+            "rstar2 serve MODEL --python .venv-vllm/bin/python",
+        ),
+        ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
+        ("only see the command", "rstar2 serve MODEL --dry-run"),
+        ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+    )
+)
+def serve(
+    model: Annotated[str, typer.Argument(help="Model folder or hub id.", metavar="MODEL")],
+    extra: Annotated[
+        list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    tp: Annotated[int, typer.Option(min=1, help="GPUs that share one copy of the model.")] = 1,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that prompt and answer may have together.")
+    ] = None,
+    kv_gib: Annotated[int, typer.Option(min=1, help="GiB for the KV cache where there is no GPU.")] = 4,
+    python: Annotated[
+        Path | None,
+        typer.Option(envvar="RSTAR2_VLLM_PYTHON", help="The interpreter of the environment with vLLM."),
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Where vLLM's output goes; runs/serve by default.")] = None,
+    ready_s: Annotated[float, typer.Option(min=1, help="Seconds it may take to load.")] = 900.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and end.")] = False,
+) -> None:
+    """Serve a model with vLLM."""
+    from rstar2.errors import UserError
+    from rstar2.serve import (
+        ServeSettings,
+        check_model,
+        check_port,
+        find_vllm,
+        install_hint,
+        running_server,
+        server_ended,
+        shown_command,
+        vllm_command,
+    )
+
+    check_model(model)
+    interpreter = str(python or sys.executable)
+    vllm = find_vllm(interpreter)
+    if vllm is None:
+        raise UserError(f"vLLM is not installed beside {interpreter}", install_hint())
+    settings = ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
+    line, environment = vllm_command(vllm, settings)
+    if dry_run:
+        typer.echo(shown_command(line, environment))
+        return
+    check_port(host, port)
+    log = log or Path("runs") / "serve" / f"{port}.log"
+    err.print(f"{vllm.distribution} {vllm.version} loads {model}; watch it: tail -F {log}", soft_wrap=True)
+    signal.signal(signal.SIGTERM, _terminated)
+    with running_server(line, environment, settings.url, log, ready_s) as process:
+        out.print(f"[bold]{settings.url}[/] answers (pid {process.pid}); Ctrl-C ends it", soft_wrap=True)
+        out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
+        process.wait()
+        raise server_ended(process, log)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)

@@ -1,0 +1,100 @@
+"""The verbs, by name: what `rstar2 --help` lists without importing any of them.
+
+A verb is a module of this folder with the same name. It holds `app`, a `typer.Typer`, or else `command`, a
+function, with `EPILOG`, its worked examples.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
+
+VERBS: dict[str, dict[str, str]] = {
+    "Begin": {
+        "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
+        "doctor": "What this machine can do, and the command that mends each lack.",
+        "chat": "Talk to a model that thinks in Python.",
+    },
+    "Train": {
+        "data": "List the known data sources, and prepare one for training.",
+        "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
+        "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
+    },
+    "Measure": {
+        "eval": "Measure a model on benchmarks.",
+        "grade": "Grade answers that were made elsewhere.",
+        "report": "Make one static page of a run.",
+        "runs": "List runs, and show one.",
+    },
+    "Serve": {
+        "judge": "Run model-written programs: fast, isolated, none lost.",
+        "serve": "Serve a model with vLLM.",
+    },
+}
+"""Heading to verb to one line of help, in the order of the help text."""
+
+EXAMPLES = (
+    ("the whole recipe in miniature, in minutes", "rstar2 demo"),
+    ("what can this machine do?", "rstar2 doctor"),
+    ("talk to a trained model", "rstar2 chat --run runs/demo"),
+    ("the options of a verb, with examples", "rstar2 chat --help"),
+)
+
+
+class VerbGroup(TyperGroup):
+    """The root command. It imports a verb's module only when that verb is used.
+
+    Its help text is written without rich, whose import alone takes as long as everything else here.
+    """
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for verbs in VERBS.values() for name in verbs]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        if cmd_name in self.list_commands(ctx) and cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], known)
+            ctx.fail(f"No such verb: {args[0]}." + (f" Did you mean {' or '.join(near)}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
+        formatter.write(f"{self.help}\n\n")
+        self.format_usage(ctx, formatter)
+        for heading, verbs in VERBS.items():
+            with formatter.section(_style(heading, bold=True)):
+                formatter.write_dl([(_style(name, fg="cyan"), text) for name, text in verbs.items()])
+        with formatter.section(_style("Options", bold=True)):
+            records = [param.get_help_record(ctx) for param in self.get_params(ctx)]
+            formatter.write_dl([record for record in records if record is not None])
+        with formatter.section(_style("Examples", bold=True)):
+            formatter.write_dl([(_style(command, fg="cyan"), what) for what, command in EXAMPLES])
+
+
+def _load(name: str) -> Command:
+    module: Any = importlib.import_module(f"rstar2.cli.{name}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, epilog=module.EPILOG)(module.command)
+    return typer.main.get_command(alone)
+
+
+def _style(text: str, **how: Any) -> str:
+    return text if os.environ.get("NO_COLOR") else typer.style(text, **how)

@@ -1,0 +1,243 @@
+"""Benchmarks by name: where each lives on the hub, its columns, and how a row becomes a problem.
+
+Hub ids and columns are those the field uses; a changed column is refused, never guessed around. Files in JSON
+lines (`problem`, `answer`, perhaps `id`) stand in for the hub wherever there is no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+
+BUILTIN = "builtin"
+BUILTIN_COUNT = 200
+_FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a benchmark lives on the dataset hub."""
+
+    hub_id: str
+    split: str
+    problem: str = "problem"
+    """The column of the problem's text."""
+    answer: str = "answer"
+    """The column of the gold answer."""
+    id: str | None = None
+    """The column of a row's name; None where rows are numbered."""
+    configs: tuple[str | None, ...] = (None,)
+    """Read one after the other."""
+    make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
+    """Turns a row into (problem, answer) where the two columns alone do not."""
+    more_columns: tuple[str, ...] = ()
+    """Columns that `make` reads."""
+    gated: bool = False
+    """Whether its terms must be accepted on the hub first."""
+
+
+def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
+    """The gold stands after `####` at the end of the worked solution, with commas in long numbers."""
+    return row[source.problem], str(row[source.answer]).rpartition("####")[2].strip().replace(",", "")
+
+
+def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
+    """Four choices in an order drawn from the question's text, so that every run sees the same letters."""
+    choices = [row[source.answer], *(row[column] for column in source.more_columns)]
+    question = str(row[source.problem]).strip()
+    order = sorted(
+        range(len(choices)),
+        key=lambda at: hashlib.sha256(f"{at}\0{choices[at]}\0{question}".encode()).digest(),
+    )
+    letters = "ABCD"
+    listed = "\n".join(
+        f"({letter}) {str(choices[at]).strip()}" for letter, at in zip(letters, order, strict=True)
+    )
+    return f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice.", letters[order.index(0)]
+
+
+SOURCES: dict[str, Source] = {
+    "aime24": Source("HuggingFaceH4/aime_2024", "train", id="id"),
+    "aime25": Source(
+        "opencompass/AIME2025", "test", problem="question", configs=("AIME2025-I", "AIME2025-II")
+    ),
+    "math500": Source("HuggingFaceH4/MATH-500", "test", id="unique_id"),
+    "hmmt25": Source("MathArena/hmmt_feb_2025", "train", id="problem_idx"),
+    "amc23": Source("knoveleng/AMC-23", "train"),
+    "gsm8k": Source("openai/gsm8k", "test", problem="question", configs=("main",), make=_gsm8k),
+    "gpqa-diamond": Source(
+        "Idavidrein/gpqa",
+        "train",
+        problem="Question",
+        answer="Correct Answer",
+        configs=("gpqa_diamond",),
+        make=_gpqa,
+        more_columns=("Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3"),
+        gated=True,
+    ),
+}
+
+NAMES = (*SOURCES, BUILTIN)
+
+
+def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[Problem]:
+    """The problems of a benchmark, in its own order.
+
+    Args:
+        name: one of `NAMES`, or the path of a JSON-lines file.
+        data: read this JSON-lines file in place of the hub.
+        seed: draws the built-in problems; the others do not depend on it.
+
+    Raises:
+        UserError: the name is unknown, a row is wrong, or the data cannot be had.
+    """
+    if data is not None and name not in NAMES:
+        raise UserError(
+            f"unknown benchmark: {name}",
+            f"--data stands in for one of {', '.join(NAMES)}; or name the file alone.",
+        )
+    if data is not None:
+        return read_problems(data)
+    if name == BUILTIN:
+        from rstar2.data.builtin import held_out
+
+        return held_out(seed, BUILTIN_COUNT)
+    if name in SOURCES:
+        return _from_hub(name, SOURCES[name])
+    if name.endswith(".jsonl") or Path(name).is_file():
+        return read_problems(Path(name))
+    raise UserError(f"unknown benchmark: {name}", f"Known: {', '.join(NAMES)}; or a .jsonl file.")
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Problems from JSON lines.
+
+    Rows without an `id` are named after their line.
+
+    Raises:
+        UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    problems = [_from_line(f"{path}, line {number}", line, str(number)) for number, line in rows]
+    _refuse_doubles(problems, [f"{path}, line {number}" for number, _ in rows])
+    if not problems:
+        raise UserError(f"{path} holds no problems", _FORMAT_HINT)
+    return problems
+
+
+def fingerprint(problems: Iterable[Problem]) -> str:
+    """A digest of ids, texts and golds: two runs with the same one measured the same problems."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        digest.update(json.dumps([problem.id, problem.problem, problem.answer]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _from_line(where: str, line: str, number: str) -> Problem:
+    try:
+        # A decimal keeps the digits it was written with.
+        row = json.loads(line, parse_float=str, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON: {error}", _FORMAT_HINT) from error
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a JSON object", _FORMAT_HINT)
+    name = _text(where, row, "id") if "id" in row else number
+    return Problem(id=name, problem=_text(where, row, "problem"), answer=_text(where, row, "answer"))
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _text(where: str, row: Mapping[str, Any], field: str) -> str:
+    """A field as text: a string, or a number as written."""
+    if field not in row:
+        raise UserError(f'{where}: no field "{field}"', f"The row has {_listed(row)}. {_FORMAT_HINT}")
+    value = row[field]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        shown = json.dumps(value, default=str)[:60]
+        raise UserError(f'{where}: field "{field}" is not text: {shown}', _FORMAT_HINT)
+    text = str(value)
+    if not text.strip():
+        raise UserError(f'{where}: field "{field}" is empty', "Every row needs its text and its answer.")
+    return text
+
+
+def _listed(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, row)) or "no fields"
+
+
+def _refuse_doubles(problems: list[Problem], places: list[str]) -> None:
+    first: dict[str, str] = {}
+    for problem, place in zip(problems, places, strict=True):
+        if problem.id in first:
+            raise UserError(
+                f'{place}: field "id": {problem.id!r} is already taken at {first[problem.id]}',
+                "Give each row an id of its own, or none: rows are then named after their line.",
+            )
+        first[problem.id] = place
+
+
+def _from_hub(name: str, source: Source) -> list[Problem]:
+    problems: list[Problem] = []
+    places: list[str] = []
+    for config in source.configs:
+        for index, row in enumerate(_hub_rows(name, source, config)):
+            place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
+            problems.append(_from_row(place, row, source, f"{config}-{index}" if config else str(index)))
+            places.append(place)
+    _refuse_doubles(problems, places)
+    return problems
+
+
+def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -> Problem:
+    needed = [source.problem, source.answer, *source.more_columns]
+    for column in needed:
+        _text(place, row, column)
+    if source.make is not None:
+        text, answer = source.make(row, source)
+    else:
+        text, answer = str(row[source.problem]), _text(place, row, source.answer)
+    name = _text(place, row, source.id) if source.id else number
+    return Problem(id=name, problem=text, answer=answer)
+
+
+def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
+    import datasets
+
+    # Without a network its retries would be told line by line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        rows = datasets.load_dataset(source.hub_id, config, split=source.split)
+    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    except Exception as error:
+        terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
+            f"Without a network give the problems as a file: --data FILE.jsonl.{terms}",
+        ) from error
+    needed = {source.problem, source.answer, *source.more_columns} | ({source.id} if source.id else set())
+    missing = needed - set(rows.column_names)
+    if missing:
+        raise UserError(
+            f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
+            f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
+        )
+    yield from rows

@@ -1,0 +1,113 @@
+"""Which problems are fit for training with a binary reward, and far enough from what is measured.
+
+As the paper does it (arXiv 2508.20722): integer answers alone, nothing unverifiable or huge, and no problem
+that shares eight words in a row with a benchmark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rstar2.data.problem import Problem
+
+GRAM = 8
+"""Words in a row that two problems may not share."""
+_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass
+class Sifted:
+    """What was kept, and how much was dropped for which reason."""
+
+    kept: list[Problem]
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+def integer_answer(text: str, max_digits: int) -> str | None:
+    """The answer as a plain integer; None where it is none, or has more digits than that."""
+    bare = text.strip().strip("$").strip()
+    if not _INTEGER.fullmatch(bare):
+        return None
+    digits = bare.lstrip("+-").replace(",", "").lstrip("0") or "0"
+    if len(digits) > max_digits:
+        return None
+    return f"-{digits}" if bare.startswith("-") and digits != "0" else digits
+
+
+def sift(problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int) -> Sifted:
+    """Keep what is fit for training.
+
+    Args:
+        problems: in the order in which they are to be kept.
+        measured: the problems of the benchmarks that the model will be measured on.
+        max_digits: an integer with more digits than this is huge.
+
+    Returns:
+        The kept, their answers as plain integers; and the reasons: empty, not an integer, huge, contradicted
+        (the same text with different answers), double, contaminated.
+    """
+    rows = list(problems)
+    contradicted = _contradicted(rows)
+    touched = Contamination(measured)
+    seen: set[str] = set()
+    sifted = Sifted([])
+    for problem in rows:
+        text = normal(problem.problem)
+        answer = integer_answer(problem.answer, max_digits)
+        if not text:
+            sifted.dropped["empty"] += 1
+        elif answer is None:
+            huge = integer_answer(problem.answer, len(problem.answer)) is not None
+            sifted.dropped["huge" if huge else "not an integer"] += 1
+        elif text in contradicted:
+            sifted.dropped["contradicted"] += 1
+        elif text in seen:
+            sifted.dropped["double"] += 1
+        elif touched(problem.problem):
+            sifted.dropped["contaminated"] += 1
+        else:
+            seen.add(text)
+            sifted.kept.append(replace(problem, answer=answer))
+    return sifted
+
+
+class Contamination:
+    """Whether a text shares `GRAM` words in a row with any of the measured problems.
+
+    One of fewer words is matched as a whole.
+    """
+
+    def __init__(self, measured: Iterable[Problem]) -> None:
+        self._grams = {gram for problem in measured for gram in _grams(problem.problem)}
+
+    def __call__(self, text: str) -> bool:
+        return not self._grams.isdisjoint(_grams(text))
+
+
+def normal(text: str) -> str:
+    """A text by its words alone, for telling doubles."""
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = _words(text)
+    if len(words) < GRAM:
+        return {tuple(words)} - {()}
+    return {tuple(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)}
+
+
+def _contradicted(problems: list[Problem]) -> set[str]:
+    """Texts that come with more than one answer."""
+    answers: dict[str, set[str]] = {}
+    for problem in problems:
+        answer = integer_answer(problem.answer, len(problem.answer)) or problem.answer.strip()
+        answers.setdefault(normal(problem.problem), set()).add(answer)
+    return {text for text, given in answers.items() if len(given) > 1}

@@ -1,0 +1,70 @@
+"""The parquet files that VERL's trainers read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+from rstar2.prompts import PromptFormat
+
+AGENT_NAME = "rstar2"
+"""The agent loop that rolls the problems out."""
+HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
+
+
+def rl_rows(
+    problems: Iterable[Problem], words: PromptFormat, rollouts: int, source: str
+) -> list[dict[str, Any]]:
+    """One row a problem, as VERL's RL dataset expects it.
+
+    Args:
+        rollouts: 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.
+        source: where the problems come from, for VERL's per-source metrics.
+    """
+    return [
+        {
+            "data_source": source,
+            "agent_name": AGENT_NAME,
+            "ability": "math",
+            "prompt": words.messages(problem.problem),
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {"index": index, "id": problem.id},
+            "__rollout_n__": rollouts,
+        }
+        for index, problem in enumerate(problems)
+    ]
+
+
+def read_rows(path: Path, column: str) -> list[dict[str, Any]]:
+    """All rows of a parquet file.
+
+    Raises:
+        UserError: the file is missing, is not parquet, has no rows or lacks the column.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}", HOW_TO_PREPARE) from error
+    if column not in table.column_names or not table.num_rows:
+        what = f"no column {column}" if table.num_rows else "no rows"
+        raise UserError(f"{path} has {what}", HOW_TO_PREPARE)
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows so that the file is either whole or absent."""
+    import pyarrow
+    import pyarrow.parquet
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), part)
+    part.replace(path)

@@ -1,0 +1,115 @@
+"""From a data source to the parquet file that a stage of RL trains on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rstar2.data.benchmarks import load_benchmark, read_problems
+from rstar2.data.catalog import DAPO
+from rstar2.data.filters import sift
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+from rstar2.prompts import PromptFormat
+from rstar2.trace import write_json
+
+_DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT = "open-r1/DAPO-Math-17k-Processed", "en", "train"
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What to prepare, and how."""
+
+    source: str
+    """`dapo`, or the path of a JSON-lines file with `problem` and `answer`."""
+    data: Path | None = None
+    """A JSON-lines file in place of the hub."""
+    against: tuple[str, ...] = ()
+    """Benchmarks by name or file that no training problem may resemble."""
+    rollouts: int = 32
+    """2G, the rollouts of each problem before RoC keeps G."""
+    max_digits: int = 12
+    """An integer answer with more digits is dropped as huge. The paper names no limit."""
+    limit: int | None = None
+    """Keep only the first so many."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of it."""
+
+    path: Path
+    read: int
+    kept: int
+    dropped: dict[str, int]
+    """Reason to count."""
+
+
+def prepare(settings: PrepareSettings, output: Path) -> Prepared:
+    """Write `train.parquet` and, beside it, `prepared.json` with the settings and counts.
+
+    Raises:
+        UserError: the source is unknown or cannot be had, a row is wrong, or nothing is left to train on.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
+    problems = _load(settings)
+    measured = [problem for name in settings.against for problem in load_benchmark(name)]
+    sifted = sift(problems, measured, settings.max_digits)
+    kept = sifted.kept[: settings.limit]
+    dropped = dict(sorted(sifted.dropped.items()))
+    if not kept:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        raise UserError(f"nothing of {settings.source} is left to train on: {reasons}", "Give other data.")
+    path = output / "train.parquet"
+    name = settings.source if settings.source == DAPO.name else Path(settings.source).stem
+    write_parquet(path, rl_rows(kept, PromptFormat(), settings.rollouts, name))
+    prepared = Prepared(path, len(problems), len(kept), dropped)
+    counts = {"read": prepared.read, "kept": prepared.kept, "dropped": dropped}
+    write_json(output / "prepared.json", {"settings": _plain(settings), **counts})
+    return prepared
+
+
+def _load(settings: PrepareSettings) -> list[Problem]:
+    if settings.source == DAPO.name:
+        return read_problems(settings.data) if settings.data else list(_dapo())
+    if settings.data is not None:
+        raise UserError(f"--data stands in for {DAPO.name}, not for {settings.source}", "Leave one out.")
+    if settings.source.endswith(".jsonl"):
+        return read_problems(Path(settings.source))
+    raise UserError(
+        f"unknown source: {settings.source}",
+        f"Known: {DAPO.name}; or a .jsonl file with problem and answer. `rstar2 data list` shows all.",
+    )
+
+
+def _dapo() -> Iterator[Problem]:
+    from datasets import load_dataset
+
+    # Without a network its retries would be told line by line.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        rows = load_dataset(_DAPO_ID, _DAPO_CONFIG, split=_DAPO_SPLIT)
+    # The hub's libraries raise anything when it cannot be reached.
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"cannot load {_DAPO_ID} from the dataset hub or the local cache: {cause[:200]}",
+            "Without a network give the problems as a file: --data FILE.jsonl with problem and answer.",
+        ) from error
+    for index, row in enumerate(rows):
+        try:
+            text, answer = str(row["prompt"]), str(row["reward_model"]["ground_truth"])
+        except (KeyError, TypeError) as error:
+            raise UserError(
+                f"{_DAPO_ID}, row {index} has no prompt and reward_model.ground_truth",
+                f"It has {', '.join(row)}; give the problems as a file: --data FILE.jsonl.",
+            ) from error
+        yield Problem(id=f"{DAPO.name}-{index}", problem=text, answer=answer)
+
+
+def _plain(settings: PrepareSettings) -> dict[str, object]:
+    return {**asdict(settings), "data": str(settings.data) if settings.data else None}

@@ -1,0 +1,1 @@
+"""The whole recipe in miniature: a model made from nothing, SFT, three stages of GRPO-RoC, measured after each."""

@@ -1,0 +1,249 @@
+"""The demo from nothing to a graded, chatting agent. Every part leaves a finished folder and is skipped once done.
+
+```
+RUN/
+  base/                 the tiny model, random
+  data/                 parquet for SFT and RL
+  sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
+  eval/sft/ eval/stage1/ …          see `rstar2.eval.runner`
+  plain/                stages and evals under plain GRPO (--compare)
+  model.json summary.json report.html
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.data.problem import Problem
+from rstar2.demo.board import Board
+from rstar2.demo.recipe import STAGES, DemoPlan
+from rstar2.demo.stopwatch import Stopwatch, seconds
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.progress import Progress
+from rstar2.eval.runner import evaluate
+from rstar2.eval.settings import EvalSettings
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.tools import PythonTool
+from rstar2.prompts import load_codec
+from rstar2.runs import Run
+from rstar2.trace import read_traces, write_json
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.stages import drop_solved, is_done, run_sft, run_stage
+from rstar2.train.tiny import make_tiny_model
+
+JUDGE_WORKERS = 2
+TOKENIZER_TRACES = 1500
+"""Conversations that the tokenizer learns its merges from."""
+
+
+def run_demo(plan: DemoPlan, run: Run, compare: bool, board: Board) -> dict[str, Any]:
+    """Run what is not done yet, write summary.json and model.json, and return the summary.
+
+    Raises:
+        UserError: no Redis or no isolation to be had.
+        Failure: a part failed; what is finished is kept, and the same call goes on.
+    """
+    board.begin("judge", "judge", 1)
+    with running_judge(run.path / "judge", workers=JUDGE_WORKERS) as judge, GraderPool(workers=1) as grader:
+        board.end("judge", f"isolation {judge.isolation}, {JUDGE_WORKERS} workers at {judge.url}")
+        lab = _Lab(plan, run, board, judge, grader)
+        sft = lab.sft()
+        first = lab.measure("sft", sft, run.path / "sft", run.path / "eval" / "sft")
+        phases = [first, *lab.stages(sft, run.path, plan.stages, "")]
+        summary = {
+            "seed": plan.demo.seed,
+            "isolation": judge.isolation,
+            "wall_s": sum(phase["wall_s"] for phase in phases),
+            "phases": phases,
+        }
+        if compare:
+            summary["plain_grpo"] = [first, *lab.stages(sft, run.path / "plain", plan.plain, "plain ")]
+    write_json(run.path / "summary.json", summary)
+    write_json(run.path / "model.json", {"path": "stage3/model"})
+    return summary
+
+
+class _Lab:
+    """The parts of the demo, over what they share."""
+
+    def __init__(
+        self, plan: DemoPlan, run: Run, board: Board, judge: JudgeHandle, grader: GraderPool
+    ) -> None:
+        self._plan = plan
+        self._demo = plan.demo
+        self._run = run
+        self._board = board
+        self._judge = judge
+        self._grader = grader
+
+    def sft(self) -> Path:
+        """Stage 0: make the model and the flawed traces, and fine-tune."""
+        folder = self._run.path / "sft"
+        title = "stage 0: SFT"
+        traces = self._demo.traces
+        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
+        self._board.begin("sft", title, steps)
+        if is_done(folder):
+            self._board.end("sft", "done before")
+            return folder / "model"
+        data = self._run.path / "data" / "sft.parquet"
+        watch = Stopwatch(folder / "train_s.json")
+        base = self._base()
+        if not data.exists():
+            conversations = builtin.traces(self._demo.seed, traces.count, traces.flaws)
+            write_parquet(data, [{"messages": messages} for messages in conversations])
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            watch.mark()
+            self._board.step("sft", step, f"loss {metrics['train/loss']:.2f}")
+
+        model = run_sft(
+            self._plan.sft, model=base, data=data, folder=folder, logs=self._run.logs, on_step=on_step
+        )
+        watch.mark()
+        self._board.end("sft", f"{traces.count} traces, {steps} steps")
+        return model
+
+    def stages(
+        self, model: Path, root: Path, recipes: dict[int, StageRecipe], label: str
+    ) -> list[dict[str, Any]]:
+        """Stages 1 to 3, each from the model of the one before, each measured."""
+        phases = []
+        for number in STAGES:
+            folder = root / f"stage{number}"
+            model = self._stage(number, model, folder, recipes[number], label)
+            phases.append(
+                self.measure(f"stage{number}", model, folder, root / "eval" / f"stage{number}", label)
+            )
+        return phases
+
+    def measure(self, name: str, model: Path, trained: Path, out: Path, label: str = "") -> dict[str, Any]:
+        """One entry of summary.json: the model on the held-out problems."""
+        problems = builtin.held_out(self._demo.seed, self._demo.problems.held_out)
+        watch = Stopwatch(out / "eval_s.json")
+        row = f"{label}{name} eval"
+        numbers = self._sample(row, f"  {label}held-out problems", model, problems, self._demo.eval, out)
+        if not (out / "eval_s.json").exists():
+            watch.mark()
+        self._board.end(row, f"accuracy {numbers['accuracy']:.1%}")
+        return {
+            "name": name,
+            "accuracy": numbers["accuracy"],
+            "interval": numbers["interval_clustered"],
+            "problems": numbers["problems"],
+            "samples": numbers["samples"],
+            "failed_call_ratio_correct": numbers["failed_call_ratio_correct"],
+            "calls_per_trace": numbers["calls_per_trace"],
+            "mean_tokens": numbers["mean_tokens"],
+            "wall_s": seconds(trained / "train_s.json") + seconds(out / "eval_s.json"),
+        }
+
+    def _base(self) -> Path:
+        base = self._run.path / "base"
+        if not base.exists():
+            traces = self._demo.traces
+            part = self._run.path / ".base.part"
+            shutil.rmtree(part, ignore_errors=True)
+            sample = islice(builtin.traces(self._demo.seed, traces.count, traces.flaws), TOKENIZER_TRACES)
+            make_tiny_model(part, self._demo.model, sample, builtin.PROMPT, self._demo.seed)
+            part.rename(base)
+        return base
+
+    def _stage(self, number: int, model: Path, folder: Path, recipe: StageRecipe, label: str) -> Path:
+        row = f"{label}stage{number}"
+        method = "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
+        title = f"stage {number}: {method}, {recipe.rollout.tokens} tokens"
+        if is_done(folder):
+            self._board.begin(row, title, recipe.steps)
+            self._board.end(row, "done before")
+            return folder / "model"
+        problems = builtin.training(self._demo.seed, self._demo.problems.train)
+        watch = Stopwatch(folder / "train_s.json")
+        rows = rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin")
+        if recipe.drop_solved:
+            rows = self._unsolved(problems, rows, model, folder, recipe, row)
+        self._board.begin(row, title, recipe.steps)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            watch.mark()
+            passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
+            self._board.step(row, step, f"pass rate {passed:.0%}, failed calls {failed:.1%}")
+
+        done = run_stage(
+            recipe,
+            model=model,
+            rows=rows,
+            folder=folder,
+            judge=(self._judge.url, self._judge.token),
+            logs=self._run.logs,
+            on_step=on_step,
+        )
+        watch.mark()
+        self._board.end(row, f"{len(rows)} problems, {recipe.steps} steps")
+        return done
+
+    def _unsolved(
+        self,
+        problems: list[Problem],
+        rows: list[dict[str, Any]],
+        model: Path,
+        folder: Path,
+        recipe: StageRecipe,
+        row: str,
+    ) -> list[dict[str, Any]]:
+        """The problems that the policy does not solve every time."""
+        settings = self._demo.eval.model_copy(
+            update={"samples": recipe.drop_solved, "temperature": recipe.rollout.temperature}
+        )
+        row = f"{row} filter"
+        out = folder / "solved"
+        self._sample(row, "  training problems, to drop the solved", model, problems, settings, out)
+        kept = drop_solved(
+            rows, read_traces(out / "traces.jsonl"), recipe.drop_solved, recipe.rollout.prompts
+        )
+        self._board.end(row, f"{len(kept)} of {len(problems)} problems kept")
+        return kept
+
+    def _sample(
+        self, row: str, title: str, model: Path, problems: list[Problem], settings: EvalSettings, out: Path
+    ) -> dict[str, Any]:
+        from rstar2.engines.hf import HFEngine
+
+        self._board.begin(row, title, len(problems) * settings.samples)
+
+        def on_progress(progress: Progress) -> None:
+            shown = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
+            self._board.step(row, progress.done, shown)
+
+        async def work() -> dict[str, Any]:
+            codec = load_codec(model)
+            rollout = self._plan.stages[1].rollout
+            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=2)
+            client = JudgeClient(self._judge.url, self._judge.token)
+            tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
+            try:
+                result = await evaluate(
+                    problems,
+                    engine=engine,
+                    codec=codec,
+                    tools=tools,
+                    grader=self._grader,
+                    settings=settings,
+                    out=out,
+                    on_progress=on_progress,
+                    name="builtin",
+                )
+            finally:
+                await engine.aclose()
+                await client.aclose()
+            return result.summary
+
+        return asyncio.run(work())

@@ -1,0 +1,1 @@
+"""What this machine can do for rstar2, and the command that mends each lack."""

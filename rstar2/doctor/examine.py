@@ -1,0 +1,34 @@
+"""The whole examination."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from rstar2.doctor import hardware, isolation, software
+from rstar2.doctor.finding import Finding
+from rstar2.errors import UserError
+
+
+def examine() -> list[Finding]:
+    """Everything the doctor looks at, in the order in which it is shown.
+
+    Raises:
+        UserError: this package itself is not installed, so nothing says what it needs.
+    """
+    try:
+        metadata.version("rstar2")
+    except metadata.PackageNotFoundError as error:
+        raise UserError("rstar2 is not installed, only on the path", software.MEND_LAPTOP) from error
+    return [
+        software.python(),
+        hardware.processors(),
+        hardware.memory(),
+        hardware.disk(),
+        hardware.gpus(),
+        *software.laptop_packages(),
+        software.vllm(),
+        software.redis_server(),
+        isolation.namespaces(),
+        isolation.landlock(),
+        isolation.seccomp(),
+    ]

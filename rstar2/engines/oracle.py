@@ -1,0 +1,88 @@
+"""An engine that knows the answers: a check of benchmark, judge, grader and report without any model.
+
+What it should score is known beforehand, so a score that differs is a fault of the pipeline, not of a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, TOOL_NAME, ChatCodec
+
+WRONG_ANSWER = "-987654321"
+
+
+class OracleEngine:
+    """Answers every problem with its gold, except every tenth, which it gets wrong on purpose.
+
+    Its first turn prints the answer with Python, its second gives what the tool said.
+
+    Args:
+        golds: the answer to each problem's text, in the benchmark's order.
+        codec: the one that the prompts are made with.
+        wrong_every: of each so many problems, the first is answered wrong; 0 answers all right.
+
+    Raises:
+        EngineError: from `generate`, when the prompt opens with none of the problems.
+    """
+
+    def __init__(self, golds: Mapping[str, str], codec: ChatCodec, wrong_every: int = 10) -> None:
+        self._codec = codec
+        self._answers = {
+            tuple(codec.prompt(codec.format.messages(problem))): (
+                WRONG_ANSWER if wrong_every and number % wrong_every == 0 else gold
+            )
+            for number, (problem, gold) in enumerate(golds.items())
+        }
+        self._lengths = sorted({len(prompt) for prompt in self._answers}, reverse=True)
+
+    @property
+    def name(self) -> str:
+        return "oracle"
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        opening, answer = self._recognise(tuple(prompt_ids))
+        first = opening == len(prompt_ids)
+        text = _call(answer) if first else f"The tool agrees.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
+        token_ids = [*self._codec.tokenizer.encode(text, add_special_tokens=False), self._codec.end_id]
+        said = token_ids[: sampling.max_tokens]
+        if on_tokens is not None:
+            on_tokens(said)
+        return Generation(said, [0.0] * len(said), "stop" if len(said) == len(token_ids) else "length")
+
+    async def aclose(self) -> None:
+        return
+
+    def _recognise(self, prompt: tuple[int, ...]) -> tuple[int, str]:
+        for length in self._lengths:
+            if length <= len(prompt) and (answer := self._answers.get(prompt[:length])) is not None:
+                return length, answer
+        raise EngineError("the oracle was asked a problem it does not know")
+
+
+def _call(answer: str) -> str:
+    arguments = {"code": f"print({answer!r})", "input": ""}
+    call = json.dumps({"name": TOOL_NAME, "arguments": arguments})
+    return f"Let me print it.</reason>\n<tool_call>\n{call}\n</tool_call>"
+
+
+def byte_codec() -> ChatCodec:
+    """A codec that needs no model: one token a byte, and the tokens of the chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token=END_OF_TURN,
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+    return ChatCodec(tokenizer)

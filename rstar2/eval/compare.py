@@ -1,0 +1,125 @@
+"""Two measurements of the same problems, paired problem by problem.
+
+Pairing takes the problems' own difficulty out of the comparison, so that a difference shows with far fewer
+samples than between two averages with intervals of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.eval import statistics
+from rstar2.eval.stored import Measurement, measurements
+from rstar2.runs import changed_keys, load_config
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One problem in both runs; rates are shares of correct samples."""
+
+    id: str
+    a: float
+    b: float
+
+    @property
+    def flipped(self) -> bool:
+        """Whether one run solves it more often than not and the other does not."""
+        return (self.a > 0.5) != (self.b > 0.5)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One benchmark in two runs; `difference` is B's average less A's, over the problems in both."""
+
+    name: str
+    a: float
+    b: float
+    difference: float
+    interval: tuple[float, float]
+    """95 %, clustered by problem."""
+    pairs: list[Pair]
+    unpaired: int
+    """Problems that only one of the runs has, or that have another gold there."""
+    changed: list[str]
+    """Settings that differ between the runs."""
+
+    @property
+    def flipped(self) -> list[Pair]:
+        """The problems that flipped, the largest change first."""
+        return sorted(
+            (pair for pair in self.pairs if pair.flipped), key=lambda pair: (-abs(pair.b - pair.a), pair.id)
+        )
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval leaves out zero."""
+        low, high = self.interval
+        return low > 0 or high < 0
+
+    def as_json(self) -> dict[str, Any]:
+        flipped = [{"id": pair.id, "a": pair.a, "b": pair.b} for pair in self.flipped]
+        return {
+            "benchmark": self.name,
+            "a": self.a,
+            "b": self.b,
+            "difference": self.difference,
+            "interval_clustered": list(self.interval),
+            "problems": len(self.pairs),
+            "unpaired": self.unpaired,
+            "changed_settings": self.changed,
+            "flipped": flipped,
+        }
+
+
+def compare_runs(a: Path, b: Path) -> list[Comparison]:
+    """Every benchmark that both runs measured.
+
+    Raises:
+        UserError: a folder is no run, or the two have no benchmark in common.
+    """
+    first, second = _by_name(a), _by_name(b)
+    common = [name for name in first if name in second]
+    if not common:
+        raise UserError(
+            f"{a} and {b} have no benchmark in common",
+            f"{a} has {', '.join(first) or 'none'}; {b} has {', '.join(second) or 'none'}.",
+        )
+    return [_compare(name, first[name], second[name]) for name in common]
+
+
+def _by_name(run: Path) -> dict[str, Measurement]:
+    load_config(run)
+    return {found.name: found for found in measurements(run)}
+
+
+def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
+    rows_a, rows_b = _rows(a), _rows(b)
+    common = [key for key in rows_a if key in rows_b]
+    if not common:
+        raise UserError(f"{name}: the two runs have no problem in common", "Were they given the same file?")
+    found = statistics.paired_difference(
+        [_samples(rows_a[key]) for key in common], [_samples(rows_b[key]) for key in common]
+    )
+    pairs = [Pair(key[0], rows_a[key]["accuracy"], rows_b[key]["accuracy"]) for key in common]
+    return Comparison(
+        name=name,
+        a=sum(pair.a for pair in pairs) / len(pairs),
+        b=sum(pair.b for pair in pairs) / len(pairs),
+        difference=found.difference,
+        interval=(found.by_problem.low, found.by_problem.high),
+        pairs=pairs,
+        unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
+        changed=changed_keys(a.results.get("settings", {}), b.results.get("settings", {})),
+    )
+
+
+def _rows(measured: Measurement) -> dict[tuple[str, str], dict[str, Any]]:
+    """Problems by id and gold: an id alone may be a mere line number."""
+    return {(row["id"], str(row["gold"])): row for row in measured.results["per_problem"]}
+
+
+def _samples(row: dict[str, Any]) -> list[bool]:
+    return [True] * row["correct"] + [False] * (row["samples"] - row["correct"])

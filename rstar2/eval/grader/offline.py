@@ -1,0 +1,103 @@
+"""Grading a file of outputs that were made elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from rstar2.errors import Failure, UserError
+from rstar2.eval.grader.pool import GraderPool
+
+BATCH = 256
+"""Rows graded between two steps of the progress bar."""
+_ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}.'
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the input."""
+
+    gold: str | None
+    pred: str | None
+    extra: dict[str, Any]
+    """`id`, where the line has one."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a JSON Lines file.
+
+    Raises:
+        UserError: there is no such file, or a line is not a row; names the line and the field.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read {path}: {reason}", "Name a JSON Lines file.") from None
+    return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def graded(rows: list[Row], pool: GraderPool) -> Iterator[dict[str, Any]]:
+    """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`."""
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        verdicts = pool.grade_many([(row.gold, row.pred) for row in batch])
+        for row, verdict in zip(batch, verdicts, strict=True):
+            yield {
+                **row.extra,
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "rule": verdict.rule,
+            }
+
+
+@contextmanager
+def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
+
+    Raises:
+        UserError: the folder of the file is not there.
+        Failure: the file cannot be written.
+    """
+    if path is None:
+        yield lambda row: _write(sys.stdout, row)
+        return
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            yield lambda row: _write(file, row)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write(file: TextIO, row: dict[str, Any]) -> None:
+    file.write(json.dumps(row) + "\n")
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{path}, line {number}: not JSON ({error})", _ROW) from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}, line {number}: not an object but {type(value).__name__}", _ROW)
+    for field in ("gold", "pred"):
+        if field not in value:
+            raise UserError(f"{path}, line {number}: `{field}` is missing", _ROW)
+        if not isinstance(value[field], str | None):
+            kind = type(value[field]).__name__
+            raise UserError(f"{path}, line {number}: `{field}` is {kind}, not text or null", _ROW)
+    return Row(value["gold"], value["pred"], {"id": value["id"]} if "id" in value else {})

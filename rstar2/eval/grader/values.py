@@ -1,0 +1,131 @@
+"""Numbers under guards: exact fractions while they can be, mpmath numbers otherwise, and never too large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+MAX_BITS = 60_000
+"""Exact numbers stay below this size."""
+MAX_LOG10 = 60_000
+"""No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
+MAX_SPREAD_BITS = 250
+"""Inexact numbers that differ more in size are not added: the smaller one would be lost at 80 digits."""
+
+Value: TypeAlias = Any
+"""A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
+
+
+class NoValue(Exception):
+    """The expression has no value within the guards: too large, undefined, or not a number at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How to evaluate."""
+
+    symbols: Mapping[str, Fraction]
+    context: Any
+    """An mpmath context, which carries the precision."""
+    degree: bool = False
+    """Read a degree sign as π/180 rather than as a unit to leave out; always so inside sin, cos, tan…"""
+    percent: bool = False
+    """Read a percent sign as 1/100 rather than as a unit to leave out."""
+    real: bool = False
+    """Refuse even roots, logarithms and broken powers of negative numbers."""
+    natural_log: bool = True
+    """Read `log` without a base as ln rather than as log10."""
+
+
+def inexact(value: Value, setting: Setting) -> Value:
+    if isinstance(value, Fraction):
+        return setting.context.mpf(value.numerator) / value.denominator
+    return value
+
+
+def alike(a: Value, b: Value, setting: Setting) -> tuple[Value, Value]:
+    """Both as Fractions, or both as mpmath numbers."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a, b
+    return inexact(a, setting), inexact(b, setting)
+
+
+def guard(value: Value, setting: Setting) -> Value:
+    if isinstance(value, Fraction):
+        if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+            raise NoValue("too large")
+    elif not setting.context.isfinite(value):
+        raise NoValue("not finite")
+    elif value and abs(setting.context.mag(value)) > MAX_LOG10 * 4:
+        raise NoValue("too large")
+    return value
+
+
+def add(a: Value, b: Value, setting: Setting) -> Value:
+    a, b = alike(a, b, setting)
+    if not isinstance(a, Fraction) and a and b:
+        spread = setting.context.mag(a) - setting.context.mag(b)
+        if abs(spread) > MAX_SPREAD_BITS:
+            raise NoValue("too far apart to add")
+    return a + b
+
+
+def subtract(a: Value, b: Value, setting: Setting) -> Value:
+    return add(a, -b, setting)
+
+
+def multiply(a: Value, b: Value, setting: Setting) -> Value:
+    a, b = alike(a, b, setting)
+    return a * b
+
+
+def divide(over: Value, under: Value, setting: Setting) -> Value:
+    over, under = alike(over, under, setting)
+    if under == 0:
+        raise NoValue("division by zero")
+    return guard(over / under, setting)
+
+
+def power(base: Value, exponent: Value, setting: Setting) -> Value:
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        return _exact_power(base, exponent.numerator)
+    a, b = alike(base, exponent, setting)
+    if a == 0:
+        if setting.context.re(b) <= 0:
+            raise NoValue("a power of zero")
+        return Fraction(0)
+    context = setting.context
+    if setting.real and context.re(a) < 0:
+        raise NoValue("not real")
+    if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
+        raise NoValue("too large")
+    return guard(context.power(a, b), setting)
+
+
+def _exact_power(base: Fraction, exponent: int) -> Fraction:
+    if base == 0:
+        if exponent <= 0:
+            raise NoValue("a power of zero")
+        return base
+    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if abs(base) != 1 and bits * abs(exponent) > MAX_BITS:
+        raise NoValue("too large")
+    if abs(base) == 1:
+        return base if exponent % 2 else Fraction(1)
+    return base**exponent
+
+
+def real(value: Value, setting: Setting) -> Value:
+    if isinstance(value, Fraction):
+        return value
+    if setting.context.im(value) != 0:
+        raise NoValue("not real")
+    return setting.context.re(value)
+
+
+def whole(values: tuple[Value, ...]) -> list[int]:
+    if any(not isinstance(value, Fraction) or value.denominator != 1 for value in values):
+        raise NoValue("not whole numbers")
+    return [int(value) for value in values]

@@ -1,0 +1,74 @@
+"""The names the grammar knows."""
+
+from __future__ import annotations
+
+
+def _set(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+FUNCTIONS = _set("""
+    sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch ln log lg exp min max gcd lcm
+    det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan
+""")
+"""Names of functions that take what follows as their argument."""
+
+TYPED_FUNCTIONS = _set("sqrt abs floor ceil binom factorial asin acos atan Abs exp")
+"""Functions as people and Python type them, without a backslash."""
+
+RENAMED = {"lg": "log10", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn", "Abs": "abs"}
+INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
+
+UNKNOWN_FUNCTIONS = _set("f g h F G H P Q")
+"""Letters that, before a parenthesis, are functions rather than factors."""
+
+CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
+"""Typed names of the constants that have more than one letter."""
+
+LETTERS = _set("""
+    alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi omicron rho sigma
+    tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar
+    angle triangle parallel star aleph nabla partial
+""")
+"""Commands, or typed words, that stand for one letter."""
+
+GREEK = _set("""
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi chi
+    psi omega
+""")
+
+DOTS = _set("ldots dots cdots dotsc dotsb vdots ddots")
+DECORATIONS = _set("vec hat bar tilde overline overrightarrow underline widehat dot")
+MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix array")
+
+NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
+"""Commands that need something, and so are no names by themselves."""
+
+COMMANDS = (
+    FUNCTIONS
+    | LETTERS
+    | CONSTANTS.keys()
+    | DOTS
+    | DECORATIONS
+    | NOT_NAMES
+    | _set("""
+    cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
+    doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
+    rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
+    bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
+    top
+""")
+)
+"""Every command the grammar reads, to tell one from a command with a letter glued to it."""
+
+SHORT_WORDS = _set("""
+    yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
+    oct nov dec red bob sam tom jim joe ann amy
+""")
+"""Words of up to three letters that, standing alone, are words and not products of variables."""
+
+NUMBER_WORDS = {
+    word: value + 2
+    for value, word in enumerate("two three four five six seven eight nine ten eleven twelve".split())  # noqa: SIM905
+} | {"sixteen": 16}
+"""Bases written out."""

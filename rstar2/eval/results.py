@@ -1,0 +1,160 @@
+"""From graded traces to numbers.
+
+Only a short row of each trace is kept, so that a run of any size fits in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rstar2.eval import statistics
+from rstar2.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What the numbers need of one graded trace."""
+
+    problem_id: str
+    sample: int
+    verdict: str
+    extracted: str | None
+    finish: str
+    tokens: int
+    calls: int
+    failed_calls: int
+    lost_calls: int
+    wall_s: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> Row:
+        calls = trace.calls
+        return cls(
+            problem_id=trace.problem_id,
+            sample=trace.sample,
+            verdict=trace.verdict or "unparsed",
+            extracted=trace.extracted,
+            finish=trace.finish,
+            tokens=trace.tokens,
+            calls=len(calls),
+            failed_calls=sum(call.failed for call in calls),
+            lost_calls=sum(call.status == "lost" for call in calls),
+            wall_s=trace.wall_s,
+        )
+
+    @property
+    def correct(self) -> bool:
+        return self.verdict == "correct"
+
+    @property
+    def no_answer(self) -> bool:
+        return self.verdict == "unparsed" and self.extracted is None
+
+    @property
+    def could_not_verify(self) -> bool:
+        """There is an answer, or there may be one, but nobody knows whether it is right."""
+        return self.verdict not in ("correct", "wrong") and not self.no_answer
+
+
+def summarise(traces: Iterable[Trace]) -> dict[str, Any]:
+    """The numbers of graded traces; see `summarise_rows`."""
+    return summarise_rows(by_problem(Row.of(trace) for trace in traces))
+
+
+def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows under their problem, problems in the order of first appearance, rows in the order of samples."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.problem_id, []).append(row)
+    return {name: sorted(group, key=lambda row: row.sample) for name, group in groups.items()}
+
+
+def summarise_rows(groups: dict[str, list[Row]]) -> dict[str, Any]:
+    """The numbers of a benchmark.
+
+    A number that cannot be had (no traces, no calls, fewer than k samples) is None, never a guess.
+    `samples` counts traces; `n` is the smallest number of samples a problem has.
+    """
+    groups = {name: group for name, group in groups.items() if group}
+    rows = [row for group in groups.values() for row in group]
+    if not rows:
+        return {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
+    correct = [[row.correct for row in group] for group in groups.values()]
+    average = statistics.avg_at_n(correct)
+    right = [row for row in rows if row.correct]
+    calls_right = sum(row.calls for row in right)
+    tokens = np.array([row.tokens for row in rows], dtype=np.int64)
+    return {
+        "accuracy": average.mean,
+        "interval_clustered": [average.by_problem.low, average.by_problem.high],
+        "interval_run_to_run": [average.run_to_run.low, average.run_to_run.high],
+        "problems": average.problems,
+        "samples": average.samples,
+        "n": min(len(group) for group in groups.values()),
+        "correct": len(right),
+        "pass@k": _pass_at_k(correct),
+        "maj@n": _maj_at_n(groups, correct),
+        "failed_call_ratio_correct": _share(sum(row.failed_calls for row in right), calls_right),
+        "failed_call_ratio": _share(sum(row.failed_calls for row in rows), sum(row.calls for row in rows)),
+        "calls_per_trace": sum(row.calls for row in rows) / len(rows),
+        "tool_use_share": sum(row.calls > 0 for row in rows) / len(rows),
+        "lost_calls": sum(row.lost_calls for row in rows),
+        "mean_tokens": float(tokens.mean()),
+        "p95_tokens": float(np.percentile(tokens, 95)),
+        "no_answer_share": sum(row.no_answer for row in rows) / len(rows),
+        "truncated_share": sum(row.finish != "answer" for row in rows) / len(rows),
+        "could_not_verify_share": sum(row.could_not_verify for row in rows) / len(rows),
+    }
+
+
+def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
+    """The per-problem table: one JSON-able object a problem."""
+    return [
+        {
+            "id": name,
+            "gold": golds.get(name),
+            "samples": len(group),
+            "correct": sum(row.correct for row in group),
+            "accuracy": sum(row.correct for row in group) / len(group),
+            "mean_tokens": sum(row.tokens for row in group) / len(group),
+            "calls_per_trace": sum(row.calls for row in group) / len(group),
+            "no_answer": sum(row.no_answer for row in group),
+            "truncated": sum(row.finish != "answer" for row in group),
+            "could_not_verify": sum(row.could_not_verify for row in group),
+        }
+        for name, group in groups.items()
+        if group
+    ]
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:
+    """pass@k for k = 1, 2, 4, … and for the smallest number of samples of a problem."""
+    most = min(len(row) for row in correct)
+    found: dict[str, float] = {}
+    for k in sorted({2**power for power in range(most.bit_length())} | {most}):
+        rates = statistics.pass_at_k(correct, k)
+        if rates is not None:
+            found[str(k)] = sum(rates) / len(rates)
+    return found
+
+
+def _maj_at_n(groups: dict[str, list[Row]], correct: list[list[bool]]) -> float:
+    """Answers vote by their text without spaces; all correct ones are one answer, however written."""
+    names = [[_ballot(row) for row in group] for group in groups.values()]
+    scores = statistics.maj_at_n(names, correct)
+    return sum(scores) / len(scores)
+
+
+def _ballot(row: Row) -> str | None:
+    if row.correct:
+        return "\0correct"
+    return None if row.extracted is None else re.sub(r"\s+", "", row.extracted)

@@ -1,0 +1,344 @@
+"""Runs a model on benchmarks: samples in flight, each graded and written down as it finishes.
+
+```
+jobs (problem, sample) ─→ rollers, one a slot: agent.rollout ─→ queue ─→ graders: grade, append, count
+```
+Slots are what bounds the work in flight, so a slow rollout holds up one slot and nobody else; the queue's
+bound holds the rollers back when grading or the disk is slower than the engine. `traces.jsonl` is the only
+state: on the next start the samples in it are counted and the others run, each from its own seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar2.agent import Limits, ToolRunner, rollout
+from rstar2.data.benchmarks import fingerprint
+from rstar2.data.problem import Problem
+from rstar2.engines.base import Engine, EngineError, Sampling
+from rstar2.errors import Failure, RStarError, UserError
+from rstar2.eval.grader import Verdict
+from rstar2.eval.patience import PatientEngine, PatientTools
+from rstar2.eval.progress import Meter, Progress
+from rstar2.eval.results import Row, problem_rows, summarise_rows
+from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.stored import read_json
+from rstar2.prompts import ChatCodec
+from rstar2.runs import refuse_changed
+from rstar2.trace import Trace, TraceWriter, read_traces, write_json
+
+__all__ = ["EvalResult", "EvalSettings", "Progress", "evaluate", "evaluate_all"]
+
+_GRADERS = 8
+"""Gradings awaited at once; the pool behind them has its own number of processes."""
+_TICK_S = 0.5
+
+OnProgress = Callable[[Progress], None]
+
+
+class Grader(Protocol):
+    """Compares a model's final turn with the gold answer; `rstar2.eval.grader.GraderPool` is one."""
+
+    async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What a benchmark came to."""
+
+    name: str
+    summary: dict[str, Any]
+    """See `rstar2.eval.results.summarise_rows`."""
+    per_problem: list[dict[str, Any]]
+    complete: bool
+    """Whether every sample was had."""
+    out: Path
+    """The folder of traces.jsonl and results.json."""
+
+
+@dataclass
+class Rig:
+    """What the benchmarks of one run share."""
+
+    engine: PatientEngine
+    tools: PatientTools
+    codec: ChatCodec
+    grader: Grader
+    settings: EvalSettings
+    slots: asyncio.Semaphore
+    stop: asyncio.Event
+    """Set from outside: start nothing new, finish what is in flight."""
+
+
+async def evaluate(
+    problems: list[Problem],
+    *,
+    engine: Engine,
+    codec: ChatCodec,
+    tools: ToolRunner,
+    grader: Grader,
+    settings: EvalSettings,
+    out: Path,
+    on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
+    about: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> EvalResult:
+    """Sample every problem, grade every sample, and write `out/traces.jsonl` and `out/results.json`.
+
+    Starting again with the same arguments goes on where the last start ended.
+
+    Args:
+        on_progress: told about twice a second and once at the end.
+        stop: when set, nothing new is started; what is in flight is finished.
+        about: what else results.json should say, such as the model and the versions.
+        name: the benchmark's name.
+
+    Raises:
+        UserError: two problems share an id, or `out` was made with other settings or problems.
+        Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
+    """
+    results = await evaluate_all(
+        {name: (problems, out)},
+        engine=engine,
+        codec=codec,
+        tools=tools,
+        grader=grader,
+        settings=settings,
+        on_progress=on_progress,
+        stop=stop,
+        about=about,
+    )
+    return results[0]
+
+
+async def evaluate_all(
+    benchmarks: Mapping[str, tuple[list[Problem], Path]],
+    *,
+    engine: Engine,
+    codec: ChatCodec,
+    tools: ToolRunner,
+    grader: Grader,
+    settings: EvalSettings,
+    on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> list[EvalResult]:
+    """`evaluate` for several benchmarks at once, on the same slots, so that none waits for another's last.
+
+    Args:
+        benchmarks: by name, the problems and the folder.
+    """
+    rig = Rig(
+        engine=PatientEngine(engine, settings.wait_s, settings.turn_timeout_s),
+        tools=PatientTools(tools, settings.wait_s),
+        codec=codec,
+        grader=grader,
+        settings=settings,
+        slots=asyncio.Semaphore(settings.in_flight),
+        stop=stop or asyncio.Event(),
+    )
+    parts = [_Benchmark(name, *where, rig) for name, where in benchmarks.items()]
+    meter = Meter(rig.engine, rig.tools, [part.groups for part in parts], [part.total for part in parts])
+    ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
+    started = time.monotonic()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part.run(meter))
+    finally:
+        if ticker is not None:
+            ticker.cancel()
+    results = [part.conclude(about or {}, time.monotonic() - started) for part in parts]
+    if on_progress is not None:
+        on_progress(meter.read())
+    _raise_first(parts)
+    return results
+
+
+async def _tick(meter: Meter, on_progress: OnProgress) -> None:
+    while True:
+        on_progress(meter.read())
+        await asyncio.sleep(_TICK_S)
+
+
+def _raise_first(parts: list[_Benchmark]) -> None:
+    for part in parts:
+        if part.failure is not None:
+            raise part.failure
+    refused = [error for part in parts for error in part.refused]
+    if refused:
+        raise Failure(
+            f"{len(refused)} samples could not be had: {refused[0].message}",
+            "The others are kept; start the same command again to try these again.",
+        )
+
+
+class _Benchmark:
+    """One benchmark of a run."""
+
+    def __init__(self, name: str, problems: list[Problem], out: Path, rig: Rig) -> None:
+        self.name = name
+        self.groups: dict[str, list[Row]] = {problem.id: [] for problem in problems}
+        self.total = len(problems) * rig.settings.samples
+        self.failure: RStarError | None = None
+        self.refused: list[EngineError] = []
+        self._problems = problems
+        self._out = out
+        self._rig = rig
+        self._traces = out / "traces.jsonl"
+        if len(self.groups) != len(problems):
+            raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
+        out.mkdir(parents=True, exist_ok=True)
+        refuse_changed(out / "settings.json", {**rig.settings.protocol(), "problems": fingerprint(problems)})
+        self._done = set(self._held())
+        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=rig.settings.in_flight)
+
+    def _held(self) -> Iterator[tuple[str, int]]:
+        """Count what an earlier start left behind."""
+        if not self._traces.exists():
+            return
+        seen: set[tuple[str, int]] = set()
+        for trace in read_traces(self._traces):
+            key = (trace.problem_id, trace.sample)
+            if key in seen or trace.problem_id not in self.groups:
+                raise UserError(
+                    f"{self._traces} holds sample {trace.sample} of problem {trace.problem_id!r} "
+                    f"{'twice' if key in seen else 'which is not in the benchmark'}",
+                    "Was the file edited? Give another folder.",
+                )
+            seen.add(key)
+            self.groups[trace.problem_id].append(Row.of(trace))
+            yield key
+
+    def _jobs(self) -> Iterator[tuple[Problem, int]]:
+        """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
+        for sample in range(self._rig.settings.samples):
+            for problem in self._problems:
+                if (problem.id, sample) not in self._done:
+                    yield problem, sample
+
+    async def run(self, meter: Meter) -> None:
+        """Run what is missing; what goes wrong outside of us is left in `failure`."""
+        try:
+            with TraceWriter(self._traces) as writer:
+                await self._run(writer, meter)
+        except* OSError as errors:
+            error = _first(errors)
+            self.failure = Failure(
+                f"cannot write {self._traces}: {error.strerror or error}",
+                "Every sample written so far is kept; make room and start the same command again.",
+            )
+        if self.failure is not None:
+            self._rig.stop.set()
+
+    async def _run(self, writer: TraceWriter, meter: Meter) -> None:
+        jobs = self._jobs()
+        workers = min(self._rig.settings.in_flight, max(1, self.total - len(self._done)))
+        async with asyncio.TaskGroup() as graders:
+            for _ in range(_GRADERS):
+                graders.create_task(self._grade_finished(writer))
+            try:
+                async with asyncio.TaskGroup() as rollers:
+                    for _ in range(workers):
+                        rollers.create_task(self._roll(jobs, meter))
+            except* RStarError as gone:
+                self.failure = _first(gone)
+            for _ in range(_GRADERS):
+                await self._finished.put(None)
+
+    async def _roll(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:
+        rig = self._rig
+        while True:
+            async with rig.slots:
+                job = None if rig.stop.is_set() else next(jobs, None)
+                if job is None:
+                    return
+                try:
+                    with meter.in_flight():
+                        trace = await self._rollout(*job)
+                except EngineError as error:
+                    self.refused.append(error)
+                    continue
+            await self._finished.put(trace)
+
+    async def _rollout(self, problem: Problem, sample: int) -> Trace:
+        rig, settings = self._rig, self._rig.settings
+        trace = await rollout(
+            rig.codec.prompt(rig.codec.format.messages(problem.problem)),
+            engine=rig.engine,
+            tools=rig.tools,
+            codec=rig.codec,
+            limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
+            sampling=Sampling(
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                seed=sample_seed(settings.seed, problem.id, sample),
+            ),
+            problem_id=problem.id,
+            sample=sample,
+        )
+        return trace.model_copy(update={"problem": problem.problem, "gold": problem.answer})
+
+    async def _grade_finished(self, writer: TraceWriter) -> None:
+        while (trace := await self._finished.get()) is not None:
+            verdict = await self._rig.grader.agrade(trace.gold, trace.final_text)
+            graded = trace.model_copy(
+                update={
+                    "verdict": verdict.verdict,
+                    "extracted": verdict.extracted,
+                    "rule": verdict.rule,
+                }
+            )
+            writer.write(graded)
+            self.groups[trace.problem_id].append(Row.of(graded))
+
+    def conclude(self, about: Mapping[str, Any], wall_s: float) -> EvalResult:
+        """Write results.json."""
+        groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
+        golds = {problem.id: problem.answer for problem in self._problems}
+        samples = sum(map(len, groups.values()))
+        result = EvalResult(
+            name=self.name,
+            summary=summarise_rows(groups),
+            per_problem=problem_rows(groups, golds),
+            complete=samples == self.total,
+            out=self._out,
+        )
+        record = {
+            "benchmark": self.name,
+            "complete": result.complete,
+            "missing": self.total - samples,
+            "summary": result.summary,
+            "settings": self._rig.settings.protocol(),
+            **about,
+            "per_problem": result.per_problem,
+            "timing": self._timing(wall_s, samples - len(self._done)),
+        }
+        try:
+            write_json(self._out / "results.json", record)
+        except OSError as error:
+            self.failure = self.failure or Failure(
+                f"cannot write {self._out / 'results.json'}: {error.strerror}",
+                "Every sample written so far is kept; make room and start the same command again.",
+            )
+        return result
+
+    def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:
+        """Of the last start that sampled anything."""
+        held = read_json(self._out / "results.json") or {}
+        return held.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
+
+
+def _first(errors: BaseExceptionGroup[Any]) -> Any:
+    """The first plain exception of a group."""
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    return first

@@ -1,0 +1,65 @@
+"""Measurements as they lie in a run's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise_rows
+from rstar2.trace import read_traces
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measured benchmark."""
+
+    name: str
+    """The path of its folder, as seen from the run's; the run's own name where that is the folder."""
+    traces: Path
+    results: dict[str, Any]
+    """results.json; made from the traces where a start ended before it wrote one."""
+
+
+def measurements(run: Path) -> list[Measurement]:
+    """Every folder with a traces.jsonl in or below a run's folder, oldest first.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    found = sorted(run.glob("**/traces.jsonl"), key=lambda path: (path.stat().st_mtime, path))
+    return [_measurement(path, run) for path in found]
+
+
+def _measurement(traces: Path, run: Path) -> Measurement:
+    name = traces.parent.relative_to(run).as_posix()
+    results = read_json(traces.parent / "results.json")
+    if results is None:
+        golds: dict[str, str] = {}
+        rows = []
+        for trace in read_traces(traces):
+            golds[trace.problem_id] = trace.gold or ""
+            rows.append(Row.of(trace))
+        groups = by_problem(rows)
+        results = {
+            "complete": False,
+            "summary": summarise_rows(groups),
+            "per_problem": problem_rows(groups, golds),
+        }
+    return Measurement(run.resolve().name if name == "." else name, traces, results)
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's value, None where there is no such file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}", "Remove it and run the command again.") from error

@@ -1,0 +1,113 @@
+"""Results as terminal tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from rstar2.eval.compare import Comparison
+from rstar2.eval.runner import EvalResult
+
+
+def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    """One column a benchmark, as (name, summary), one row a number."""
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    table.add_column("")
+    for name, _ in summaries:
+        table.add_column(name, justify="right")
+    columns = [summary_lines(summary) for _, summary in summaries]
+    labels = dict.fromkeys(label for column in columns for label in column)
+    for label in labels:
+        cells = [column.get(label, "–") for column in columns]
+        table.add_row(label, *cells, style="bold" if label == "avg@n" else None)
+    return table
+
+
+def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
+    """A summary as label → text; what is not a number is a dash."""
+    if not summary["samples"]:
+        return {"samples": "0"}
+    lines = {
+        "avg@n": percent(summary["accuracy"]),
+        "  clustered by problem": interval(summary["interval_clustered"]),
+        "  run-to-run": interval(summary["interval_run_to_run"]),
+        "maj@n": percent(summary["maj@n"]),
+    }
+    lines |= {f"pass@{k}": percent(value) for k, value in summary["pass@k"].items() if k != "1"}
+    lines |= {
+        "problems × samples": f"{summary['problems']:,} × {summary['n']}",
+        "no answer": percent(summary["no_answer_share"]),
+        "truncated": percent(summary["truncated_share"]),
+        "could not verify": percent(summary["could_not_verify_share"]),
+        "mean tokens": f"{summary['mean_tokens']:,.0f}",
+        "p95 tokens": f"{summary['p95_tokens']:,.0f}",
+        "calls a trace": f"{summary['calls_per_trace']:.2f}",
+        "failed calls": percent(summary["failed_call_ratio"]),
+        "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
+    }
+    if summary["lost_calls"]:
+        lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
+    return lines
+
+
+def problems_table(result: EvalResult) -> Table:
+    """One row a problem."""
+    table = Table("problem", box=None, padding=(0, 3, 0, 0), title=result.name, title_justify="left")
+    for heading in ("correct", "mean tokens", "calls", "no answer", "truncated", "not verified"):
+        table.add_column(heading, justify="right")
+    table.add_column("gold", overflow="ellipsis", no_wrap=True, max_width=24)
+    for row in result.per_problem:
+        counts = [str(row[key]) for key in ("no_answer", "truncated", "could_not_verify")]
+        table.add_row(
+            row["id"],
+            f"{row['correct']}/{row['samples']}",
+            f"{row['mean_tokens']:,.0f}",
+            f"{row['calls_per_trace']:.1f}",
+            *counts,
+            row["gold"],
+        )
+    return table
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def interval(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return f"{100 * low:.1f} – {100 * high:.1f} %"
+
+
+def comparison_table(found: Sequence[Comparison]) -> Table:
+    """One row a benchmark: both averages, the difference with its interval, and what that shows."""
+    table = Table("", box=None, padding=(0, 2, 0, 0))
+    for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("shows", no_wrap=True)
+    for each in found:
+        low, high = (100 * bound for bound in each.interval)
+        table.add_row(
+            each.name,
+            percent(each.a),
+            percent(each.b),
+            f"{100 * each.difference:+.1f}",
+            f"[{low:+.1f}, {high:+.1f}]",
+            str(len(each.pairs)),
+            str(len(each.flipped)),
+            "B better" if low > 0 else "A better" if high < 0 else "nothing",
+            style="bold" if each.shown else None,
+        )
+    return table
+
+
+def flips_table(each: Comparison) -> Table:
+    """The problems that flipped."""
+    table = Table(f"{each.name}: flipped", box=None, padding=(0, 3, 0, 0))
+    for heading in ("A", "B"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for pair in each.flipped:
+        table.add_row(pair.id, percent(pair.a), percent(pair.b), "gained" if pair.b > pair.a else "lost")
+    return table

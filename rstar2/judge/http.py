@@ -1,0 +1,151 @@
+"""What all endpoints share: reading and checking a request, the token, the client that hangs up.
+
+Bodies are read and checked here and not by the framework: it would answer 500 to source that is not valid
+Unicode, and refuse a whole batch for one bad item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import uuid
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ValidationError
+from redis.exceptions import RedisError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rstar2.judge.broker import QueueFull
+
+MAX_BODY_BYTES = 64 << 20
+OPEN_PATHS = frozenset({"/health", "/ping"})
+"""Answered without the token: they tell nothing but that the service lives."""
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Refused(Exception):
+    """An answer that is not 200.
+
+    Args:
+        status: the HTTP status.
+        message: what is wrong, and with which field.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class TokenGuard:
+    """Lets a request pass only with the right `Authorization: Bearer`."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self.app = app
+        self.expected = f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self.expected):
+                answer = JSONResponse({"error": "Authorization: wrong or missing token"}, 401)
+                await answer(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def why(error: ValidationError) -> str:
+    """The faults of a request as `field: message`, without echoing what was sent."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:5])
+
+
+async def read_json(request: Request) -> object:
+    """The body of a request.
+
+    Raises:
+        Refused: 413 or 400.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise Refused(413, f"body: longer than {MAX_BODY_BYTES} bytes")
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"body: not JSON: {error}") from error
+
+
+def checked(model: type[Model], data: object) -> Model:
+    """`data` as `model`.
+
+    Raises:
+        Refused: 422 that names the field.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise Refused(422, why(error)) from error
+
+
+def request_key(request: Request) -> str:
+    """The id a client chose for this request with `Idempotency-Key`, or a new one.
+
+    Raises:
+        Refused: 422.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return uuid.uuid4().hex
+    if not _KEY.fullmatch(key):
+        raise Refused(422, "Idempotency-Key: must be 1 to 128 of A-Z a-z 0-9 _ . : -")
+    return key
+
+
+async def hung_up(request: Request) -> None:
+    """Return when the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, and cancel it when the client hangs up, so that its queued programs are dropped.
+
+    Raises:
+        Refused: 499, which nobody reads.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refused(499, "the client went away")
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """Every error a caller can meet becomes `{"error": message}` with its status."""
+
+    @app.exception_handler(Refused)
+    async def refused(_request: Request, error: Refused) -> Response:
+        return JSONResponse({"error": error.message}, error.status)
+
+    @app.exception_handler(QueueFull)
+    async def full(_request: Request, error: QueueFull) -> Response:
+        return JSONResponse({"error": str(error)}, 429, {"Retry-After": f"{error.retry_after_s:.0f}"})
+
+    @app.exception_handler(RedisError)
+    async def no_queue(_request: Request, error: RedisError) -> Response:
+        return JSONResponse({"error": f"the queue does not answer: {error}"}, 503, {"Retry-After": "1"})

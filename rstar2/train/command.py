@@ -1,0 +1,201 @@
+"""A recipe into the command line of VERL's own trainers, and its environment. Nothing is started here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.parquet import AGENT_NAME
+from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+
+PLUGIN = "rstar2.train.verl.plugin"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start."""
+
+    argv: list[str]
+    env: dict[str, str]
+    """On top of the caller's environment."""
+
+
+@dataclass(frozen=True)
+class StagePaths:
+    """The files of one RL stage."""
+
+    model: Path
+    data: Path
+    checkpoints: Path
+    agent_loop: Path
+    """The YAML that `agent_loop_yaml` makes."""
+    metrics: Path
+    """JSON lines, one a step."""
+
+
+def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None) -> str:
+    """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
+    entry = {
+        "name": AGENT_NAME,
+        "_target_": "rstar2.train.verl.agent_loop.RStarAgentLoop",
+        "judge_url": judge_url,
+        "judge_token": judge_token,
+        "max_turns": recipe.rollout.max_turns,
+        "tool_timeout_s": recipe.rollout.tool_timeout_s,
+        "traceback_lines": recipe.rollout.traceback_lines,
+        "reward": recipe.reward,
+    }
+    return json.dumps([entry], indent=2) + "\n"
+
+
+def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
+    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC."""
+    overrides = {**_stage_overrides(recipe, paths), **recipe.verl}
+    argv = [sys.executable, "-m", "verl.trainer.main_ppo", *_hydra(overrides)]
+    return Command(argv, _environment(recipe.hardware, paths.metrics))
+
+
+def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, metrics: Path) -> Command:
+    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank."""
+    hardware = recipe.hardware
+    overrides: dict[str, Any] = {
+        "data.train_files": data,
+        "data.train_batch_size": recipe.batch,
+        "data.max_length": recipe.max_tokens,
+        "data.max_token_len_per_gpu": 2 * recipe.max_tokens,
+        "model.path": model,
+        "engine.strategy": "fsdp2",
+        "optim.lr": recipe.lr,
+        "optim.lr_warmup_steps_ratio": recipe.warmup_ratio,
+        "optim.lr_scheduler_type": "cosine",
+        "optim.weight_decay": recipe.weight_decay,
+        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "trainer.device": hardware.device,
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": hardware.gpus_per_node,
+        "trainer.total_epochs": recipe.epochs,
+        "trainer.save_freq": recipe.checkpoint_every,
+        "trainer.max_ckpt_to_keep": 2,
+        "trainer.seed": recipe.seed,
+        "trainer.default_local_dir": checkpoints,
+        "trainer.resume_mode": "auto",
+        "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
+        "trainer.project_name": "rstar2",
+        "trainer.experiment_name": "sft",
+        **recipe.verl,
+    }
+    env = _environment(hardware, metrics)
+    if hardware.nodes * hardware.gpus_per_node == 1:
+        # One rank needs no launcher: it is its own rendezvous.
+        start = ["-m"]
+        env |= {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
+    else:
+        start = [
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={hardware.nodes}",
+            f"--nproc-per-node={hardware.gpus_per_node}",
+            *(["--standalone"] if hardware.nodes == 1 else []),
+            "-m",
+        ]
+    return Command([sys.executable, *start, "verl.trainer.sft_trainer", *_hydra(overrides)], env)
+
+
+def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
+    rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
+    actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    return {
+        "algorithm.adv_estimator": "grpo",
+        "algorithm.use_kl_in_reward": False,
+        "data.train_files": paths.data,
+        "data.val_files": paths.data,
+        "data.train_batch_size": rollout.prompts,
+        "data.max_prompt_length": rollout.prompt_tokens,
+        "data.max_response_length": rollout.tokens,
+        "data.seed": recipe.seed,
+        "actor_rollout_ref.model.path": paths.model,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.ppo_mini_batch_size": rollout.prompts,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": rollout.prompt_tokens + rollout.tokens,
+        f"{actor}.optim.lr": optim.lr,
+        f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,
+        f"{actor}.optim.weight_decay": optim.weight_decay,
+        f"{actor}.clip_ratio": optim.clip_low,
+        f"{actor}.clip_ratio_low": optim.clip_low,
+        f"{actor}.clip_ratio_high": optim.clip_high,
+        f"{actor}.loss_agg_mode": "token-mean",
+        f"{actor}.use_kl_loss": False,
+        f"{actor}.entropy_coeff": 0,
+        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{engine}.name": "vllm",
+        f"{engine}.n": recipe.roc.down_sample_to_n,
+        f"{engine}.temperature": rollout.temperature,
+        f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
+        f"{engine}.calculate_log_probs": True,
+        f"{engine}.agent.agent_loop_config_path": paths.agent_loop,
+        f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
+        "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
+        "+trainer.v1.sampler.sampler_kwargs": {"roc": recipe.roc.model_dump(), "seed": recipe.seed},
+        "trainer.device": hardware.device,
+        "trainer.nnodes": hardware.nodes,
+        "trainer.n_gpus_per_node": hardware.gpus_per_node,
+        "trainer.total_training_steps": recipe.steps,
+        "trainer.total_epochs": 1_000_000,
+        "trainer.save_freq": recipe.checkpoint.every,
+        "trainer.max_actor_ckpt_to_keep": recipe.checkpoint.keep,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": False,
+        "trainer.resume_mode": "auto",
+        "trainer.default_local_dir": paths.checkpoints,
+        "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
+        "trainer.project_name": "rstar2",
+        "trainer.experiment_name": paths.checkpoints.parent.name,
+    }
+
+
+def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
+    env = {
+        "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if hardware.device == "cpu":
+        env |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "RAY_worker_niceness": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+    return env
+
+
+def _hydra(overrides: dict[str, Any]) -> list[str]:
+    """Overrides as Hydra's command line takes them; a key without + must exist in VERL's config."""
+    return [f"{key}={_hydra_value(value)}" for key, value in overrides.items()]
+
+
+def _hydra_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value)
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_hydra_value(item) for item in value) + "]"
+    if isinstance(value, Path):
+        return "'" + str(value.absolute()).replace("'", r"\'") + "'"
+    return str(value)

@@ -1,0 +1,115 @@
+"""What training starts from, checked before anything is made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.parquet import read_rows, write_parquet
+from rstar2.errors import UserError
+from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
+
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """Checked conversations, ready for VERL's SFT dataset."""
+
+    rows: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def store(self, path: Path) -> Path:
+        """Write them as parquet, only the `messages` column."""
+        write_parquet(path, [{"messages": row["messages"]} for row in self.rows])
+        return path
+
+
+def check_model(model: Path) -> None:
+    """Refuse a folder that training could not start from.
+
+    Raises:
+        UserError: no folder, no config.json, no weights, or no ChatML tokenizer.
+    """
+    if not model.is_dir():
+        raise UserError(f"no model folder at {model}", "Download the model and give its folder with --model.")
+    if not (model / "config.json").is_file():
+        raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
+    if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+        raise UserError(f"{model} has no weights", "Give the folder that holds the .safetensors files too.")
+    load_codec(model)
+
+
+def with_our_template(model: Path, folder: Path) -> Path:
+    """The model's folder anew, by links, but with our chat template in its tokenizer.
+
+    VERL's SFT renders conversations with the tokenizer's own template; rollouts use ours. They must agree.
+    """
+    if folder.is_dir():
+        return folder
+    part = folder.with_name(f".{folder.name}.part")
+    part.mkdir(parents=True, exist_ok=True)
+    codec = load_codec(model)
+    codec.tokenizer.chat_template = CHAT_TEMPLATE
+    codec.tokenizer.save_pretrained(part)
+    save_format(codec.format, part)
+    for file in model.iterdir():
+        if file.is_file() and not (part / file.name).exists() and file.name != FORMAT_FILE:
+            (part / file.name).symlink_to(file.resolve())
+    part.rename(folder)
+    return folder
+
+
+def conversations(path: Path) -> Conversations:
+    """Read SFT conversations from parquet or JSON lines.
+
+    Raises:
+        UserError: the file is missing, or a row is not a conversation; the message names row and fault.
+    """
+    rows = read_rows(path, "messages") if path.suffix == ".parquet" else _json_lines(path)
+    for number, row in enumerate(rows, 1):
+        fault = _fault(row.get("messages"))
+        if fault:
+            raise UserError(f"{path}, row {number}: {fault}", "A row is {messages: [{role, content}, …]}.")
+    return Conversations(rows)
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}", "Give parquet or JSON lines.") from error
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number}: not JSON ({error})", "Mend or remove the line."
+            ) from error
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path}, line {number}: not an object", "A line is {messages: [{role, content}, …]}."
+            )
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{path} is empty", "Give at least one conversation.")
+    return rows
+
+
+def _fault(messages: Any) -> str | None:
+    """What is wrong with a row's messages, if anything is."""
+    if not isinstance(messages, list) or not messages:
+        return "no messages"
+    for place, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            return f"message {place} has no text content"
+        if message.get("role") not in _ROLES:
+            return f"message {place} has role {message.get('role')!r}"
+    if all(message["role"] != "assistant" for message in messages):
+        return "no assistant message to learn from"
+    return None

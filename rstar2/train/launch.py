@@ -1,0 +1,135 @@
+"""Starts a trainer and stays with it: a log, an end for every wait, no orphans, a cause when it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import Failure
+from rstar2.train.command import Command
+
+POLL_S = 0.25
+STOP_S = 20.0
+"""How long a trainer may take to end once asked to."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
+"""What Ray and torch put before a line of one of their processes."""
+_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+
+
+def run_trainer(
+    command: Command,
+    log: Path,
+    metrics: Path,
+    on_step: Callable[[dict[str, Any]], None],
+    stall_s: float = 3600.0,
+) -> None:
+    """Run a trainer to its end.
+
+    Args:
+        log: gets everything the trainer prints.
+        metrics: the JSON lines the trainer writes, one a step.
+        on_step: called with each new line's content, `{"step": …, "data": {…}}`.
+        stall_s: seconds without a line in the log or a step after which the trainer counts as hung.
+
+    Raises:
+        Failure: the trainer failed or hung; the message holds the cause that its log names.
+    """
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command.argv,
+            env={**os.environ, **command.env},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    try:
+        _follow(process, log, metrics, on_step, stall_s)
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        raise Failure(
+            f"the trainer ended with exit code {process.returncode}: {cause(log)}", f"The whole log: {log}"
+        )
+
+
+def cause(log: Path) -> str:
+    """The last exception that a log names, which is what a person would look for."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 400_000))
+        lines = file.read().decode(errors="replace").splitlines()
+    bare = [_PREFIX.sub("", line) for line in lines]
+    found = [line for line in bare if _CAUSE.match(line)]
+    return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _follow(
+    process: subprocess.Popen[bytes],
+    log: Path,
+    metrics: Path,
+    on_step: Callable[[dict[str, Any]], None],
+    stall_s: float,
+) -> None:
+    lines = _new_lines(metrics)
+    size, alive_at = -1, time.monotonic()
+    while True:
+        ended = process.poll() is not None
+        for line in lines:
+            if line is None:
+                break
+            alive_at = time.monotonic()
+            on_step(line)
+        if ended:
+            return
+        grown = log.stat().st_size
+        if grown != size:
+            size, alive_at = grown, time.monotonic()
+        if time.monotonic() - alive_at > stall_s:
+            raise Failure(f"the trainer showed no sign of life for {stall_s:.0f} s", f"Its log: {log}")
+        time.sleep(POLL_S)
+
+
+def _new_lines(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Whole JSON lines as they appear; None where there is nothing new."""
+    position = 0
+    while True:
+        whole: list[bytes] = []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(position)
+                data = file.read()
+            whole = data[: data.rfind(b"\n") + 1].splitlines()
+            position += data.rfind(b"\n") + 1
+        for line in whole:
+            with contextlib.suppress(ValueError):  # a line of another format is not a step
+                yield json.loads(line)
+        yield None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the whole session to end, then make it."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

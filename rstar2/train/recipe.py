@@ -1,0 +1,176 @@
+"""What a recipe file says: one model for SFT, one for an RL stage."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+import rstar2
+from rstar2.config import Strict, merged, resolve
+from rstar2.errors import UserError
+from rstar2.train.roc import RocSettings
+
+
+class Hardware(Strict):
+    """What the training runs on."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    nodes: int = Field(1, ge=1)
+    gpus_per_node: int = Field(8, ge=1)
+    """On a CPU: ranks."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs a rollout engine spans."""
+
+
+class RolloutSettings(Strict):
+    """How a group is rolled out."""
+
+    prompts: int = Field(512, ge=1)
+    """Problems a step."""
+    rollouts: int = Field(32, ge=1)
+    """2G: rollouts a problem."""
+    tokens: int = Field(8192, ge=1)
+    """Tokens after the prompt, tool output included."""
+    prompt_tokens: int = Field(2048, ge=1)
+    """Longer prompts are left out."""
+    max_turns: int = Field(10, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    tool_timeout_s: float = Field(10.0, gt=0)
+    """Wall-clock seconds a program may take."""
+    traceback_lines: int = Field(20, ge=1)
+    """Last lines of a traceback that the model sees."""
+
+
+class OptimSettings(Strict):
+    """AdamW and the clipped objective."""
+
+    lr: float = Field(1e-6, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.28, gt=0)
+
+
+class CheckpointSettings(Strict):
+    """When training is saved."""
+
+    every: int = Field(10, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    keep: int = Field(2, ge=1)
+
+
+class StageRecipe(Strict):
+    """One RL stage (arXiv 2508.20722, table of stages)."""
+
+    steps: int = Field(ge=1)
+    rollout: RolloutSettings = RolloutSettings()
+    roc: RocSettings = RocSettings()
+    optim: OptimSettings = OptimSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    hardware: Hardware = Hardware()
+    reward: Literal["answer", "constant"] = "answer"
+    """constant: every trace gets 1, a control that cannot learn."""
+    drop_solved: int = Field(0, ge=0)
+    """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
+    seed: int = 1
+    wandb: bool = False
+    """Log to Weights & Biases too."""
+    verl: dict[str, Any] = Field(default_factory=dict)
+    """VERL's own keys, dotted, for what has no name here."""
+
+
+class SftRecipe(Strict):
+    """Stage 0: supervised fine-tuning on tool-use conversations."""
+
+    epochs: int = Field(3, ge=1)
+    batch: int = Field(128, ge=1)
+    lr: float = Field(5e-6, gt=0)
+    warmup_ratio: float = Field(0.04, ge=0, le=1)
+    weight_decay: float = Field(0.1, ge=0)
+    max_tokens: int = Field(16384, ge=1)
+    """Longer conversations are refused."""
+    hardware: Hardware = Hardware()
+    checkpoint_every: int = Field(500, ge=1)
+    seed: int = 1
+    wandb: bool = False
+    verl: dict[str, Any] = Field(default_factory=dict)
+
+
+def recipes_folder() -> Path:
+    """Where the recipes are: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(rstar2.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's values.
+
+    Raises:
+        UserError: the file is missing or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}", "Mend the line it names.") from error
+
+
+def find(name: str) -> Path:
+    """A recipe by path, or by the name of one that comes with us.
+
+    Raises:
+        UserError: there is none.
+    """
+    shipped = recipes_folder() / f"{name}.toml"
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    if shipped.is_file():
+        return shipped
+    known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.toml")))
+    raise UserError(f"no recipe {name}", f"Give a .toml file or one of: {known}.")
+
+
+def stage_recipe(
+    stage: int,
+    profile: str | None,
+    overrides: list[str],
+    recipe: str | None = None,
+    over: dict[str, Any] | None = None,
+) -> StageRecipe:
+    """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
+
+    Raises:
+        UserError: a file, key or value is wrong.
+    """
+    path = find(recipe or f"stage{stage}")
+    values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
+    return resolve(StageRecipe, values, overrides, str(path))
+
+
+def sft_recipe(
+    profile: str | None, overrides: list[str], recipe: str | None = None, over: dict[str, Any] | None = None
+) -> SftRecipe:
+    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table.
+
+    Raises:
+        UserError: a file, key or value is wrong.
+    """
+    path = find(recipe or "sft")
+    values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
+    return resolve(SftRecipe, values, overrides, str(path))
+
+
+def _profile(name: str | None, table: str) -> dict[str, Any]:
+    if name is None:
+        return {}
+    values = read_toml(find(name))
+    unknown = sorted(set(values) - {"stage", "sft"})
+    if unknown:
+        raise UserError(f"profile {name}: unknown table {unknown[0]}", "A profile holds [stage] and [sft].")
+    return dict(values.get(table, {}))

@@ -1,0 +1,143 @@
+"""Our agent loop in VERL's place for one: the same loop, judge and grader as chat and evaluation use."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from rstar2.agent import Limits, rollout
+from rstar2.engines.base import Generation, OnTokens, Sampling
+from rstar2.eval.grader import GraderPool
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.tools import PythonTool
+from rstar2.prompts import ChatCodec
+from rstar2.trace import Trace
+
+ROC_FIELD = "rstar2_roc"
+"""Where the sampler finds what RoC needs, in a trajectory's extra fields."""
+
+
+@functools.cache
+def _judge(url: str, token: str | None) -> JudgeClient:
+    """One client a process: calls made at the same time travel together."""
+    return JudgeClient(url, token)
+
+
+@functools.cache
+def _grader() -> GraderPool:
+    """One pool a process; it dies with it."""
+    pool = GraderPool(workers=1)
+    pool.__enter__()
+    return pool
+
+
+class _ServerEngine:
+    """VERL's server client behind our engine contract; remembers which weights wrote the trace."""
+
+    name = "verl"
+
+    def __init__(self, client: Any, codec: ChatCodec, params: dict[str, Any]) -> None:
+        self._client = client
+        self._params = params
+        self._stop = {codec.end_id, codec.tokenizer.eos_token_id}
+        self._end_id = codec.end_id
+        self._request_id = uuid.uuid4().hex
+        self.versions: dict[str, Any] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        output = await self._client.generate(
+            request_id=self._request_id,
+            prompt_ids=list(prompt_ids),
+            sampling_params={
+                **self._params,
+                "max_tokens": sampling.max_tokens,
+                "stop_token_ids": [self._end_id],
+            },
+        )
+        fields = output.extra_fields
+        self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
+        self.versions["max_global_steps"] = fields.get("max_global_steps")
+        stopped = bool(output.token_ids) and output.token_ids[-1] in self._stop
+        return Generation(list(output.token_ids), output.log_probs, "stop" if stopped else "length")
+
+    async def aclose(self) -> None:
+        return None
+
+
+class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """One rollout.
+
+    Args (from the YAML that `rollout.agent.agent_loop_config_path` names):
+        judge_url, judge_token: where code runs.
+        max_turns: the model's turns at most.
+        tool_timeout_s: wall-clock seconds a program may take.
+        traceback_lines: last lines of a traceback that the model sees.
+        reward: "answer" grades the final turn; "constant" gives every trace 1, a control that cannot learn.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        judge_url: str,
+        judge_token: str | None,
+        max_turns: int,
+        tool_timeout_s: float,
+        traceback_lines: int,
+        reward: Literal["answer", "constant"],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._codec = ChatCodec(self.tokenizer)
+        self._tools = PythonTool(_judge(judge_url, judge_token), tool_timeout_s, traceback_lines)
+        self._limits = Limits(max_turns, int(self.rollout_config.response_length))
+        self._reward = reward
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
+        trace = await rollout(
+            self._codec.prompt(list(kwargs["raw_prompt"])),
+            engine=engine,
+            tools=self._tools,
+            codec=self._codec,
+            limits=self._limits,
+            sampling=Sampling(temperature=float(sampling_params["temperature"])),
+        )
+        verdict = await _grader().agrade(kwargs["reward_model"]["ground_truth"], trace.final_text)
+        right = verdict.verdict == "correct"
+        score = 1.0 if right or self._reward == "constant" else 0.0
+        return AgentLoopOutput(
+            prompt_ids=trace.prompt_ids,
+            response_ids=trace.response_ids,
+            response_mask=trace.response_mask,
+            response_logprobs=trace.logprobs if sampling_params.get("logprobs") else None,
+            reward_score=score,
+            num_turns=2 * len(trace.turns),
+            metrics=AgentLoopMetrics(),
+            extra_fields={
+                **engine.versions,
+                "reward_extra_info": {"acc": float(right)},
+                ROC_FIELD: roc_facts(trace, score, right),
+            },
+        )
+
+
+def roc_facts(trace: Trace, score: float, right: bool) -> dict[str, Any]:
+    """What RoC and its raw statistics need of a trace."""
+    text = "".join(turn.text for turn in trace.turns)
+    return {
+        "reward": score,
+        "right": right,
+        "calls": len(trace.calls),
+        "failed_calls": trace.failed_calls,
+        "answer_blocks": trace.answer_blocks,
+        "turns": len(trace.turns),
+        "balanced": text.count("<answer>") == text.count("</answer>"),
+        "tokens": trace.tokens,
+        "truncated": trace.finish == "max_tokens",
+    }

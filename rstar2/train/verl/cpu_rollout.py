@@ -1,0 +1,157 @@
+"""VERL's rollout server on a CPU: our in-process engine behind VERL's replica interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from rstar2.engines.base import Sampling
+from rstar2.engines.hf import HFEngine
+from rstar2.prompts import load_codec
+
+READY_S = 300
+
+
+class CpuServer:
+    """A Ray actor that generates, and takes new weights after each update."""
+
+    def __init__(self, config: Any, model_config: Any) -> None:
+        rollout: RolloutConfig = omega_conf_to_dataclass(config)
+        model: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        folder = Path(model.local_path)
+        self._response_length = int(rollout.response_length)
+        self._engine = HFEngine(folder, [load_codec(folder).end_id], max_batch=int(rollout.max_num_seqs))
+        self._global_steps: int | None = None
+
+    async def ready(self) -> bool:
+        return True
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> TokenOutput:
+        top_k = int(sampling_params.get("top_k", -1))
+        said = await self._engine.generate(
+            list(prompt_ids),
+            Sampling(
+                temperature=float(sampling_params.get("temperature", 1.0)),
+                top_p=float(sampling_params.get("top_p", 1.0)),
+                top_k=max(top_k, 0),
+                max_tokens=int(sampling_params.get("max_tokens") or self._response_length),
+                seed=sampling_params.get("seed"),
+            ),
+        )
+        return TokenOutput(
+            token_ids=said.token_ids,
+            log_probs=said.logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": self._global_steps},
+        )
+
+    async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
+        """Replace the weights between two steps of the engine.
+
+        Raises:
+            KeyError: the trainer sent a weight that the model does not have.
+        """
+
+        def load() -> None:
+            own = self._engine.model.state_dict()
+            unknown = sorted(set(weights) - set(own))
+            if unknown:
+                raise KeyError(f"weights the rollout model does not have: {unknown[:5]}")
+            for name, tensor in weights.items():
+                own[name].copy_(tensor)
+
+        await self._engine.call(load)
+        self._global_steps = global_steps
+
+    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def sleep(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+    async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def clear_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def release_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def resume_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def start_profile(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    async def stop_profile(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _actor_name(replica_rank: int) -> str:
+    return f"rstar2_cpu_server_{replica_rank}"
+
+
+class CpuReplica(RolloutReplica):  # type: ignore[misc]
+    """One server actor a replica."""
+
+    async def launch_servers(self) -> None:
+        server = (
+            ray.remote(CpuServer)
+            .options(name=_actor_name(self.replica_rank), num_cpus=1, max_concurrency=self.max_concurrency)
+            .remote(config=self.config, model_config=self.model_config)
+        )
+        await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = _actor_name(self.replica_rank)
+
+
+class CpuRollout(BaseRollout):  # type: ignore[misc]
+    """The trainer worker's side: sends its weights to the server actor."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        per_replica = (
+            self.config.tensor_model_parallel_size
+            * self.config.data_parallel_size
+            * self.config.pipeline_model_parallel_size
+        )
+        rank = int(os.environ["RANK"])
+        self._replica_rank = rank // per_replica if replica_rank == -1 else replica_rank
+        self._leads = rank % per_replica == 0
+
+    async def resume(self, tags: list[str]) -> None:
+        return None
+
+    async def release(self) -> None:
+        return None
+
+    async def update_weights(
+        self,
+        weights: Iterator[tuple[str, torch.Tensor]],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **_: Any,
+    ) -> None:
+        if wire_format != "named_tensors":
+            raise ValueError(f"the CPU rollout takes named tensors, not {wire_format}")
+        # Every rank walks through the iterator: gathering a sharded tensor is a collective call.
+        full = {name: tensor.detach().to("cpu", torch.float32).clone() for name, tensor in weights}
+        if self._leads:
+            server = ray.get_actor(_actor_name(self._replica_rank))
+            await server.load_weights.remote(ray.put(full), global_steps)

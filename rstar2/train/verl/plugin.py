@@ -1,0 +1,53 @@
+"""Loaded into every VERL process: makes `trainer.device=cpu` and `rollout.name=rstar2_cpu` work.
+
+On a GPU nothing here takes effect: only the CPU profile sets VERL_PLATFORM=cpu.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from verl.utils import distributed
+from verl.workers.rollout import base as rollout_base
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from rstar2.train.verl import cpu_platform
+
+CPU_ROLLOUT = "rstar2_cpu"
+
+
+def _load_replica() -> type:
+    from rstar2.train.verl.cpu_rollout import CpuReplica
+
+    return CpuReplica
+
+
+def _init_gloo(timeout_second: int = 36000) -> tuple[int, int, int]:
+    """Stands in for `initialize_global_process_group`, whose "cpu:gloo,cpu:gloo" torch refuses."""
+    torch.distributed.init_process_group(
+        "gloo",
+        timeout=timedelta(seconds=timeout_second),
+        init_method=os.environ.get("DIST_INIT_METHOD"),
+    )
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def _with_gloo(original: Any) -> Any:
+    def init(timeout_second: int | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    return init
+
+
+if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
+    distributed.initialize_global_process_group = _init_gloo
+    distributed.initialize_global_process_group_ray = _with_gloo(
+        distributed.initialize_global_process_group_ray
+    )
+    # VERL registers FSDP engines for cuda and npu; with every tensor on the CPU the cuda one runs as it is.
+    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    RolloutReplicaRegistry.register(CPU_ROLLOUT, _load_replica)
+    rollout_base._ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "rstar2.train.verl.cpu_rollout.CpuRollout"

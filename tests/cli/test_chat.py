@@ -1,0 +1,234 @@
+"""`rstar2 chat` against a real judge and a scripted model behind vLLM's wire format (see vllm_standin)."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+from vllm_standin import StandIn, serving
+
+from rstar2.cli import app
+from rstar2.errors import UserError
+from rstar2.judge.service import running_judge
+from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat
+from rstar2.train.tiny import TinyModel, make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer and no weights."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
+    """Asks Python for a product, then reads the answer off the tool's output; greets when greeted."""
+
+    def model(prompt: list[int]) -> list[int]:
+        text = tokenizer.decode(prompt)
+        last = text.rpartition("<|im_start|>user\n")[2]
+        if told := re.search(r"<tool_response>\n(.*)\n</tool_response>", last, re.DOTALL):
+            said = f"so it is</reason> <answer>\\boxed{{{told[1]}}}</answer>"
+        elif asked := re.search(r"Compute (.*)\.", last):
+            call = {"name": TOOL_NAME, "arguments": {"code": f"print({asked[1]})", "input": ""}}
+            said = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
+        else:
+            said = f"this is question {text.count('<|im_start|>user')}"
+        return list(tokenizer.encode(said + END_OF_TURN))
+
+    standin = StandIn(model)
+    standin.root = str(folder)
+    with serving(standin):
+        yield standin
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
+        yield handle.url
+
+
+def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
+    """One question in this process; standard input is a pipe."""
+    asked = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
+    assert asked.exit_code == 0, asked.output
+    return asked
+
+
+def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn, folder: Path) -> None:
+    asked = _ask(standin, "--question", "Compute 37 * 91.")
+    shown = asked.stdout
+    places = [shown.index(part) for part in ("I ask √ Python", "print(37 * 91)", "ok, ", "3367", "so it is")]
+    assert places == sorted(places)
+    assert r"<answer>\boxed{3367}</answer>" in shown
+    assert "<tool_call>" not in shown
+    assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
+
+
+def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: str) -> None:
+    assert r"\boxed{42}" in _ask(standin, "--judge", judge, stdin="Compute 6 * 7.\n").stdout
+
+
+def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: str) -> None:
+    shown = _ask(standin, "--judge", judge, "--question", "Compute 1 / 0.").stdout
+    assert "error, " in shown
+    assert "ZeroDivisionError" in shown
+
+
+def test_a_cut_answer_says_so(standin: StandIn, judge: str) -> None:
+    asked = _ask(standin, "--judge", judge, "--max-tokens", "3", "--question", "Hello")
+    assert "out of tokens" in asked.stderr
+
+
+class Terminal:
+    """A person at a terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
+        self.process = process
+        self._terminal = terminal
+        self.seen = ""
+
+    def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
+        """Read until `words` appear in what was not yet waited for."""
+        deadline = time.monotonic() + timeout_s
+        while words not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"no {words!r} in {self.seen!r}"
+            if select.select([self._terminal], [], [], left)[0]:
+                self.seen += os.read(self._terminal, 65536).decode(errors="replace")
+        self.seen = self.seen.partition(words)[2]
+
+    def type(self, line: str) -> None:
+        self.wait_for("›")
+        os.write(self._terminal, line.encode() + b"\n")
+
+    def ends_with(self, code: int) -> None:
+        assert self.process.wait(timeout=60) == code
+
+
+@contextmanager
+def _terminal(*words: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rstar2", "chat", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(timeout=10)
+        os.close(ours)
+
+
+def test_a_conversation_goes_on_and_begins_anew(standin: StandIn, judge: str) -> None:
+    with _terminal("--url", standin.url, "--judge", judge) as person:
+        person.type("Hello")
+        person.wait_for("this is question 1")
+        person.type("And again")
+        person.wait_for("this is question 2")
+        person.type("Compute 2 * 3.")
+        person.wait_for(r"\boxed{6}")
+        person.type("/reset")
+        person.type("Hello")
+        person.wait_for("this is question 1")
+        person.type("/dance")
+        person.wait_for("there are /reset and /quit")
+        person.type("/quit")
+        person.ends_with(0)
+
+
+def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn) -> None:
+    with _terminal("--url", standin.url) as person:
+        person.type("Hello")
+        person.wait_for("question 1")
+        standin.delay_s = 0.5
+        person.type("a slow one")
+        person.wait_for("t")
+        person.process.send_signal(signal.SIGINT)
+        person.wait_for("that question is forgotten")
+        standin.delay_s = 0.0
+        person.type("Still there?")
+        person.wait_for("this is question 2")
+        person.wait_for("›")
+        time.sleep(0.5)  # a person's; a signal in readline's first instant is noticed with the next key only
+        person.process.send_signal(signal.SIGINT)
+        person.ends_with(130)
+
+
+def _refused(*words: str, stdin: str = "x") -> str:
+    asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
+    assert asked.stdout == ""
+    assert isinstance(asked.exception, UserError), asked.output
+    return asked.exception.message
+
+
+def test_no_model_is_ever_picked_silently(folder: Path) -> None:
+    assert "no model named" in _refused("--question", "x")
+    both = _refused("--run", "runs/x", "--model", str(folder), "--question", "x")
+    assert "--run names a model by itself" in both
+
+
+def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
+    assert "does not exist" in _refused("--run", str(tmp_path / "absent"))
+    assert "has no model.json" in _refused("--run", str(tmp_path))
+    (tmp_path / "model.json").write_text('{"path": "stage3/model"}')
+    assert "stage3/model, which is not there" in _refused("--run", str(tmp_path))
+    (tmp_path / "model.json").write_text("[]")
+    assert "model.json does not say" in _refused("--run", str(tmp_path))
+    # The folder it names is used: it holds a tokenizer, and no weights.
+    (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
+    assert f"cannot load a model from {folder}" in _refused("--run", str(tmp_path), stdin="x")
+
+
+def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: str) -> None:
+    words = PromptFormat(system="Use Python.", user="{problem}")
+    make_tiny_model(
+        tmp_path / "stage3", TinyModel(layers=1), [words.messages("What is 2 + 2?")], words, seed=0
+    )
+    (tmp_path / "model.json").write_text('{"path": "stage3"}')
+    more = ["--judge", judge, "--max-tokens", "8", "--question", "What is 2 + 2?"]
+    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
+    assert asked.exit_code == 0, asked.output
+    assert f"model: {tmp_path}/stage3" in asked.stderr
+    assert asked.stdout.strip()
+
+
+def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
+    assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
+    assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
+    assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
+    assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
+
+
+def test_a_server_that_is_not_there_is_a_failure_that_names_it() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "rstar2", "chat", "--url", "http://127.0.0.1:9", "--question", "x"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert ran.returncode == 1
+    assert "error: cannot reach the server at http://127.0.0.1:9" in ran.stderr
+    assert "Traceback" not in ran.stderr

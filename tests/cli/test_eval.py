@@ -1,0 +1,333 @@
+"""`rstar2 eval` as a user meets it: real processes, a real judge, a server that speaks vLLM's wire format."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_run
+from typer.testing import CliRunner
+from vllm_standin import StandIn, serving
+
+from rstar2.cli import app
+from rstar2.prompts import ChatCodec
+from rstar2.trace import read_traces
+
+COUNT = 24
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    rows = [{"id": f"p{at}", "problem": f"Say <{at}> aloud.", "answer": str(at)} for at in range(COUNT)]
+    path = tmp_path / "numbers.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    """A model folder of which only the tokenizer is used."""
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def standin(codec: ChatCodec) -> Iterator[StandIn]:
+    """Calls Python once, then answers; every fourth number is got wrong."""
+
+    def write(prompt: list[int]) -> list[int]:
+        text = codec.tokenizer.decode(prompt)
+        number = int(re.findall(r"<(\d+)> aloud", text)[-1])
+        if "<tool_response>" not in text:
+            arguments = {"code": f"print({number})", "input": ""}
+            call = {"name": "python_code_with_standard_io", "arguments": arguments}
+            said = f"Let me see.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
+        else:
+            said = f"Good.</reason><answer>\\boxed{{{number + (number % 4 == 0)}}}</answer>"
+        return [*codec.tokenizer.encode(said, add_special_tokens=False), codec.end_id]
+
+    with serving(StandIn(write)) as server:
+        yield server
+
+
+def start(*words: object, cwd: Path, **how: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "rstar2", "eval", *map(str, words)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        **how,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 90) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, out, err
+
+
+def run(*words: object, cwd: Path, **how: Any) -> tuple[int, str, str]:
+    return finish(start(*words, cwd=cwd, **how))
+
+
+def wait_for(condition: Callable[[], bool], timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.02)
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def stable(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What must be the same however often a run was interrupted."""
+    results = json.loads((folder / "results.json").read_text())
+    del results["timing"]
+    traces = sorted(read_traces(folder / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
+    dumped = [trace.model_dump(exclude={"wall_s"}) for trace in traces]
+    for trace in dumped:
+        for call in (call for turn in trace["turns"] for call in turn["calls"]):
+            del call["wall_s"]
+    return results, dumped
+
+
+def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: Path, tmp_path: Path) -> None:
+    words = (problems, "--oracle", "-n", 2, "--per-problem")
+    code, out, err = run(*words, cwd=tmp_path)
+    assert code == 0, err
+    for told in ("samples 2", "temperature 0.6", "max_tokens 30000", "max_turns 30", "top_p 1.0", "seed 0"):
+        assert told in out
+    assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24: every tenth is wrong on purpose
+    assert re.search(r"p10\s+0/2", out)
+    [folder] = (tmp_path / "runs").iterdir()
+    results = json.loads((folder / "numbers" / "results.json").read_text())
+    assert results["summary"]["accuracy"] == 21 / 24
+    assert results["summary"]["calls_per_trace"] == 1.0
+    assert results["settings"]["samples"] == 2
+    assert results["versions"]["rstar2"]
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert "48/48 samples" in err
+
+    before = (folder / "numbers" / "traces.jsonl").read_bytes()
+    code, out, err = run(*words, cwd=tmp_path)
+    assert code == 0, err
+    assert (folder / "numbers" / "traces.jsonl").read_bytes() == before
+    assert list((tmp_path / "runs").iterdir()) == [folder]
+
+
+def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(problems: Path, tmp_path: Path) -> None:
+    words = (problems, "--oracle", "-n", 1, "--run", "r")
+    assert run(*words, cwd=tmp_path)[0] == 0
+    before = stable(tmp_path / "r" / "numbers")
+    code, _, err = run(*words, "--temperature", 1, "--max-turns", 5, "--limit", 3, cwd=tmp_path)
+    assert code == 2
+    assert "problems.numbers, settings.max_turns, settings.temperature" in err
+    assert stable(tmp_path / "r" / "numbers") == before
+
+
+def test_killed_in_the_middle_it_goes_on_and_ends_as_if_uninterrupted(
+    problems: Path, model: Path, standin: StandIn, tmp_path: Path
+) -> None:
+    def words(folder: str) -> tuple[object, ...]:
+        return (problems, "--url", standin.url, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
+
+    assert run(*words("whole"), cwd=tmp_path)[0] == 0
+    standin.delay_s = 0.1
+    process = start(*words("killed"), cwd=tmp_path)
+    wait_for(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
+    process.send_signal(signal.SIGKILL)
+    finish(process)
+    kept = lines(tmp_path / "killed" / "numbers" / "traces.jsonl")
+    assert 10 <= kept < 2 * COUNT
+    standin.delay_s, asked = 0.0, len(standin.asked)
+    code, out, err = run(*words("killed"), cwd=tmp_path)
+    assert code == 0, err
+    assert len(standin.asked) - asked == 2 * (2 * COUNT - kept)
+    assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
+    assert re.search(r"avg@n\s+75\.0 %", out)
+
+
+def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
+    problems: Path, model: Path, standin: StandIn, tmp_path: Path
+) -> None:
+    words = (problems, "--url", standin.url, "--model", model, "-n", 1, "--in-flight", 4, "--run", "r")
+    traces, status = tmp_path / "r" / "numbers" / "traces.jsonl", tmp_path / "r" / "status.json"
+    standin.delay_s = 0.4
+    process = start(*words, cwd=tmp_path)
+    wait_for(lambda: lines(traces) >= 4)
+    process.send_signal(signal.SIGINT)
+    code, out, err = finish(process)
+    assert code == 130, err
+    assert "stopping" in err
+    assert "start the same command again" in err
+    first = lines(traces)
+    assert first * 2 == len(standin.asked) < 2 * COUNT  # none begun was left
+    assert "avg@n" in out
+    assert json.loads(status.read_text())["state"] == "stopped"
+
+    standin.delay_s = 60.0
+    process = start(*words, cwd=tmp_path)
+    asked = len(standin.asked)
+    wait_for(lambda: len(standin.asked) >= asked + 4)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process, timeout=20)
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert lines(traces) == first
+    assert json.loads(status.read_text())["state"] == "stopped"
+
+    standin.delay_s = 0.0
+    assert run(*words, cwd=tmp_path)[0] == 0
+    assert lines(traces) == COUNT
+
+
+def test_a_server_that_goes_away_is_waited_for_and_then_told_of_with_all_kept(
+    problems: Path, model: Path, codec: ChatCodec, tmp_path: Path
+) -> None:
+    answer = [*codec.tokenizer.encode("x</reason><answer>\\boxed{1}</answer>"), codec.end_id]
+    words = ("--model", model, "-n", 1, "--in-flight", 2, "--wait", 2, "--run", "r", "--url")
+    traces = tmp_path / "r" / "numbers" / "traces.jsonl"
+    standin = StandIn(lambda prompt: answer)
+    standin.delay_s = 0.2
+    with serving(standin):
+        process = start(problems, *words, standin.url, cwd=tmp_path)
+        wait_for(lambda: lines(traces) >= 4)
+    code, _, err = finish(process)
+    assert code == 1, err
+    assert "has not answered for 2 seconds" in err
+    assert "Every finished sample is kept" in err
+    assert "Traceback" not in err
+    assert 4 <= lines(traces) < COUNT
+    assert json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())["complete"] is False
+
+
+def test_a_file_system_that_takes_no_more_is_told_of_without_a_traceback(
+    problems: Path, tmp_path: Path
+) -> None:
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    words = (problems, "--oracle", "-n", 4, "--run", "r")
+    code, _, err = run(*words, cwd=tmp_path, preexec_fn=small_files)
+    assert code == 1, err
+    assert "cannot write r/numbers/traces.jsonl: File too large" in err
+    assert "Every sample written so far is kept" in err
+    assert "Traceback" not in err
+    kept = len(list(read_traces(tmp_path / "r" / "numbers" / "traces.jsonl")))
+    assert 0 < kept < 4 * COUNT
+    assert run(*words, cwd=tmp_path)[0] == 0
+    assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
+
+
+def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path) -> None:
+    other = tmp_path / "more.jsonl"
+    other.write_text(problems.read_text().replace("aloud", "twice"))
+    code, out, err = run(problems, other, "--oracle", "-n", 1, "--limit", 5, "--run", "r", cwd=tmp_path)
+    assert code == 0, err
+    assert re.search(r"numbers\s+more", out)
+    assert "10/10 samples" in err
+    for name in ("numbers", "more"):
+        assert len(list(read_traces(tmp_path / "r" / name / "traces.jsonl"))) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["aime23", "--oracle"], "unknown benchmark: aime23"),
+        (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
+        (["torn.jsonl", "--oracle"], "torn.jsonl, line 2: not JSON"),
+        (["double.jsonl", "--oracle"], "already taken at double.jsonl, line 1"),
+        (["nogold.jsonl", "--oracle"], 'nogold.jsonl, line 1: field "answer" is empty'),
+        (["aime24", "--data", "none.jsonl", "--oracle"], "cannot read none.jsonl"),
+        (["aime24", "aime25", "--data", "good.jsonl", "--oracle"], "--data stands in for one benchmark"),
+        (["good.jsonl", "good.jsonl", "--oracle"], "good is named twice"),
+        (["good.jsonl"], "no model to measure"),
+        (["good.jsonl", "--model", "none"], "no model folder at none"),
+        (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
+        (["good.jsonl", "--url", "http://127.0.0.1:1"], "no vLLM server answers at http://127.0.0.1:1"),
+        (["good.jsonl", "--url", "not a url"], "no vLLM server answers at not a url"),
+        (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
+        (["good.jsonl", "--oracle", "--model", "empty"], "--oracle stands in for a model"),
+        (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
+        (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),
+        (["good.jsonl", "--oracle", "--max-tokens", "-5"], "greater than or equal to 1"),
+        (["good.jsonl", "--oracle", "--top-p", "0"], "top_p = 0"),
+        (["good.jsonl", "--oracle", "--run", "good.jsonl"], "good.jsonl is a file, not a run folder"),
+        (["good.jsonl", "--oracle", "--run", "empty"], "empty is not empty and not a run"),
+        (["compare", "none", "none"], "no run at none"),
+    ],
+)
+def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = '{"problem": "1+1?", "answer": "2"}\n'
+    files = {
+        "good": good,
+        "torn": good + '{"problem": "1+1?", "ans\n',
+        "double": '{"id": "a", "problem": "x", "answer": "1"}\n' * 2,
+        "nogold": '{"problem": "x", "answer": " "}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, told = _told(["eval", *words])
+    assert code == 2, told
+    assert said in re.sub(r"[\s│]+", " ", told)
+    assert "Traceback" not in told
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def _told(words: list[str]) -> tuple[int, str]:
+    """A command's exit code and words, as `main` would give them, without a process of its own."""
+    from rstar2.errors import RStarError
+
+    ran = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    if isinstance(ran.exception, RStarError):
+        return ran.exception.exit_code, str(ran.exception)
+    return ran.exit_code, ran.output
+
+
+def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.5)
+    code, told = _told(["eval", "compare", str(a), str(b)])
+    assert code == 0
+    assert "B better" in told
+    assert "gained" in told
+    code, told = _told(["eval", "compare", str(a), str(b), "--json"])
+    [found] = json.loads(told)
+    assert found["difference"] > 0.2
+    assert found["interval_clustered"][0] > 0
+    assert found["problems"] == 30
+    assert all(flip["b"] > 0.5 >= flip["a"] for flip in found["flipped"])
+
+
+def test_help_shows_both_uses() -> None:
+    code, told = _told(["eval", "--help"])
+    assert code == 0
+    assert "Usage: rstar2 eval " in told.replace("root", "rstar2")
+    assert "eval compare runs/before runs/after" in told

@@ -1,0 +1,81 @@
+"""`rstar2 report` and `rstar2 runs`: what a run's folder says to a reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import made_run
+from typer.testing import CliRunner
+
+from rstar2.cli import app
+from rstar2.errors import Failure, UserError
+from rstar2.trace import write_json
+
+
+def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "night")
+    ran = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
+    assert ran.exit_code == 0, ran.output
+    page = (run / "report.html").read_text()
+    assert str(run / "report.html") in ran.output.replace("\n", "")
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "<title>night · rstar2</title>" in page
+    assert not list(run.glob(".*.part"))
+
+
+def test_the_page_may_lie_elsewhere_and_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "night")
+    for name in ("one.html", "two.html"):
+        assert CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "x" / name)]).exit_code == 0
+    assert (tmp_path / "x" / "one.html").read_bytes() == (tmp_path / "x" / "two.html").read_bytes()
+    assert not (run / "report.html").exists()
+
+
+def test_no_run_a_damaged_run_and_a_place_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    missing = CliRunner().invoke(app, ["report", str(tmp_path / "none")]).exception
+    assert isinstance(missing, UserError)
+    assert "no run at" in missing.message
+    run = made_run(tmp_path / "night")
+    (tmp_path / "file").write_text("")
+    blocked = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "file" / "x.html")]).exception
+    assert isinstance(blocked, Failure)
+    assert "cannot write" in blocked.message
+    (run / "aime24" / "results.json").write_text("{")
+    damaged = CliRunner().invoke(app, ["report", str(run)]).exception
+    assert isinstance(damaged, UserError)
+    assert "results.json" in damaged.message
+
+
+def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:
+    made_run(tmp_path / "night")
+    write_json(tmp_path / "model" / "config.json", {"model_type": "qwen3"})
+    ran = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert ran.exit_code == 0
+    assert "night" in ran.output
+    assert "finished" in ran.output
+    assert "model" not in ran.output
+    assert isinstance(
+        CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path / "no")]).exception, UserError
+    )
+    (tmp_path / "bare").mkdir()
+    assert (
+        "no runs below" in CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path / "bare")]).output
+    )
+
+
+def test_a_run_is_shown_with_its_settings_and_numbers(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "night")
+    accuracy = json.loads((run / "aime24" / "results.json").read_text())["summary"]["accuracy"]
+    ran = CliRunner().invoke(app, ["runs", "show", str(run)], env={"COLUMNS": "200"})
+    assert ran.exit_code == 0
+    assert f"{100 * accuracy:.1f} %" in ran.output
+    assert "problems.aime24 made" in ran.output
+    gone = CliRunner().invoke(app, ["runs", "show", str(tmp_path / "none")]).exception
+    assert isinstance(gone, UserError)
+
+
+@pytest.mark.parametrize("verb", ["report", "runs"])
+def test_help_is_there(verb: str) -> None:
+    assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0

@@ -1,0 +1,52 @@
+"""Fixtures that every room's tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The data that lies beside a developer's checkout; tests that need it are skipped without it."""
+    path = Path(os.environ.get("RSTAR2_SHARED", REPOSITORY.parent / "shared"))
+    if not path.is_dir():
+        pytest.skip(f"no shared data at {path} (RSTAR2_SHARED names another place)")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level BPE tokenizer with merges, trained here, that can spell every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|im_start|>", END_OF_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    raw.train_from_iterator([CHAT_TEMPLATE, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        eos_token=END_OF_TURN,
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def codec(tokenizer: Any) -> ChatCodec:
+    return ChatCodec(tokenizer)

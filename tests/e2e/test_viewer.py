@@ -1,0 +1,248 @@
+"""The page of a run, opened by a real browser without a network."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, open_browser
+from made_runs import made_run
+
+from rstar2.data.problem import Problem
+from rstar2.report import write_report
+from rstar2.trace import Trace, TraceWriter, Turn, read_traces, write_json
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made_run(tmp_path_factory.mktemp("run") / "night")
+    made_run(folder, "math500", problems=100, samples=2, seed=1)
+    return folder
+
+
+@pytest.fixture
+def page(browser: Browser, run: Path) -> Browser:
+    browser.open(write_report(run).as_uri())
+    browser.wait("document.body.dataset.ready")
+    return browser
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.innerText)"
+    return [str(text) for text in browser.run(script, selector)]
+
+
+def click(browser: Browser, selector: str, words: str = "") -> None:
+    script = (
+        "const found = [...document.querySelectorAll(arguments[0])].find((node) => "
+        "node.innerText?.includes(arguments[1]) || (!arguments[1])); found.dispatchEvent("
+        "new MouseEvent('click', {bubbles: true})); return found.tagName"
+    )
+    browser.run(script, selector, words)
+
+
+def test_the_page_draws_numbers_plots_and_traces_without_a_complaint_or_a_request(page: Browser) -> None:
+    assert page.complaints() == []
+    assert page.run("return performance.getEntriesByType('resource').length") == 0
+    assert len(texts(page, ".tabs button")) == 2
+    assert any("avg@16" in text for text in texts(page, ".card"))
+    assert page.run("return document.querySelectorAll('.plots svg').length") == 3
+    assert page.run("return document.querySelectorAll('.plots .wide svg .hit').length") == 30
+    assert "480 of 480 traces" in texts(page, ".count")[0]
+
+
+def test_the_numbers_on_the_page_are_those_of_the_traces(page: Browser, run: Path) -> None:
+    traces = list(read_traces(run / "aime24" / "traces.jsonl"))
+    accuracy = 100 * sum(trace.correct for trace in traces) / len(traces)
+    assert f"{accuracy:.1f}" in texts(page, ".card.main b")[0]
+    chips = texts(page, ".chips button")
+    assert f"correct {sum(trace.correct for trace in traces)}" in chips
+    assert f"failed calls {sum(trace.failed_calls > 0 for trace in traces)}" in chips
+
+
+def test_thought_code_result_and_answer_look_different(page: Browser, run: Path) -> None:
+    wanted = next(
+        trace
+        for trace in read_traces(run / "aime24" / "traces.jsonl")
+        if trace.failed_calls and trace.correct and len(trace.calls) > trace.failed_calls
+    )
+    page.open(f"{(run / 'report.html').as_uri()}#0/{wanted.problem_id}/{wanted.sample}")
+    page.wait("document.body.dataset.ready && document.querySelector('.trace .answer')")
+    looks = page.run(
+        "return ['thought', 'code', 'result', 'answer'].map((kind) => {"
+        "const style = getComputedStyle(document.querySelector('.trace .' + kind)); "
+        "return [style.backgroundColor, style.borderLeftColor].join()})"
+    )
+    assert len(set(looks)) == 4
+    labels = {label.split("\n")[0].split()[0].lower() for label in texts(page, ".trace .part .label")}
+    assert {"thought", "python", "result", "answer"} <= labels
+    assert "correct" in texts(page, ".trace .verdict strong")[0].lower()
+    statuses = page.run("return [...document.querySelectorAll('.result')].map((n) => n.dataset.status)")
+    assert statuses == [call.status for call in wanted.calls]
+    assert page.run("return document.querySelectorAll('.trace .result.failed').length") == wanted.failed_calls
+    assert [text.strip() for text in texts(page, ".trace .code pre:first-of-type")] == [
+        (call.arguments or {})["code"].strip() for call in wanted.calls
+    ]
+
+
+def test_filters_search_order_and_keys_choose_what_is_listed(page: Browser, run: Path) -> None:
+    traces = list(read_traces(run / "aime24" / "traces.jsonl"))
+    click(page, ".chips button", "wrong")
+    wrong = sum(trace.verdict == "wrong" for trace in traces)
+    assert f"{wrong} of 480" in texts(page, ".count")[0]
+    assert page.run("return document.querySelector('.trace .verdict').dataset.tone") in ("wrong", "correct")
+    page.wait("document.querySelector('.trace .verdict').dataset.tone === 'wrong'")
+    click(page, ".chips button", "wrong")
+    page.run(
+        "const select = document.querySelector('.filters select'); select.value = 'tokens'; "
+        "select.dispatchEvent(new Event('change'))"
+    )
+    longest = max(trace.tokens for trace in traces)
+    assert f"{longest:,} tok" in texts(page, ".row")[0]
+    page.run(
+        "const input = document.querySelector('.filters input'); input.value = 'set-017'; "
+        "input.dispatchEvent(new Event('input'))"
+    )
+    assert "16 of 480" in texts(page, ".count")[0]
+    page.wait("document.querySelector('.row[aria-current=true]')")
+    first = texts(page, ".row[aria-current=true]")
+    page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'j', bubbles: true}))")
+    page.wait("document.querySelectorAll('.row')[1].getAttribute('aria-current') === 'true'")
+    assert texts(page, ".row[aria-current=true]") != first
+
+
+def test_a_bar_of_the_plot_leads_to_the_problems_traces(page: Browser) -> None:
+    click(page, ".plots .wide svg .hit[data-problem='set-006']")
+    assert "16 of 480" in texts(page, ".count")[0]
+    assert all("set-006 " in row for row in texts(page, ".row .what"))
+
+
+def test_the_other_benchmark_is_one_click_away(page: Browser) -> None:
+    click(page, ".tabs button", "math500")
+    assert "200 of 200 traces" in texts(page, ".count")[0]
+    assert page.complaints() == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
+    page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    page.open(write_report(run).as_uri())
+    page.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
+    # WCAG's contrast of text against the nearest painted background, over everything in the viewer and cards.
+    lowest = page.run("""
+      const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+      const light = (color) => { const [r, g, b] = rgb(color).map((v) => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const behind = (node) => { while (node) { const color = getComputedStyle(node).backgroundColor; if (rgb(color).length < 4 || rgb(color)[3] === 1) return color; node = node.parentElement; } return "rgb(255,255,255)"; };
+      let worst = [99, ""];
+      for (const node of document.querySelectorAll(".card span, .card b, .row *, .trace *, .tabs button, td, th")) {
+        if (!node.innerText?.trim() || node.children.length || !node.checkVisibility()) continue;
+        const [a, b] = [light(getComputedStyle(node).color), light(behind(node))].sort((x, y) => y - x);
+        const contrast = (a + 0.05) / (b + 0.05);
+        if (contrast < worst[0]) worst = [contrast, node.className + ": " + node.innerText.slice(0, 40)];
+      }
+      return worst;
+    """)  # noqa: E501
+    assert lowest[0] >= 3.0, lowest
+
+
+def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=\"document.title='owned'\"><!-- {{script}} &amp; \u2028 \ud800"
+    problem = Problem("<b>x</b>", f"say {evil}", "1")
+    trace = Trace(
+        problem_id=problem.id,
+        problem=problem.problem,
+        gold="1",
+        prompt_ids=[1],
+        response_ids=[1],
+        response_mask=[1],
+        turns=[
+            Turn(
+                text=f"{evil.encode(errors='replace').decode()}</reason><answer>{evil[:-1]}</answer>",
+                start=0,
+                end=1,
+            )
+        ],
+        finish="answer",
+        verdict="wrong",
+        extracted=evil[:40],
+        rule="text",
+    )
+    write_json(tmp_path / "config.json", {"kind": "eval", "config": {"name": evil[:-1]}})
+    with TraceWriter(tmp_path / "x" / "traces.jsonl") as writer:
+        writer.write(trace.model_copy(update={"problem": problem.problem[:-1]}))
+    browser.open(write_report(tmp_path).as_uri())
+    browser.wait("document.querySelector('.trace .answer')")
+    assert browser.run("return document.title") != "owned"
+    assert browser.run("return document.querySelectorAll('main img').length") == 0
+    assert "onerror" in texts(browser, ".trace .answer .body")[0]
+    assert browser.complaints() == []
+
+
+def _step(number: int, failed: float) -> dict[str, Any]:
+    """A step's metrics, as the trainer writes them."""
+    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
+    return {"step": number, "data": data}
+
+
+def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
+    made_run(tmp_path, "eval/sft", problems=12, samples=2)
+    phases = [
+        {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
+         "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
+        for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
+    ]  # fmt: skip
+    write_json(tmp_path / "summary.json", {"seed": 1, "phases": phases})
+    write_json(tmp_path / "config.json", {"kind": "demo", "config": {}})
+    for arm in ("stage1", "plain/stage1"):
+        rows = [_step(number, 0.3 / number) for number in range(1, 21)]
+        (tmp_path / arm).mkdir(parents=True)
+        (tmp_path / arm / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    browser.open(write_report(tmp_path).as_uri())
+    browser.wait("document.body.dataset.ready")
+    assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
+        "sft",
+        "stage1",
+        "stage2",
+    ]
+    assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
+    assert "plain GRPO" in texts(browser, ".legend span")
+    assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 40
+    assert browser.complaints() == []
+
+
+def test_a_run_without_traces_still_opens(browser: Browser, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"kind": "train", "config": {"stage": 1}})
+    browser.open(write_report(tmp_path).as_uri())
+    browser.wait("document.body.dataset.ready")
+    assert browser.complaints() == []
+
+
+def test_ten_thousand_traces_open_at_once_and_scroll(browser: Browser, tmp_path: Path) -> None:
+    made_run(tmp_path, "math500", problems=500, samples=20)
+    page = write_report(tmp_path)
+    started = time.monotonic()
+    browser.open(page.as_uri())
+    browser.wait("document.body.dataset.ready && document.querySelector('.trace .part')", 30)
+    opened = time.monotonic() - started
+    assert "10,000 of 10,000 traces" in texts(browser, ".count")[0]
+    assert browser.run("return document.querySelectorAll('.row').length") < 100
+    started = time.monotonic()
+    browser.run("document.querySelector('.list').scrollTop = 1e9")
+    browser.wait("[...document.querySelectorAll('.row')].at(-1).offsetTop === 9999 * 46")
+    browser.run("[...document.querySelectorAll('.row')].at(-1).click()")
+    browser.wait("document.querySelector('.trace .problem').innerText.startsWith('Problem 499.')")
+    reached = time.monotonic() - started
+    heap = browser.run("return performance.memory.usedJSHeapSize")
+    assert (opened < 10, reached < 3, heap < 300e6) == (True, True, True), (opened, reached, heap)

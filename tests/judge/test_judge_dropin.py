@@ -1,0 +1,153 @@
+"""Clients of code-judge and of SandboxFusion find what they know."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from rstar2.judge.service import JudgeHandle
+
+BOTH = pytest.mark.parametrize("verb", ["run", "judge"])
+
+
+def submit(http: httpx.Client, path: str, solution: str, **more: Any) -> dict[str, Any]:
+    answer = http.post(path, json={"type": "python", "solution": solution, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_ping_and_status(http: httpx.Client) -> None:
+    assert http.get("/ping").json() == "pong"
+    status = http.get("/status").json()
+    assert (status["queue"], status["num_workers"]) == (0, 2)
+
+
+@BOTH
+def test_right_output_succeeds_whatever_the_space_around_it(http: httpx.Client, verb: str) -> None:
+    result = submit(http, f"/{verb}", "print(input())", input="a", expected_output=" a", sub_id="mine")
+    assert (result["sub_id"], result["success"], result["run_success"], result["reason"]) == (
+        "mine",
+        True,
+        True,
+        "",
+    )
+    assert result["cost"] > 0
+
+
+@BOTH
+def test_wrong_output_ran_and_did_not_succeed(http: httpx.Client, verb: str) -> None:
+    result = submit(http, f"/{verb}", "print(input())", input="a", expected_output="b")
+    assert (result["success"], result["run_success"], result["reason"]) == (False, True, "")
+
+
+@BOTH
+def test_missing_stdin_is_a_failed_run(http: httpx.Client, verb: str) -> None:
+    result = submit(http, f"/{verb}", "print(input())", input="", expected_output="a")
+    assert (result["success"], result["run_success"]) == (False, False)
+
+
+def test_only_run_shows_the_output(http: httpx.Client) -> None:
+    assert submit(http, "/run", "print(1)")["stdout"] == "1\n"
+    assert not {"stdout", "stderr"} & submit(http, "/judge", "print(1)").keys()
+
+
+@BOTH
+def test_writes_into_the_work_folder_are_allowed(http: httpx.Client, verb: str) -> None:
+    code = "with open('test.txt', 'w') as f:\n    f.write('Hello')"
+    assert submit(http, f"/{verb}", code, expected_output="")["success"]
+
+
+def test_a_run_that_takes_too_long_says_so(http: httpx.Client) -> None:
+    result = submit(http, "/run", "while True: pass")
+    assert (result["success"], result["run_success"], result["reason"]) == (False, False, "worker_timeout")
+    assert 9.9 < result["cost"] < 10.5
+
+
+def test_a_leftover_child_does_not_outlast_its_run(http: httpx.Client) -> None:
+    code = "import os, time\nif os.fork() == 0: time.sleep(60)\nelse: print('left')"
+    started = time.monotonic()
+    result = submit(http, "/run", code)
+    assert (result["run_success"], result["stdout"]) == (True, "left\n")
+    assert time.monotonic() - started < 5
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["batch", "long-batch"])
+def test_a_mixed_batch_is_answered_in_order(http: httpx.Client, verb: str, kind: str) -> None:
+    items: list[object] = [
+        {"type": "python", "solution": "print(input())", "input": "", "expected_output": "b"},
+        {"type": "cpp", "solution": "int main(){}", "sub_id": "c++"},
+        {"type": "python", "solution": "print(input())", "input": "a", "expected_output": "a", "sub_id": "p"},
+        {"type": "python", "solution": 5},
+        "nonsense",
+    ]
+    answer = http.post(
+        f"/{verb}/{kind}", json={"type": "batch", "sub_id": "all", "submissions": items}
+    ).json()
+    results = answer["results"]
+    assert answer["sub_id"] == "all"
+    assert [r["success"] for r in results] == [False, False, True, False, False]
+    assert [r["reason"] for r in results] == ["", "invalid_input", "", "invalid_input", "invalid_input"]
+    assert [results[1]["sub_id"], results[2]["sub_id"]] == ["c++", "p"]
+    if verb == "run":
+        assert "type" in results[1]["stderr"]
+
+
+def test_an_empty_batch_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/run/batch", json={"type": "batch", "submissions": []})
+    assert answer.status_code == 422
+    assert "submissions" in answer.json()["error"]
+
+
+def fusion(http: httpx.Client, **request: Any) -> dict[str, Any]:
+    answer = http.post("/run_code", json={"language": "python", **request})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_run_code_answers_in_the_terms_of_sandboxfusion(http: httpx.Client) -> None:
+    good = fusion(http, code="print(input())", stdin="x", compile_timeout=5, run_timeout=5)
+    assert good["status"] == "Success"
+    run = good["run_result"]
+    assert (run["status"], run["return_code"], run["stdout"], run["stderr"]) == ("Finished", 0, "x\n", "")
+    bad = fusion(http, code="raise SystemExit(3)")
+    assert (bad["status"], bad["run_result"]["return_code"]) == ("Failed", 3)
+    late = fusion(http, code="while True: pass", run_timeout=0.5)
+    assert (late["status"], late["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({"language": "cpp"}, "language"),
+        ({"files": {"a": "b"}}, "files"),
+        ({"run_timeout": -1}, "run_timeout"),
+    ],
+)
+def test_what_run_code_does_not_serve_is_named(
+    http: httpx.Client, request_: dict[str, Any], field: str
+) -> None:
+    answer = http.post("/run_code", json={"language": "python", "code": "1", **request_})
+    assert answer.status_code == 422
+    assert field in answer.json()["error"]
+
+
+def test_verls_own_client_works_unmodified(judge: JudgeHandle) -> None:
+    pytest.importorskip("verl", reason="verl is not installed: its client cannot be tried")
+    client = importlib.import_module("verl.utils.reward_score.sandbox_fusion.utils")
+    cases = {"inputs": ["1\n", "2\n", "3\n", "boom\n", "loop\n"], "outputs": ["1", "2", "wrong", "", ""]}
+    code = "x = input()\nif x == 'boom': raise ValueError\nwhile x == 'loop': pass\nprint(x)"
+    results, details = client.check_correctness(f"{judge.url}/run_code", cases, code, timeout=1)
+    assert results == [True, True, False, -2, -3]
+    assert details[0]["stdout"] == "1\n"
+    whole = importlib.import_module("verl.utils.reward_score.sandbox_fusion")
+    completion = "```python\nprint(int(input()) ** 2)\n```"
+    tests = {"inputs": ["3", "4"], "outputs": ["9", "16"]}
+    score, _ = whole.compute_score(f"{judge.url}/run_code", None, 1024, completion, tests)
+    assert score == 1.0

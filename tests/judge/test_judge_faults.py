@@ -1,0 +1,177 @@
+"""Under faults, every program is answered once and rightly, and the service is back within 5 s."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from judge.faults import descendants, parts, run_through, status
+
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.schema import RunRequest
+from rstar2.judge.service import JudgeHandle, running_judge
+
+RECOVERY_S = 5.0
+
+
+@pytest.fixture
+def judge(tmp_path: Path) -> Iterator[JudgeHandle]:
+    with running_judge(tmp_path) as handle:
+        yield handle
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    found = EmbeddedRedis(tmp_path / "queue", tmp_path / "queue.log")
+    found.start()
+    yield found
+    found.stop()
+
+
+def test_a_worker_is_killed(judge: JudgeHandle) -> None:
+    [victim, _] = parts(judge, "rstar2.judge.worker")
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
+    deadline = time.monotonic() + RECOVERY_S
+    while len(found := status(judge)["workers"]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(found) == 2
+    assert status(judge)["restarts"] == {"worker": 1}
+
+
+def test_a_frozen_worker_is_taken_for_dead_and_its_late_results_do_not_count(judge: JudgeHandle) -> None:
+    [victim, _] = parts(judge, "rstar2.judge.worker")
+
+    def freeze() -> None:
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(4.5)
+        os.kill(victim, signal.SIGCONT)
+
+    assert run_through(judge, 100, freeze) < RECOVERY_S
+
+
+def test_zygotes_are_killed(judge: JudgeHandle) -> None:
+    [victim, _] = parts(judge, "rstar2.judge.worker")
+
+    def kill() -> None:
+        for pid in descendants(victim):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    assert run_through(judge, 100, kill) < RECOVERY_S
+    assert status(judge)["restarts"] == {}
+
+
+def test_the_http_process_is_killed_and_nothing_runs_twice(judge: JudgeHandle) -> None:
+    [victim] = parts(judge, "rstar2.judge.api")
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
+    time.sleep(0.6)
+    assert sum(worker["done"] for worker in status(judge)["workers"]) == 101
+
+
+def test_the_embedded_queue_is_killed(judge: JudgeHandle) -> None:
+    [victim] = parts(judge, "valkey-server") or parts(judge, "redis-server")
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
+
+
+def test_the_queue_is_away_for_two_seconds(tmp_path: Path, server: EmbeddedRedis) -> None:
+    def restart() -> None:
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait(10)
+        time.sleep(2)
+        server.restart()
+
+    with running_judge(tmp_path, redis_url=server.url) as judge:
+        assert run_through(judge, 100, restart) < RECOVERY_S
+
+
+def test_the_queue_is_frozen_for_five_seconds(tmp_path: Path, server: EmbeddedRedis) -> None:
+    def freeze() -> None:
+        assert server.process is not None
+        os.kill(server.process.pid, signal.SIGSTOP)
+        time.sleep(5)
+        os.kill(server.process.pid, signal.SIGCONT)
+
+    with running_judge(tmp_path, redis_url=server.url) as judge:
+        assert run_through(judge, 100, freeze) < RECOVERY_S
+
+
+def test_the_queue_loses_all_it_held(tmp_path: Path, server: EmbeddedRedis) -> None:
+    def forget() -> None:
+        assert server.process is not None
+        server.process.kill()
+        server.process.wait(10)
+        shutil.rmtree(server.folder)
+        server.folder.mkdir()
+        server.restart()
+
+    program = RunRequest(code="import time; time.sleep(0.05); print(1)")
+    with (
+        running_judge(tmp_path, redis_url=server.url) as judge,
+        SyncJudgeClient(judge.url) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        load = pool.submit(client.run_many, [program] * 60)
+        time.sleep(0.3)
+        forget()
+        assert [result.stdout for result in load.result(60)] == ["1\n"] * 60
+
+
+def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHandle) -> None:
+    runs = [{"code": "import time; time.sleep(0.3); print(1)"}] * 200
+    body = json.dumps({"runs": runs}).encode()
+    head = f"POST /v1/runs/batch HTTP/1.1\r\nHost: judge\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    address = httpx.URL(judge.url)
+    with socket.create_connection((address.host, address.port or 80)) as connection:
+        connection.sendall(head + body)
+        time.sleep(0.6)
+        assert status(judge)["queue"] > 100
+    deadline = time.monotonic() + RECOVERY_S
+    while (found := status(judge))["queue"] + found["running"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (found["queue"], found["running"]) == (0, 0)
+    time.sleep(0.6)
+    assert sum(worker["done"] for worker in status(judge)["workers"]) < 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "judge-test", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+
+    def fill() -> None:
+        with ballast.open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 9, 1):
+                try:
+                    while True:
+                        file.write(b"x" * size)
+                except OSError:
+                    continue
+        time.sleep(2)
+        ballast.unlink()
+
+    with running_judge(small_disk / "judge") as judge:
+        assert run_through(judge, 100, fill) < RECOVERY_S

@@ -1,0 +1,97 @@
+"""Two machines, here two network namespaces, work for one queue."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from judge.faults import status
+
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.embedded import server_binary
+from rstar2.judge.schema import RunRequest
+from rstar2.judge.service import running_judge
+
+HERE, THERE = "10.231.77.1", "10.231.77.2"
+
+
+@dataclass
+class Net:
+    """A second network, joined to ours by one cable."""
+
+    name: str
+
+
+def sh(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=20)
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    name = f"judge{secrets.token_hex(3)}"
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    try:
+        sh("ip", "netns", "add", name)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    try:
+        sh("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", name)
+        sh("ip", "addr", "add", f"{HERE}/24", "dev", name)
+        sh("ip", "link", "set", name, "up")
+        sh("ip", "-n", name, "addr", "add", f"{THERE}/24", "dev", "eth0")
+        sh("ip", "-n", name, "link", "set", "eth0", "up")
+        yield Net(name)
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
+
+
+@pytest.fixture
+def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
+    password = secrets.token_hex(8)
+    config = f"bind {HERE}\nport 7391\nrequirepass {password}\nsave ''\ndir {tmp_path}\n"
+    server = subprocess.Popen([server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert server.stdin is not None
+    server.stdin.write(config.encode())
+    server.stdin.close()
+    url = f"redis://:{password}@{HERE}:7391/0"
+    deadline = time.monotonic() + 10
+    with redis.Redis.from_url(url) as probe:
+        while time.monotonic() < deadline:
+            try:
+                probe.ping()
+                break
+            except redis.ConnectionError:
+                time.sleep(0.05)
+    yield url
+    server.terminate()
+    server.wait(10)
+
+
+def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None:
+    words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
+    code = f"from rstar2.cli.judge import app\napp({words!r})"
+    with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
+        there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", code])
+        try:
+            deadline = time.monotonic() + 20
+            while len(status(judge)["workers"]) < 2 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            with SyncJudgeClient(judge.url) as client:
+                results = client.run_many([RunRequest(code=f"print({i})") for i in range(200)])
+            assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
+            time.sleep(1.0)
+            done = [worker["done"] for worker in status(judge)["workers"]]
+            assert sum(done) == 200
+            assert min(done) > 20
+        finally:
+            there.terminate()
+            there.wait(20)

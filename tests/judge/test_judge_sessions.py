@@ -1,0 +1,173 @@
+"""Sessions keep their state by keeping their process, and say so when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from judge.faults import parts
+
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.schema import CellRequest, SessionRequest
+from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.session_client import JudgeSession
+
+
+def open_session(http: httpx.Client, **limits: Any) -> str:
+    answer = http.post("/v1/sessions", json=limits)
+    assert answer.status_code == 201, answer.text
+    found: str = answer.json()["id"]
+    return found
+
+
+def cell(http: httpx.Client, session: str, code: str, **more: Any) -> dict[str, Any]:
+    answer = http.post(f"/v1/sessions/{session}/cells", json={"code": code, **more})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None:
+    session = open_session(http)
+    assert cell(http, session, "import math\nx = 20\nprint('set')")["stdout"] == "set\n"
+    result = cell(http, session, "def double(n): return 2 * n\ndouble(x) + math.floor(2.5)")
+    assert (result["outcome"], result["value"], result["stdout"]) == ("ok", "42", "")
+    failed = cell(http, session, "1 / 0")
+    assert failed["outcome"] == "error"
+    assert "ZeroDivisionError" in failed["stderr"]
+    assert cell(http, session, "x")["value"] == "20"
+
+
+def test_sessions_do_not_see_each_other(http: httpx.Client) -> None:
+    first, second = open_session(http), open_session(http)
+    cell(http, first, "x = 1\nopen('mine', 'w').write('1')")
+    assert (
+        cell(http, second, "import os\n('x' in globals(), os.path.exists('mine'))")["value"]
+        == "(False, False)"
+    )
+
+
+def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:
+    session = open_session(http)
+    cell(http, session, "n = 0")
+    headers = {"Idempotency-Key": f"cell-{time.time_ns()}"}
+    for _ in range(2):
+        answer = http.post(f"/v1/sessions/{session}/cells", json={"code": "n += 1\nn"}, headers=headers)
+        assert answer.json()["value"] == "1"
+
+
+def test_the_hundredth_cell_costs_what_the_first_cost(http: httpx.Client) -> None:
+    session = open_session(http)
+    cell(http, session, "total = 0")
+    times = []
+    for number in range(120):
+        result = cell(http, session, f"total += sum(range(1000)) * 0 + {number}\ntotal")
+        times.append(result["cpu_s"])
+    assert result["value"] == str(sum(range(120)))
+    assert statistics.median(times[-40:]) < 2 * statistics.median(times[:40]) + 0.001
+
+
+def test_a_cell_over_its_time_is_interrupted_and_the_state_survives(http: httpx.Client) -> None:
+    session = open_session(http)
+    cell(http, session, "x = 5")
+    result = cell(http, session, "import time\ntime.sleep(60)", timeout_s=0.5)
+    assert (result["outcome"], result["session_alive"]) == ("timeout", True)
+    assert 0.5 <= result["wall_s"] < 1.0
+    assert cell(http, session, "x")["value"] == "5"
+
+
+def test_a_session_that_dies_says_so(http: httpx.Client) -> None:
+    session = open_session(http)
+    result = cell(http, session, "import os\nos._exit(3)")
+    assert not result["session_alive"]
+    assert "exit code 3" in result["session_end"]
+    after = cell(http, session, "1")
+    assert (after["outcome"], after["session_alive"]) == ("lost", False)
+    assert "exit code 3" in after["stderr"]
+
+
+def test_an_idle_session_ends(http: httpx.Client) -> None:
+    session = open_session(http, idle_s=0.5)
+    assert cell(http, session, "1")["session_alive"]
+    time.sleep(2.5)
+    after = cell(http, session, "1")
+    assert after["outcome"] == "lost"
+    assert "idle for 0.5 s" in after["session_end"]
+
+
+def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
+    session = open_session(http, total_s=2)
+    ends = time.monotonic() + 6
+    while (result := cell(http, session, "1"))["session_alive"] and time.monotonic() < ends:
+        time.sleep(0.2)
+    assert "open for its 2 s" in result["session_end"]
+
+
+def test_a_closed_session_is_gone(http: httpx.Client) -> None:
+    session = open_session(http)
+    assert http.delete(f"/v1/sessions/{session}").status_code == 204
+    assert "was closed" in cell(http, session, "1")["session_end"]
+    assert http.delete(f"/v1/sessions/{session}").status_code == 404
+
+
+def test_what_is_no_session_is_told(http: httpx.Client) -> None:
+    assert http.post("/v1/sessions/nothing/cells", json={"code": "1"}).status_code == 404
+    gone = cell(http, "some-worker.0123", "1")
+    assert (gone["outcome"], gone["session_alive"]) == ("lost", False)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/sessions", {"memory_mb": -1}, "memory_mb"),
+        ("/v1/sessions", {"idle": 3}, "idle"),
+        ("/v1/sessions/a.b/cells", {"code": "a\0b"}, "code"),
+        ("/v1/sessions/a.b/cells", {}, "code"),
+    ],
+)
+def test_a_bad_request_is_refused_by_the_name_of_its_field(
+    http: httpx.Client, path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 422
+    assert field in answer.json()["error"]
+
+
+async def test_the_client_keeps_many_sessions_apart(judge: JudgeHandle) -> None:
+    async with JudgeClient(judge.url) as client:
+
+        async def count(start: int) -> str | None:
+            async with JudgeSession(client, SessionRequest(memory_mb=512)) as session:
+                await session.run(CellRequest(code=f"x = {start}"))
+                for _ in range(3):
+                    result = await session.run(CellRequest(code="x += 1\nx"))
+                return result.value
+
+        assert await asyncio.gather(*(count(10 * i) for i in range(8))) == [str(10 * i + 3) for i in range(8)]
+
+
+def test_a_worker_that_dies_tells_its_sessions(tmp_path: Path) -> None:
+    with running_judge(tmp_path, workers=1) as judge, httpx.Client(base_url=judge.url, timeout=30) as http:
+        session = open_session(http)
+        assert cell(http, session, "1")["value"] == "1"
+        [worker] = parts(judge, "rstar2.judge.worker")
+        started = time.monotonic()
+        os.kill(worker, signal.SIGKILL)
+        result = cell(http, session, "1")
+        assert (result["outcome"], result["session_alive"]) == ("lost", False)
+        assert "worker" in result["session_end"]
+        assert time.monotonic() - started < 5
+        assert http.post("/v1/sessions", json={}).status_code in (201, 503)
+        asyncio.run(_opens_again(judge.url))
+
+
+async def _opens_again(url: str) -> None:
+    async with JudgeClient(url) as client, JudgeSession(client) as session:
+        assert (await session.run(CellRequest(code="2"))).value == "2"

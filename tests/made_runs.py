@@ -1,0 +1,130 @@
+"""Runs made from nothing, for tests of what reads runs: realistic in shape, known in every number."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from rstar2.data.problem import Problem
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise_rows
+from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn, write_json
+
+THOUGHT = (
+    "The lamps that stay lit are those whose number has an odd number of divisors, $d(n) \\equiv 1$, so I "
+    "want the perfect squares. Counting them by hand up to $n$ is easy to get wrong at the ends, because "
+    "both $1$ and $n$ itself may count, so I would rather check with a short program.\n"
+)
+CODE = """\
+from sympy import divisor_count
+
+# a lamp is lit when its number has an odd number of divisors
+lit = [n for n in range(1, 10_000) if divisor_count(n) % 2]
+print(f"{len(lit)=} {lit[-1]=}")
+"""
+BROKEN = "import sympy\nprint(sympy.sovle(x**2 - 4))\n"
+TRACEBACK = (
+    "Traceback (most recent call last):\n"
+    '  File "main.py", line 2, in <module>\n'
+    "NameError: name 'x' is not defined"
+)
+
+
+def made_run(
+    folder: Path,
+    name: str = "aime24",
+    problems: int = 30,
+    samples: int = 16,
+    seed: int = 0,
+    lift: float = 0.0,
+) -> Path:
+    """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up."""
+    rng = random.Random(seed)
+    asked = [
+        Problem(
+            f"set-{number:03}",
+            f"Problem {number}. Along a corridor hang $n$ lamps, all dark. On day $k$ a caretaker flips "
+            "every $k$-th lamp. How many lamps are lit after $n$ days? Give the answer for your corridor.",
+            str(100 + number),
+        )
+        for number in range(problems)
+    ]
+    write_json(folder / "config.json", {"kind": "eval", "config": {"problems": {name: "made"}}})
+    write_json(folder / "status.json", {"state": "finished", "at": 0, "attempt": 1})
+    rows = []
+    with TraceWriter(folder / name / "traces.jsonl") as writer:
+        for sample in range(samples):
+            for number, problem in enumerate(asked):
+                rate = min(1.0, max(0.0, 1.05 - number / problems + lift))
+                trace = made_trace(problem, sample, rate, rng)
+                writer.write(trace)
+                rows.append(Row.of(trace))
+    groups = by_problem(rows)
+    golds = {problem.id: problem.answer for problem in asked}
+    record = {
+        "benchmark": name,
+        "complete": True,
+        "missing": 0,
+        "summary": summarise_rows(groups),
+        "settings": {"samples": samples, "temperature": 0.6, "max_tokens": 30000, "max_turns": 30},
+        "model": {"name": "made-up-14b"},
+        "versions": {"rstar2": "0.1.0"},
+        "per_problem": problem_rows(groups, golds),
+        "timing": {"wall_s": 12.5},
+    }
+    write_json(folder / name / "results.json", record)
+    return folder
+
+
+def made_trace(problem: Problem, sample: int, rate: float, rng: random.Random) -> Trace:
+    """One trace with up to five tool calls, some of them failed."""
+    draw = rng.random()
+    verdict = "correct" if draw < rate else rng.choice(["wrong", "wrong", "wrong", "unparsed", "timeout"])
+    answer = problem.answer if verdict == "correct" else str(rng.randint(200, 999))
+    calls = rng.choice([0, 1, 1, 2, 2, 3, 5])
+    turns: list[Turn] = []
+    place = 0
+    for number in range(calls):
+        failed = rng.random() < (0.1 if verdict == "correct" else 0.3)
+        turn = _call_turn(failed, number, place, rng)
+        turns.append(turn)
+        place = turn.end + 60
+    truncated = verdict == "unparsed"
+    text = THOUGHT * rng.randint(1, 4)
+    if not truncated:
+        text += f"So it is {answer}.</reason>\n<answer>\nThere are \\boxed{{{answer}}} lit lamps.\n</answer>"
+    length = len(text) // 4 + int(rng.expovariate(1 / 300))
+    turns.append(Turn(text=text, start=place, end=place + length))
+    total = place + length
+    return Trace(
+        problem_id=problem.id,
+        sample=sample,
+        problem=problem.problem,
+        gold=problem.answer,
+        prompt_ids=[1] * 20,
+        response_ids=[2] * total,
+        response_mask=[1] * total,
+        turns=turns,
+        finish="max_tokens" if truncated else "answer",
+        wall_s=total / 50,
+        verdict=verdict,
+        extracted=None if truncated else answer,
+        rule={"correct": "integer", "wrong": "integer", "unparsed": "no answer"}.get(verdict, "deadline"),
+    )
+
+
+def _call_turn(failed: bool, number: int, place: int, rng: random.Random) -> Turn:
+    code = BROKEN if failed else CODE
+    status: CallStatus = rng.choice(["error", "error", "timeout"]) if failed else "ok"
+    arguments = {"code": code, "input": "3 4\n" if number == 1 else ""}
+    call = json.dumps({"name": "python_code_with_standard_io", "arguments": arguments})
+    text = f"{THOUGHT}</reason>\n<tool_call>\n{call}\n</tool_call>"
+    output = TRACEBACK if failed else f"len(lit)=99 lit[-1]=9801\ncheck {number}"
+    return Turn(
+        text=text,
+        start=place,
+        end=place + len(text) // 4,
+        calls=[
+            ToolCall(name="python", arguments=arguments, status=status, output=output, wall_s=rng.random())
+        ],
+    )

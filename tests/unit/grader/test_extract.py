@@ -1,0 +1,205 @@
+"""Which part of a model's output is its answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rstar2.eval.grader import extract_answer, grade
+
+CASES = [
+    ("42", "<answer>42</answer>", True),
+    ("42", "<answer>\\boxed{42}</answer>", True),
+    ("42", "<answer>41</answer> wait <answer>42</answer>", True),
+    ("42", "<answer>42</answer><answer>41</answer>", False),
+    ("42", "<answer>The answer is 42</answer>", True),
+    ("42", "<answer>42", True),
+    ("42", "#### 42", True),
+    ("42", "so it is 42\n#### 41", False),
+    ("42", "**42**", True),
+    ("42", "42.", True),
+    ("42", "$42$", True),
+    ("42", "\\(42\\)", True),
+    ("42", "\\boxed 42", True),
+    ("42", "\\boxed{ 42 }", True),
+    ("42", "\\boxed{42.}", True),
+    ("42", "\\boxed{\\text{42}}", True),
+    ("42", "\\fbox{42}", True),
+    ("42", "\\boxed{\\boxed{42}}", True),
+    ("42", "boxed{42}", True),
+    ("42", "\\\\boxed{42}", True),
+    ("42", "\\boxed{{42}}", True),
+    ("42", "\\boxed{$42$}", True),
+    ("42", "\\boxed{\\(42\\)}", True),
+    ("42", "\\boxed{42 \\text{ apples}}", True),
+    ("42", "\\boxed{x=42}", True),
+    ("42", "\\boxed{The answer is 42}", True),
+    ("42", "\\boxed{answer: 42}", True),
+    ("42", "\\boxed{42} or \\boxed{43}", False),
+    ("42", "\\boxed{42}\n\n\\boxed{42}", True),
+    ("42", "`42`", True),
+    ("42", "```output\n42\n```", False),
+    ("42", "\\boxed{41} so finally \\boxed{42}", True),
+    ("42", "<think>\\boxed{41}</think>\\boxed{42}", True),
+    ("42", "<think>\\boxed{42}</think>\\boxed{41}", False),
+    ("42", "<reason>\\boxed{42}</reason><answer>\\boxed{41}</answer>", False),
+    ("42", "\\boxed{42}<|im_end|>\n<|im_start|>user\nNext: \\boxed{13}", True),
+    ("42", "\\boxed{42}<|eot_id|>", True),
+    ("42", "\\boxed{42}<|endoftext|>junk \\boxed{7}", True),
+    ("42", "<|im_start|>assistant\n\\boxed{42}<|im_end|>", True),
+    ("42", '{"answer": 42}', True),
+    ("42", "answer = 42", True),
+    ("42", "x = 42", True),
+    ("42", "= 42", True),
+    ("42", "The answer is: $\\boxed{42}$", True),
+    ("42", "Answer: 41. Wait, Answer: 42", True),
+    ("42", "Final answer: 42", True),
+    ("42", "The final answer is $\\boxed{42}$. I hope it is correct.", True),
+    ("42", "Final Answer: The final answer is $42$. I hope it is correct.", True),
+    ("42", "So the answer is 42, because 6*7=42.", True),
+    ("42", "The answer is **42**.", True),
+    ("42", "ANSWER: 42", True),
+    ("42", "ANSWER:\n42", True),
+    ("42", "Answer:\n\n$$42$$", True),
+    ("1/2", "Answer: 1/2", True),
+    ("1/2", "The answer is $\\frac{1}{2}$.", True),
+    ("3.14", "Answer: 3.14.", True),
+    ("(1,2)", "The answer is (1, 2).", True),
+    ("1,234", "ANSWER: 1,234", True),
+    ("Yes", "ANSWER: Yes", True),
+    ("Yes", "The answer is yes.", True),
+    ("No", "ANSWER: Yes", False),
+    ("42", "The answer is 42 apples.", True),
+    ("42", "There are 42 apples in total.", True),
+    ("42", "She has 3 + 39 = 42 apples left.", True),
+    ("42", "I got $x = 42$", True),
+    ("42", "Therefore $x=42$, which is what we wanted.", True),
+    ("42", "The value of $x$ is 42.", True),
+    ("42", "The number of ways is\n\\[\n42\n\\]", True),
+    ("42", "I don't know", False),
+    ("42", "", False),
+    ("42", "   ", False),
+    ("42", "\\boxed{}", False),
+    ("42", "Answer:", False),
+    ("x=2", "The solution is $x = 2$.", True),
+    ("\\frac{3}{4}", "Thus, the probability is 3/4.", True),
+    ("0.75", "The probability is \\(\\frac{3}{4}\\).", True),
+    ("20", "20 percent", True),
+    ("5", "The answer is $5.", True),
+    ("5", "The total cost is $5.00", True),
+    ("18", "Janet makes $18 per day.", True),
+    ("18", "She makes 9 * 2 = $<<9*2=18>>18 every day at the farmer’s market.\n#### 18", True),
+    ("70000", "He made a profit of $70,000.\n#### 70000", True),
+    ("16", "\\boxed{016}", True),
+    ("33", "\\boxed{033}", True),
+    ("7", "\\boxed{007}", True),
+    ("42", "\\boxed{42", True),
+    ("42", "The answer is \\boxed{42}. Let me double check: 6*7=42. Yes 42.", True),
+    ("42", "\\boxed{42}. Check: 41+1.", True),
+    ("D", "Therefore the answer is (D).", True),
+    ("D", "The correct answer is D", True),
+    ("B", "\\boxed{\\text{B}}", True),
+    ("C", "Answer: C", True),
+    ("C", "**Answer: C**", True),
+    ("42", "42 ✅", True),
+    ("42", "４２", True),
+    ("42", "٤٢", True),
+    ("42", "𝟒𝟐", True),
+    ("42", "\u200b42", True),
+    ("42", "\\boxed{42\u202e}", True),
+    ("1000", "\\boxed{1\u202f000}", True),
+    ("1000", "\\boxed{1\u2009000}", True),
+    ("1000", "\\boxed{1_000}", True),
+    ("42", "“42”", True),
+    ("\\frac12", "\\boxed{½}", True),
+    ("\\sqrt2", "\\boxed{√2}", True),
+    ("0", "().__class__.__bases__[0].__subclasses__()", False),
+    ("0", "exit(0)", False),
+    ("0", "__import__('os')._exit(0)", False),
+    ("0", "print(0)", False),
+    ("0", "eval('0')", False),
+    ("1", "[1 for _ in ()]", False),
+    ("0", "\\boxed{exec('0')}", False),
+    ("1", "\\boxed{True}", False),
+    ("0", "\\boxed{None}", False),
+    ("0", "\\boxed{nan}", False),
+    ("0", "\\boxed{False}", False),
+    ("nan", "nan", True),
+    ("1", "\\boxed{1/0}", False),
+    ("0", "\\boxed{0/0}", False),
+    ("0", "\\boxed{\\infty}", False),
+    ("42", "\\boxed{1000000!}", False),
+    ("42", "\\boxed{10^{10^{10^{10}}}}", False),
+    ("42", "\\boxed{\\sum_{k=1}^{10^{12}} k}", False),
+    ("42", "\\boxed{\\binom{10^9}{5\\cdot 10^8}}", False),
+    ("42", "\\boxed{(x+1)^{10^9}}", False),
+    ("42", "\\boxed{\\sin(10^{1000000})}", False),
+    ("42", "\\boxed{\\sqrt[10^{9}]{2}}", False),
+    ("42", "\\boxed{2^{199999}}", False),
+    ("2^{199999}+1", "\\boxed{2^{199999}}", False),
+    ("e^{50000}+1", "\\boxed{e^{50000}}", False),
+    ("10^{100}+1", "10^{100}", False),
+    ("e^{100}+1", "e^{100}", False),
+    ("10^{-30}", "0", False),
+    ("e^{-100}", "0", False),
+    ("0", "\\boxed{\\sqrt{8}-2\\sqrt{2}}", True),
+    ("e^{\\pi\\sqrt{163}}", "262537412640768744", False),
+]
+
+
+@pytest.mark.parametrize(("gold", "output", "equal"), CASES)
+def test_the_answer_of_an_output(gold, output, equal):
+    verdict = grade(gold, output)
+    assert verdict.correct == equal, verdict
+
+
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("<answer>\\boxed{7}</answer>", "7"),
+        ("\\boxed{1} and \\boxed{2}", "1, 2"),
+        ("\\boxed{1} and then \\boxed{2}", "2"),
+        ("first \\boxed{1}\n\nthen \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{5}. Final Answer: The final answer is $6$.", "6"),
+        ("<answer>\\boxed{7}</answer> or rather \\boxed{8}", "7"),
+        ("<tool_response>\\boxed{9}</tool_response>I think \\boxed{7}", "7"),
+        ("I think \\boxed{7} <tool_response>\\boxed{9}</tool_response>", "7"),
+        ("<tool_response>9</tool_response>", None),
+        ("x" * 10_000, None),
+        ("", None),
+    ],
+)
+def test_extraction_takes_the_last_box_of_the_last_answer_and_no_tool_output(output, answer):
+    assert extract_answer(output) == answer
+
+
+HUGE = {
+    "nested boxes": "\\boxed{" * 10_000,
+    "nested answers": "<answer>" * 12_000,
+    "open formulas": "\\[" * 50_000,
+    "dollars": "$" * 100_000,
+    "open displays": "$$ \\( " * 20_000,
+    "phrases": "answer is " * 10_000,
+    "numbers": "1 " * 50_000,
+    "commas": "1," * 50_000,
+    "spaces": " " * 1_000_000,
+    "letters": "a" * 1_000_000,
+    "thoughts": "<think>" * 14_000,
+    "tool blocks": "<tool_response>" * 6_000,
+    "backslashes": "\\" * 100_000,
+    "braces": "\\boxed{" + "{" * 50_000,
+    "minus signs": "\\boxed{" + "-" * 5_000 + "1}",
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_extraction_is_quick_on_huge_outputs(name):
+    started = time.process_time()
+    assert not grade("42", HUGE[name]).correct
+    assert time.process_time() - started < 1.0
+
+
+def test_an_answer_after_a_very_long_output_is_found():
+    assert grade("42", "x " * 400_000 + "so the answer is $42$.").correct

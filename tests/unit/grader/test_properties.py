@@ -1,0 +1,208 @@
+"""Properties that hold for all answers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from grader_cases import KINDS
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from rstar2.eval.grader import GraderPool, extract_answer, grade
+
+ROWS = [row for rows in KINDS.values() for row in rows]
+TYPED = r"""
+    \frac \dfrac \sqrt { } ( ) [ ] \{ \} , ; 1 2 3 10 0 x y n = < > \le \in \cup \setminus \pm ^ _ + - * / ! % |
+    \circ \text{ \begin{pmatrix} \end{pmatrix} \begin{cases} & \\ \pi e i \infty \sin \log \sum \int \lim \left
+    \right . : ' \boxed{ <answer> $ \mathbb{R} \overline \binom \pmod cm and or √ ½ ² ° \emptyset \ldots \lfloor
+    \rfloor \mid \choose f( 9^{9^ 10^ degree \det \implies __import__('os') 1e9 0.5 .5 1,000 #### answer:
+"""
+PIECES = TYPED.split()
+soup = st.lists(st.sampled_from(PIECES), max_size=25).flatmap(
+    lambda parts: st.sampled_from(["", " "]).map(lambda gap: gap.join(parts))
+)
+anything = st.one_of(st.text(max_size=80), soup, st.builds("\\boxed{{{}}}".format, soup))
+integers = st.integers(-(10**12), 10**12)
+rationals = st.fractions(min_value=-1000, max_value=1000, max_denominator=400)
+
+
+def printed(value: Fraction) -> list[str]:
+    """The forms in which people print a fraction."""
+    p, q = value.numerator, value.denominator
+    sign, n = ("-" if p < 0 else ""), abs(p)
+    forms = [
+        f"{p}/{q}",
+        rf"\frac{{{p}}}{{{q}}}",
+        rf"{sign}\frac{{{n}}}{{{q}}}",
+        rf"{sign}\dfrac{{{n}}}{{{q}}}",
+        rf"{sign} {n} / {q}",
+    ]
+    forms += [
+        rf"\left(\frac{{{p}}}{{{q}}}\right)",
+        rf"\frac{{{-p}}}{{{-q}}}",
+        f"({p})/({q})",
+        rf"{p}\cdot\frac{{1}}{{{q}}}",
+    ]
+    if n < 10 and q < 10:
+        forms.append(rf"{sign}\frac{n}{q}" if n < 10 else "")
+    if n > q > 1:
+        forms += [rf"{sign}{n // q}\frac{{{n % q}}}{{{q}}}", f"{sign}{n // q} {n % q}/{q}"]
+    rest = q
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    if rest == 1:
+        forms.append(f"{sign}{decimal(Fraction(n, q))}")
+    return forms
+
+
+def decimal(value: Fraction) -> str:
+    places = next(k for k in range(64) if (value * 10**k).denominator == 1)
+    digits = str(int(value * 10**places)).rjust(places + 1, "0")
+    return f"{digits[:-places]}.{digits[-places:]}" if places else digits
+
+
+def integer_forms(value: int) -> list[str]:
+    grouped = f"{value:,}"
+    forms = [
+        str(value),
+        grouped,
+        grouped.replace(",", "{,}"),
+        grouped.replace(",", r",\!"),
+        f"{value}.0",
+        f"{value}.",
+        f"+{value}",
+    ]
+    forms += [
+        grouped.replace(",", r"\,"),
+        rf"\text{{{value}}}",
+        f"x = {value}",
+        f"${value}$",
+        rf"{value}\text{{ cm}}",
+        rf"({value})",
+    ]
+    return [form for form in forms if value >= 0 or not form.startswith("+")]
+
+
+@settings(max_examples=300, deadline=None)
+@given(anything, anything)
+def test_no_input_raises_and_every_verdict_is_named(gold, pred):
+    verdict = grade(gold, pred)
+    assert verdict.verdict in {"correct", "wrong", "unparsed", "invalid"}
+    assert verdict.rule
+
+
+@settings(max_examples=300, deadline=None)
+@given(anything)
+def test_an_answer_equals_itself(text):
+    answer = extract_answer(text)
+    assume(answer is not None)
+    assert grade(text, text).verdict == "correct"
+
+
+@settings(max_examples=200, deadline=None)
+@given(rationals)
+def test_a_number_equals_itself_in_every_printed_form(value):
+    for form in printed(value):
+        assert grade(str(value), f"\\boxed{{{form}}}").correct, form
+        assert grade(form, str(value)).correct, form
+
+
+@settings(max_examples=150, deadline=None)
+@given(integers)
+def test_an_integer_equals_itself_in_every_printed_form(value):
+    for form in integer_forms(value):
+        assert grade(str(value), f"\\boxed{{{form}}}").correct, form
+        assert grade(str(value), f"The answer is {form}").correct, form
+
+
+@settings(max_examples=200, deadline=None)
+@given(rationals, rationals)
+def test_different_numbers_are_never_equal_in_any_printed_form(a, b):
+    assume(a != b)
+    for one, other in zip(printed(a), printed(b), strict=False):
+        assert not grade(one, f"\\boxed{{{other}}}").correct, (one, other)
+
+
+@settings(max_examples=200, deadline=None)
+@given(integers, st.data())
+def test_a_changed_digit_is_noticed(value, data):
+    text = str(abs(value))
+    at = data.draw(st.integers(0, len(text) - 1))
+    digit = data.draw(st.sampled_from("0123456789"))
+    changed = text[:at] + digit + text[at + 1 :]
+    assume(int(changed) != int(text))
+    for wrap in (
+        "{}",
+        "{} \\text{{ cm}}",
+        "\\sqrt{{{}}}",
+        "{}\\pi",
+        "x={}",
+        "({}, 1)",
+        "[0, {})",
+        "{}^\\circ",
+        "{}\\%",
+        "{}x+1",
+    ):
+        assert not grade(wrap.format(text), f"\\boxed{{{wrap.format(changed)}}}").correct
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "")
+def test_equality_of_answers_is_symmetric(row):
+    gold, answer, equal = row
+    if "=" in answer and "=" not in gold:
+        pytest.skip("an equation states a value; a value does not state an equation")
+    assert grade(answer, gold).correct == equal
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=6, unique=True), st.randoms(use_true_random=False))
+def test_sets_do_not_depend_on_order_and_tuples_do(values, random):
+    shuffled = random.sample(values, len(values))
+    one, other = ", ".join(map(str, values)), ", ".join(map(str, shuffled))
+    assert grade(rf"\{{{one}\}}", rf"\{{{other}\}}").correct
+    assert grade(one, other).correct
+    assert grade(f"({one})", f"({other})").correct == (values == shuffled)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rationals, rationals, st.sampled_from("[("), st.sampled_from(")]"))
+def test_an_interval_equals_its_inequality_and_no_other(low, high, opening, closing):
+    assume(low < high)
+    first, second = ("\\le" if opening == "[" else "<"), ("\\le" if closing == "]" else "<")
+    interval = f"{opening}{low}, {high}{closing}"
+    assert grade(interval, f"{low} {first} x {second} {high}").correct
+    assert grade(interval, f"x \\in {interval}").correct
+    other = f"{'(' if opening == '[' else '['}{low}, {high}{closing}"
+    assert not grade(interval, other).correct
+
+
+polynomials = st.lists(st.integers(-9, 9), min_size=2, max_size=5).filter(lambda c: any(c[1:]))
+
+
+def polynomial(coefficients: list[int]) -> str:
+    return " + ".join(f"({c})x^{{{i}}}" for i, c in enumerate(coefficients))
+
+
+@settings(max_examples=100, deadline=None)
+@given(polynomials, polynomials)
+def test_polynomials_are_equal_exactly_when_their_coefficients_are(a, b):
+    trimmed = [c[: max((i + 1 for i, v in enumerate(c) if v), default=0)] for c in (a, b)]
+    reverse = " + ".join(reversed(polynomial(b).split(" + ")))
+    assert grade(polynomial(a), reverse).correct == (trimmed[0] == trimmed[1])
+    product = f"({polynomial(a)})({polynomial(b)})"
+    assert grade(product, f"({polynomial(b)}) \\cdot ({polynomial(a)})").correct
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(anything, anything), max_size=4))
+def test_the_pool_agrees_with_the_function(pairs):
+    assert POOL.grade_many(pairs) == [grade(gold, pred) for gold, pred in pairs]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pool():
+    global POOL
+    with GraderPool(workers=1) as POOL:
+        yield

@@ -1,0 +1,56 @@
+"""The grader on the adjudicated sets that lie beside the repository; skipped where they are absent."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rstar2.eval.grader import GraderPool, grade
+
+CANARIES = Path("/tmp/rstar2-canary")
+
+
+def scored(shared: Path, name: str) -> list[dict]:
+    path = shared / "grading" / f"{name}.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["label"] == "ok"]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with GraderPool(workers=2) as opened:
+        yield opened
+
+
+def misgraded(pool: GraderPool, rows: list[dict]) -> list[tuple[dict, str]]:
+    verdicts = pool.grade_many([(row["gold"], row["pred"]) for row in rows])
+    return [(row, str(v)) for row, v in zip(rows, verdicts, strict=True) if v.correct != row["expected"]]
+
+
+def test_equivalence_cases(pool, shared):
+    rows = scored(shared, "equivalence_dev")
+    wrong = misgraded(pool, rows)
+    assert len(wrong) <= 0.015 * len(rows), wrong
+    assert sum(not row["expected"] for row, _ in wrong) <= 1, wrong
+
+
+def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool, shared):
+    rows = scored(shared, "adversarial_dev")
+    CANARIES.mkdir(exist_ok=True)
+    before = set(CANARIES.iterdir())
+    for row in rows:
+        started = time.monotonic()
+        pool.grade(row["gold"], row["pred"])
+        grade(row["gold"], row["pred"])
+        assert time.monotonic() - started < 4, row["id"]
+    assert set(CANARIES.iterdir()) == before
+    assert len(misgraded(pool, rows)) <= 0.03 * len(rows)
+
+
+def test_metamorphic_cases(pool, shared):
+    assert misgraded(pool, scored(shared, "math500_metamorphic_dev")) == []

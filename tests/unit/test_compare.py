@@ -1,0 +1,84 @@
+"""Comparisons pair problems, find what flipped, and say what was left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_runs import made_run
+
+from rstar2.errors import UserError
+from rstar2.eval.compare import Pair, compare_runs
+from rstar2.eval.stored import measurements
+from rstar2.trace import read_traces, write_json
+
+
+def test_the_difference_is_the_mean_of_the_problems_differences(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.3)
+    found = compare_runs(a, b)[0]
+    assert found.difference == pytest.approx(sum(pair.b - pair.a for pair in found.pairs) / 30)
+    assert found.difference == pytest.approx(found.b - found.a)
+    low, high = found.interval
+    assert low < found.difference < high
+    assert found.shown == (low > 0)
+    assert len(found.pairs) == 30
+    assert found.changed == []
+
+
+def test_a_run_compared_with_itself_shows_nothing(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a")
+    found = compare_runs(run, run)[0]
+    assert found.difference == 0.0
+    assert not found.shown
+    assert found.flipped == []
+
+
+def test_swapping_the_runs_turns_the_sign(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, samples=4, lift=0.2)
+    there, back = compare_runs(a, b)[0], compare_runs(b, a)[0]
+    assert there.difference == pytest.approx(-back.difference)
+    assert there.interval == pytest.approx((-back.interval[1], -back.interval[0]))
+    assert {pair.id for pair in there.flipped} == {pair.id for pair in back.flipped}
+    assert there.changed == ["samples"]
+
+
+def test_flips_are_told_by_majority_and_the_largest_first(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=3, lift=0.4)
+    flipped = compare_runs(a, b)[0].flipped
+    assert flipped
+    assert all((pair.a > 0.5) != (pair.b > 0.5) for pair in flipped)
+    changes = [abs(pair.b - pair.a) for pair in flipped]
+    assert changes == sorted(changes, reverse=True)
+    assert not Pair("x", 0.5, 0.0).flipped
+
+
+def test_problems_of_one_run_only_are_left_out_and_counted(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a", problems=30), made_run(tmp_path / "b", problems=20)
+    found = compare_runs(a, b)[0]
+    assert (len(found.pairs), found.unpaired) == (20, 10)
+
+
+def test_runs_without_a_common_benchmark_or_problem_are_refused(tmp_path: Path) -> None:
+    a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", "math500")
+    with pytest.raises(UserError, match="no benchmark in common"):
+        compare_runs(a, b)
+    results = measurements(a)[0].results
+    for row in results["per_problem"]:
+        row["gold"] = "another"
+    other = made_run(tmp_path / "c")
+    write_json(other / "aime24" / "results.json", results)
+    with pytest.raises(UserError, match="no problem in common"):
+        compare_runs(a, other)
+    with pytest.raises(UserError, match="no run at"):
+        compare_runs(a, tmp_path)
+
+
+def test_a_run_that_was_killed_is_measured_from_its_traces(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a")
+    whole = measurements(run)[0].results
+    (run / "aime24" / "results.json").unlink()
+    found = measurements(run)[0].results
+    assert found["summary"] == whole["summary"]
+    assert found["per_problem"] == whole["per_problem"]
+    assert found["complete"] is False
+    assert len(list(read_traces(run / "aime24" / "traces.jsonl"))) == 480

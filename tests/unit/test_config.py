@@ -1,0 +1,132 @@
+"""Recipes refuse what they do not know and say where; those that come along say what the paper says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import Field, ValidationError
+
+from rstar2.config import Strict, merged, resolve
+from rstar2.errors import UserError
+from rstar2.train.recipe import find, read_toml, recipes_folder, sft_recipe, stage_recipe
+
+
+class Trainer(Strict):
+    steps: int = Field(gt=0)
+    lr: float = 1e-4
+    name: str = "adam"
+
+
+class Recipe(Strict):
+    seed: int = 0
+    trainer: Trainer
+    stages: tuple[int, ...] = ()
+
+
+VALUES: dict[str, Any] = {"seed": 3, "trainer": {"steps": 20}}
+
+
+def _resolve(*overrides: str) -> Recipe:
+    return resolve(Recipe, VALUES, list(overrides), "here.toml")
+
+
+def test_values_become_a_recipe_that_does_not_change_later() -> None:
+    held = _resolve()
+    assert held == Recipe(seed=3, trainer=Trainer(steps=20))
+    with pytest.raises(ValidationError):
+        held.seed = 4  # type: ignore[misc]
+
+
+def test_set_replaces_and_adds_values_of_every_toml_type() -> None:
+    held = _resolve("seed=4", "trainer.lr = 1e-3", "trainer.name=sgd", "stages=[1, 2]", "trainer.steps=5")
+    assert held == Recipe(seed=4, trainer=Trainer(steps=5, lr=1e-3, name="sgd"), stages=(1, 2))
+
+
+def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
+    with pytest.raises(UserError) as caught:
+        _resolve("trainer.step=5")
+    assert caught.value.message == "here.toml: unknown key trainer.step"
+    assert caught.value.hint == "Known keys there: steps, lr, name."
+    with pytest.raises(UserError, match="unknown key trainers") as caught:
+        _resolve("trainers.steps=5")
+    assert caught.value.hint == "Known keys there: seed, trainer, stages."
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.steps=many", r"trainer\.steps = 'many'.*integer"),
+        ("trainer.steps=0", r"trainer\.steps = 0.*greater than 0"),
+        ("trainer.steps", "not of the form a.b=c"),
+        ("=3", "not of the form a.b=c"),
+        ("trainer..steps=3", "not of the form a.b=c"),
+        ("seed.deep=3", "seed is a value, not a table"),
+        ("trainer=3", r"trainer = 3"),
+    ],
+)
+def test_a_wrong_override_names_itself(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _resolve(override)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(Recipe, {"trainer": {}}, [], "here.toml")
+    assert caught.value.message == "here.toml: trainer.steps is missing"
+
+
+def test_resolving_and_merging_leave_the_given_values_alone() -> None:
+    _resolve("trainer.steps=2")
+    over = {"trainer": {"lr": 1.0}, "seed": 4}
+    assert merged(VALUES, over) == {"seed": 4, "trainer": {"steps": 20, "lr": 1.0}}
+    assert VALUES == {"seed": 3, "trainer": {"steps": 20}}
+
+
+def test_a_missing_file_and_a_file_that_is_not_toml_are_each_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read the recipe"):
+        read_toml(tmp_path / "absent.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = = 3")
+    with pytest.raises(UserError, match=r"broken\.toml is not TOML: .*line 1"):
+        read_toml(broken)
+
+
+def test_an_unknown_recipe_is_met_with_those_there_are() -> None:
+    with pytest.raises(UserError, match="no recipe stage9") as caught:
+        find("stage9")
+    for path in recipes_folder().glob("*.toml"):
+        assert path.stem in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("stage", "steps", "tokens", "turns", "drop_solved"),
+    [(1, 300, 8 * 1024, 10, 0), (2, 85, 12 * 1024, 10, 0), (3, 125, 12 * 1024, 15, 8)],
+)
+def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: int, drop_solved: int) -> None:
+    """arXiv 2508.20722: the table of stages, and the optimizer's settings."""
+    recipe = stage_recipe(stage, None, [])
+    assert (recipe.steps, recipe.drop_solved) == (steps, drop_solved)
+    rollout = recipe.rollout
+    assert (rollout.prompts, rollout.rollouts, recipe.roc.down_sample_to_n) == (512, 32, 16)
+    assert (rollout.tokens, rollout.prompt_tokens, rollout.max_turns) == (tokens, 2048, turns)
+    assert rollout.temperature == 1.0
+    optim = recipe.optim
+    assert (optim.lr, optim.warmup_steps, optim.clip_low, optim.clip_high) == (1e-6, 20, 0.2, 0.28)
+    assert recipe.roc.variant == "paper"
+    assert recipe.reward == "answer"
+
+
+def test_sft_is_the_papers() -> None:
+    recipe = sft_recipe(None, [])
+    assert (recipe.epochs, recipe.batch, recipe.lr, recipe.warmup_ratio) == (3, 128, 5e-6, 0.04)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_laptop_changes_the_machine_and_not_the_method(stage: int) -> None:
+    whole, laptop = stage_recipe(stage, None, []), stage_recipe(stage, "laptop", [])
+    assert laptop.hardware.device == "cpu"
+    assert laptop.roc == whole.roc
+    assert laptop.optim == whole.optim
+    assert laptop.rollout == whole.rollout

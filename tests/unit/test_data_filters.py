@@ -1,0 +1,105 @@
+"""What is kept for training: verifiable integers, each problem once, nothing near a benchmark."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rstar2.data.filters import GRAM, Contamination, integer_answer, normal, sift
+from rstar2.data.problem import Problem
+
+MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
+
+
+def _problem(text: str, answer: str = "1", name: str = "p") -> Problem:
+    return Problem(name, text, answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "integer"),
+    [
+        ("42", "42"),
+        (" 042 ", "42"),
+        ("$-7$", "-7"),
+        ("+3", "3"),
+        ("-0", "0"),
+        ("000", "0"),
+        ("1,234,567", "1234567"),
+        ("123456789012", "123456789012"),
+        ("1234567890123", None),
+        ("12,34", None),
+        ("3.0", None),
+        ("1/2", None),
+        ("\\frac{1}{2}", None),
+        ("x + 1", None),
+        ("", None),
+        ("1 2", None),
+        ("٣", None),
+    ],
+)
+def test_only_plain_integers_of_a_bearable_size_are_answers(text: str, integer: str | None) -> None:
+    assert integer_answer(text, 12) == integer
+
+
+@given(value=st.integers(min_value=-(10**11), max_value=10**11))
+def test_every_way_to_write_an_integer_is_the_same_answer(value: int) -> None:
+    for written in (str(value), f"{value:,}", f"${value}$", f" {value}"):
+        assert integer_answer(written, 12) == str(value)
+
+
+def test_each_reason_to_drop_is_counted_and_the_order_kept() -> None:
+    rows = [
+        _problem("What is one plus one?", "2", "a"),
+        _problem("  ", "1"),
+        _problem("How long is the diagonal?", "\\sqrt{2}"),
+        _problem("How many atoms?", "1" + "0" * 80),
+        _problem("Which number is meant?", "1"),
+        _problem("Which number is meant?", "2"),
+        _problem("what is ONE plus one", "02"),
+        _problem(f"Long ago: {MEASURED.problem} How far?", "9"),
+        _problem("What is two plus two?", "4", "b"),
+    ]
+    sifted = sift(rows, [MEASURED], max_digits=12)
+    assert [problem.id for problem in sifted.kept] == ["a", "b"]
+    assert sifted.dropped == {
+        "empty": 1,
+        "not an integer": 1,
+        "huge": 1,
+        "contradicted": 2,
+        "double": 1,
+        "contaminated": 1,
+    }
+    assert len(sifted.kept) + sifted.dropped.total() == len(rows)
+
+
+def test_the_kept_answer_is_the_plain_integer() -> None:
+    (kept,) = sift([_problem("How many?", "$1,024$")], [], 12).kept
+    assert kept.answer == "1024"
+
+
+WORDS = [f"w{number}" for number in range(40)]
+
+
+@pytest.mark.parametrize(("shared", "touched"), [(GRAM, True), (GRAM - 1, False)])
+def test_eight_shared_words_in_a_row_are_too_many_and_seven_are_not(shared: int, touched: bool) -> None:
+    check = Contamination([_problem(" ".join(WORDS[:20]))])
+    text = " ".join([*WORDS[30:35], *WORDS[5 : 5 + shared], *WORDS[35:]])
+    assert check(text) is touched
+
+
+def test_case_and_punctuation_do_not_hide_a_copy() -> None:
+    assert Contamination([MEASURED])("EVERY morning, Aya goes (for a nine kilometre) walk!")
+
+
+def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
+    check = Contamination([_problem("Find 2 + 2.")])
+    assert check("find 2+2")
+    assert not check("Find 2 + 3.")
+    assert not check("Someone asks you to find 2 + 2 and more")
+
+
+@given(text=st.text(max_size=60))
+def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -> None:
+    assert not Contamination([])(text)
+    assert Contamination([_problem(text)])(text) is bool(normal(text))

@@ -1,0 +1,109 @@
+"""The numbers of a measurement, against values worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise, summarise_rows
+from rstar2.trace import CallStatus, ToolCall, Trace, Turn
+
+
+def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **other: object) -> Row:
+    values: dict[str, object] = {
+        "finish": "answer", "tokens": 100, "calls": 0, "failed_calls": 0, "lost_calls": 0, "wall_s": 1.0,
+    }  # fmt: skip
+    return Row(problem, sample, verdict, extracted, **{**values, **other})  # type: ignore[arg-type]
+
+
+ROWS = [
+    row("a", 0, "correct", "1/2", calls=2, failed_calls=1, tokens=100),
+    row("a", 1, "correct", "0.5", calls=2, failed_calls=0, tokens=200),
+    row("a", 2, "wrong", "3", calls=4, failed_calls=4, tokens=300),
+    row("a", 3, "wrong", "3 ", tokens=400),
+    row("b", 0, "wrong", "7", tokens=500),
+    row("b", 1, "wrong", "7", tokens=600),
+    row("b", 2, "unparsed", None, finish="max_tokens", tokens=1000),
+    row("b", 3, "timeout", None, lost_calls=1, calls=2, tokens=900),
+]
+
+
+def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
+    found = summarise_rows(by_problem(ROWS))
+    assert found["accuracy"] == 0.25
+    assert (found["problems"], found["samples"], found["n"], found["correct"]) == (2, 8, 4, 2)
+    # a: 2 of 4 right, so 1 - C(2,2)/C(4,2) = 5/6 for k = 2 and 1 for k = 4; b: never.
+    assert found["pass@k"] == pytest.approx({"1": 0.25, "2": 5 / 12, "4": 0.5})
+    # a: two votes for the right value and two for 3, a tie; b: 7 wins.
+    assert found["maj@n"] == 0.25
+    assert found["failed_call_ratio_correct"] == 0.25
+    assert found["failed_call_ratio"] == 0.5
+    assert found["calls_per_trace"] == 10 / 8
+    assert found["tool_use_share"] == 0.5
+    assert found["lost_calls"] == 1
+    assert found["mean_tokens"] == 500.0
+    assert found["p95_tokens"] == pytest.approx(965.0)
+    assert found["no_answer_share"] == 1 / 8
+    assert found["truncated_share"] == 1 / 8
+    assert found["could_not_verify_share"] == 1 / 8
+    low, high = found["interval_clustered"]
+    narrow = found["interval_run_to_run"]
+    assert 0 <= low <= narrow[0] < 0.25 < narrow[1] <= high <= 1
+
+
+def test_what_is_not_a_number_is_none() -> None:
+    assert summarise([]) == {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
+    silent = summarise_rows(by_problem([row("a", 0, "wrong")]))
+    assert silent["failed_call_ratio_correct"] is None
+    assert silent["failed_call_ratio"] is None
+    assert silent["pass@k"] == {"1": 0.0}
+
+
+def test_pass_at_k_goes_no_further_than_the_fewest_samples() -> None:
+    rows = [row("a", sample, "correct") for sample in range(16)] + [
+        row("b", sample, "wrong") for sample in range(3)
+    ]
+    assert list(summarise_rows(by_problem(rows))["pass@k"]) == ["1", "2", "3"]
+
+
+def test_every_problem_weighs_the_same_however_often_it_was_sampled() -> None:
+    rows = [row("a", sample, "correct") for sample in range(9)] + [row("b", 0, "wrong")]
+    assert summarise_rows(by_problem(rows))["accuracy"] == 0.5
+
+
+def test_order_of_arrival_changes_nothing() -> None:
+    there, back = by_problem(ROWS), by_problem([*reversed(ROWS)])
+    assert summarise_rows(there) == summarise_rows({name: back[name] for name in there})
+    assert problem_rows(there, {}) == problem_rows({name: back[name] for name in there}, {})
+
+
+def test_an_answer_that_could_not_be_verified_is_told_apart_from_none_and_from_wrong() -> None:
+    kinds = {"correct": "1", "wrong": "1", "unparsed": "x!", "timeout": None, "invalid": None}
+    found = {
+        verdict: (row("a", 0, verdict, extracted).no_answer, row("a", 0, verdict, extracted).could_not_verify)
+        for verdict, extracted in kinds.items()
+    }
+    assert found == {
+        "correct": (False, False),
+        "wrong": (False, False),
+        "unparsed": (False, True),
+        "timeout": (False, True),
+        "invalid": (False, True),
+    }
+    assert row("a", 0, "unparsed", None).no_answer
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "lost"), [("ok", 0, 0), ("error", 1, 0), ("timeout", 1, 0), ("lost", 0, 1)]
+)
+def test_a_lost_call_is_the_judges_fault_not_the_models(status: CallStatus, failed: int, lost: int) -> None:
+    trace = Trace(
+        problem_id="a",
+        prompt_ids=[1],
+        response_ids=[1, 2, 3],
+        response_mask=[1, 1, 0],
+        turns=[Turn(text="x", start=0, end=2, calls=[ToolCall(name="t", status=status, output="")])],
+        finish="answer",
+        verdict="wrong",
+    )
+    made = Row.of(trace)
+    assert (made.calls, made.failed_calls, made.lost_calls, made.tokens) == (1, failed, lost, 3)

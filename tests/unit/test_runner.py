@@ -1,0 +1,340 @@
+"""The evaluation runner: exact scores, resumption, outages, bounded memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.data.benchmarks import read_problems
+from rstar2.data.problem import Problem
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.oracle import OracleEngine, byte_codec
+from rstar2.errors import Failure, UserError
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.patience import TRIES, ServiceGone
+from rstar2.eval.progress import Progress
+from rstar2.eval.runner import EvalResult, EvalSettings, evaluate, evaluate_all
+from rstar2.eval.settings import sample_seed
+from rstar2.prompts import ChatCodec
+from rstar2.trace import ToolCall, read_traces
+
+
+class EchoTools:
+    """Says what a program that prints one literal would print."""
+
+    def __init__(self) -> None:
+        self.lost = 0
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        if self.lost:
+            self.lost -= 1
+            return ToolCall(name=name, arguments=arguments, status="lost", output="judge away")
+        return ToolCall(name=name, arguments=arguments, status="ok", output=arguments["code"][6:-1])
+
+
+class SeededEngine:
+    """Answers by its seed, some right and some wrong, and counts what it was asked."""
+
+    name = "seeded"
+
+    def __init__(self, codec: ChatCodec, answers: dict[str, str]) -> None:
+        self._codec = codec
+        self._answers = answers
+        self.asked = 0
+        self.down = False
+        self.refuses = ""
+        self.slow = ""
+        self.dies_after: int | None = None
+        self.died = asyncio.Event()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        text = self._codec.decode(list(prompt_ids))
+        question = next(problem for problem in self._answers if problem in text)
+        if self.dies_after is not None and self.asked >= self.dies_after:
+            self.down = True
+            self.died.set()
+        if self.down or question == self.refuses:
+            raise EngineError("connection refused")
+        if question == self.slow:
+            await asyncio.sleep(0.5)
+        self.asked += 1
+        assert sampling.seed is not None
+        await asyncio.sleep(0.0005 * (sampling.seed % 7))
+        right = sampling.seed % 3 != 0
+        answer = self._answers[question] if right else str(sampling.seed % 5 + 1000)
+        said = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
+        return Generation([*said, self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+PROBLEMS = [Problem(id=f"p{number}", problem=f"Say #{number}#.", answer=str(number)) for number in range(12)]
+SETTINGS = EvalSettings(samples=4, in_flight=8, wait_s=5)
+
+
+@pytest.fixture(scope="module")
+def plain() -> ChatCodec:
+    return byte_codec()
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[GraderPool]:
+    with GraderPool() as pool:
+        yield pool
+
+
+@pytest.fixture
+def engine(plain: ChatCodec) -> SeededEngine:
+    return SeededEngine(plain, golds(PROBLEMS))
+
+
+Run = Any
+
+
+def golds(problems: list[Problem]) -> dict[str, str]:
+    return {problem.problem: problem.answer for problem in problems}
+
+
+@pytest.fixture
+def run(plain: ChatCodec, grader: GraderPool, engine: SeededEngine) -> Run:
+    async def start(out: Path, **other: Any) -> EvalResult:
+        arguments: dict[str, Any] = {
+            "engine": engine,
+            "codec": plain,
+            "tools": EchoTools(),
+            "grader": grader,
+            "settings": SETTINGS,
+            "out": out,
+            **other,
+        }
+        return await evaluate(arguments.pop("problems", PROBLEMS), **arguments)
+
+    return start
+
+
+def stable(out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Everything about a run that must not depend on how often it was interrupted."""
+    results = json.loads((out / "results.json").read_text())
+    results.pop("timing")
+    traces = sorted(read_traces(out / "traces.jsonl"), key=lambda trace: (trace.problem_id, trace.sample))
+    return results, [trace.model_dump(exclude={"wall_s"}) for trace in traces]
+
+
+async def test_every_sample_is_run_once_and_written_graded(run: Run, tmp_path: Path) -> None:
+    result = await run(tmp_path)
+    traces = list(read_traces(tmp_path / "traces.jsonl"))
+    keys = [(trace.problem_id, trace.sample) for trace in traces]
+    assert sorted(keys) == sorted((problem.id, sample) for problem in PROBLEMS for sample in range(4))
+    expected = sum(sample_seed(0, name, sample) % 3 != 0 for name, sample in keys) / len(keys)
+    assert result.summary["accuracy"] == pytest.approx(expected)
+    assert result.complete
+    assert all(trace.verdict in ("correct", "wrong") and trace.gold for trace in traces)
+
+
+async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "whole")
+    await run(tmp_path / "torn")
+    lines = (tmp_path / "torn" / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "torn" / "traces.jsonl").write_bytes(b"".join(lines[:17]) + lines[17][:50])
+    (tmp_path / "torn" / "results.json").unlink()
+    engine.asked = 0
+    await run(tmp_path / "torn")
+    assert engine.asked == len(lines) - 17
+    assert stable(tmp_path / "torn") == stable(tmp_path / "whole")
+
+
+async def test_a_finished_run_asks_the_engine_nothing(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
+    await run(tmp_path)
+    before, engine.asked = stable(tmp_path), 0
+    await run(tmp_path)
+    assert engine.asked == 0
+    assert stable(tmp_path) == before
+
+
+async def test_changed_settings_and_problems_refuse_to_mix_and_are_named(run: Run, tmp_path: Path) -> None:
+    await run(tmp_path)
+    with pytest.raises(UserError, match=r"temperature, top_p"):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"temperature": 1.0, "top_p": 0.9}))
+    with pytest.raises(UserError, match="problems"):
+        await run(tmp_path, problems=PROBLEMS[:3])
+    await run(tmp_path, settings=SETTINGS.model_copy(update={"in_flight": 2}))
+
+
+async def test_two_problems_of_one_id_are_refused_before_anything_is_written(
+    run: Run, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match="share an id"):
+        await run(tmp_path / "new", problems=[PROBLEMS[0], PROBLEMS[0]])
+    assert not (tmp_path / "new").exists()
+
+
+async def test_an_engine_that_comes_back_costs_nothing_but_time(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "calm")
+    engine.asked, engine.dies_after = 0, 10
+    seen: list[Progress] = []
+
+    async def revive() -> None:
+        await engine.died.wait()
+        await asyncio.sleep(0.8)
+        engine.dies_after, engine.down = None, False
+
+    reviving = asyncio.create_task(revive())
+    await run(tmp_path / "rough", on_progress=seen.append)
+    await reviving
+    assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
+    assert any(look.trouble == "connection refused" for look in seen)
+    assert seen[-1].trouble is None
+
+
+async def test_an_engine_that_stays_away_stops_the_run_with_all_kept(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "calm")
+    engine.asked, engine.dies_after = 0, 10
+    started = time.monotonic()
+    with pytest.raises(ServiceGone, match="has not answered for 1 seconds: connection refused"):
+        await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 1.0}))
+    assert time.monotonic() - started < 10
+    assert len(list(read_traces(tmp_path / "rough" / "traces.jsonl"))) == 10
+    assert json.loads((tmp_path / "rough" / "results.json").read_text())["complete"] is False
+    engine.down, engine.dies_after, engine.asked = False, None, 0
+    await run(tmp_path / "rough")
+    assert engine.asked == 38
+    assert stable(tmp_path / "rough")[1] == stable(tmp_path / "calm")[1]
+
+
+async def test_an_engine_never_there_is_not_waited_for(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    engine.down = True
+    started = time.monotonic()
+    with pytest.raises(ServiceGone, match="the engine does not answer"):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
+    assert time.monotonic() - started < 20
+
+
+async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    engine.refuses = PROBLEMS[3].problem
+    engine.slow = PROBLEMS[5].problem
+    with pytest.raises(Failure, match="4 samples could not be had: connection refused"):
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
+    done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
+    assert done == {problem.id for problem in PROBLEMS} - {"p3"}
+
+
+async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngine, tmp_path: Path) -> None:
+    engine.slow = PROBLEMS[0].problem
+    await run(tmp_path, settings=SETTINGS.model_copy(update={"samples": 2, "in_flight": 3}))
+    order = [trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")]
+    assert set(order[-2:]) == {"p0"}
+
+
+async def test_a_lost_tool_call_is_run_again(plain: ChatCodec, grader: GraderPool, tmp_path: Path) -> None:
+    tools = EchoTools()
+    tools.lost = TRIES - 1
+    result = await evaluate(
+        PROBLEMS,
+        engine=OracleEngine(golds(PROBLEMS), plain),
+        codec=plain,
+        tools=tools,
+        grader=grader,
+        settings=EvalSettings(samples=1, in_flight=1, wait_s=30),
+        out=tmp_path,
+    )
+    assert result.summary["lost_calls"] == 0
+    assert result.summary["calls_per_trace"] == 1.0
+
+
+async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    stop = asyncio.Event()
+
+    def on_progress(look: Progress) -> None:
+        stop.set()
+
+    result = await run(tmp_path, stop=stop, on_progress=on_progress)
+    assert not result.complete
+    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked < 48
+
+
+async def test_a_disk_that_takes_no_more_is_told_in_words_and_keeps_what_fits(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    await run(tmp_path / "whole")
+    most = (tmp_path / "whole" / "traces.jsonl").stat().st_size // 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(Failure, match=r"cannot write .*traces\.jsonl"):
+            await run(tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    kept = len(list(read_traces(tmp_path / "full" / "traces.jsonl")))
+    assert 10 < kept < 40
+    engine.asked = 0
+    await run(tmp_path / "full")
+    assert engine.asked == 48 - kept
+    assert stable(tmp_path / "full") == stable(tmp_path / "whole")
+
+
+async def test_the_oracle_scores_exactly_what_it_should_on_all_of_math500(
+    shared: Path, plain: ChatCodec, grader: GraderPool, tmp_path: Path
+) -> None:
+    problems = read_problems(shared / "data" / "math500.jsonl")
+    assert len(problems) == 500
+    result = await evaluate(
+        problems,
+        engine=OracleEngine(golds(problems), plain),
+        codec=plain,
+        tools=EchoTools(),
+        grader=grader,
+        settings=EvalSettings(samples=1, max_turns=5),
+        out=tmp_path,
+    )
+    wrong = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl") if not trace.correct}
+    assert wrong == {problem.id for problem in problems[::10]}
+    assert result.summary["accuracy"] == 0.9
+    assert result.summary["calls_per_trace"] == 1.0
+
+
+async def test_several_benchmarks_share_the_slots(
+    plain: ChatCodec, grader: GraderPool, engine: SeededEngine, tmp_path: Path
+) -> None:
+    halves = {"a": (PROBLEMS[:6], tmp_path / "a"), "b": (PROBLEMS[6:], tmp_path / "b")}
+    seen: list[Progress] = []
+    results = await evaluate_all(
+        halves,
+        engine=engine,
+        codec=plain,
+        tools=EchoTools(),
+        grader=grader,
+        settings=SETTINGS,
+        on_progress=seen.append,
+    )
+    assert [(result.name, result.summary["samples"]) for result in results] == [("a", 24), ("b", 24)]
+    assert max(look.in_flight for look in seen) <= 8
+    assert (seen[-1].done, seen[-1].total, seen[-1].problems_done) == (48, 48, 12)
+
+
+def test_seeds_differ_by_problem_and_sample_and_stay_in_range() -> None:
+    seeds = {sample_seed(0, f"p{problem}", sample) for problem in range(100) for sample in range(100)}
+    assert len(seeds) > 9_990
+    assert all(0 <= seed < 1 << 31 for seed in seeds)
+    assert sample_seed(1, "p0", 0) != sample_seed(0, "p0", 0)

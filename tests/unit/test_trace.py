@@ -1,0 +1,136 @@
+"""Trace files survive a torn last line, and only that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rstar2.errors import UserError
+from rstar2.trace import (
+    CallStatus,
+    ToolCall,
+    Trace,
+    TraceWriter,
+    Turn,
+    drop_torn_line,
+    read_traces,
+    write_json,
+)
+
+
+def _trace(sample: int) -> Trace:
+    return Trace(
+        problem_id="p",
+        sample=sample,
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        response_mask=[1, 1],
+        turns=[Turn(text="<answer>\u2028 4\n</answer>", start=0, end=2)],
+        finish="answer",
+    )
+
+
+def _written(path: Path, count: int) -> list[Trace]:
+    traces = [_trace(sample) for sample in range(count)]
+    with TraceWriter(path) as writer:
+        for trace in traces:
+            writer.write(trace)
+    return traces
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "traces.jsonl"
+    assert _written(path, 3) == list(read_traces(path))
+
+
+@given(cut=st.integers(min_value=0))
+def test_wherever_a_kill_tears_the_last_line_the_others_are_read(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("torn") / "traces.jsonl"
+    traces = _written(path, 3)
+    lines = path.read_bytes().splitlines(keepends=True)
+    torn = lines[2][: cut % len(lines[2])]
+    path.write_bytes(b"".join(lines[:2]) + torn)
+    assert list(read_traces(path)) == traces[:2]
+
+
+def test_a_writer_removes_a_torn_line_before_it_appends(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    _written(path, 2)
+    with path.open("ab") as file:
+        file.write(b'{"problem_id": "half')
+    with TraceWriter(path) as writer:
+        writer.write(_trace(7))
+    assert [trace.sample for trace in read_traces(path)] == [0, 1, 7]
+
+
+def test_a_torn_line_longer_than_a_block_is_removed_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b"whole\n" + b"x" * 200_000)
+    drop_torn_line(path)
+    assert path.read_bytes() == b"whole\n"
+    path.write_bytes(b"x" * 200_000)
+    drop_torn_line(path)
+    assert path.read_bytes() == b""
+
+
+def test_a_wrong_line_in_the_middle_is_named_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    _written(path, 1)
+    with path.open("ab") as file:
+        file.write(b'{"problem_id": "p"}\n')
+    with pytest.raises(UserError, match=r"traces\.jsonl, line 2: not a trace"):
+        list(read_traces(path))
+
+
+def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot read traces"):
+        list(read_traces(tmp_path / "absent.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"),
+    [
+        ("ok", False),
+        ("lost", False),
+        ("error", True),
+        ("timeout", True),
+        ("memory", True),
+        ("output_limit", True),
+        ("refused", True),
+        ("parse_error", True),
+        ("unknown_tool", True),
+        ("invalid_arguments", True),
+    ],
+)
+def test_a_failed_call_is_told_by_its_status_never_by_its_words(status: CallStatus, failed: bool) -> None:
+    call = ToolCall(name="python", status=status, output="mean squared error: 0.1")
+    assert call.failed is failed
+
+
+def test_answers_are_read_from_the_last_turn_and_blocks_counted_over_all() -> None:
+    turns = [
+        Turn(text="<answer>1</answer>", start=0, end=1),
+        Turn(text="<answer>2</answer>", start=1, end=2, calls=[ToolCall(status="error", output="")]),
+    ]
+    trace = _trace(0).model_copy(update={"turns": turns})
+    assert trace.final_text == "<answer>2</answer>"
+    assert trace.answer_blocks == 2
+    assert trace.failed_calls == 1
+    assert _trace(0).model_copy(update={"turns": []}).final_text == ""
+
+
+def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "status.json"
+    write_json(path, {"π": 1})
+    write_json(path, {"π": 2})
+    assert json.loads(path.read_text()) == {"π": 2}
+    with pytest.raises(TypeError):
+        write_json(path, {"bad": object()})
+    assert json.loads(path.read_text()) == {"π": 2}
+    assert list(path.parent.iterdir()) == [path]

@@ -1,0 +1,143 @@
+"""A small HTTP server that speaks vLLM's completions wire format, with a scripted model behind it.
+
+It stands where vLLM would stand in tests: the client, the sockets and the bytes are real, the model is not.
+vLLM itself needs an environment of its own, so it cannot run in this test environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+Model = Callable[[list[int]], list[int]]
+"""Prompt token ids to the token ids that the model would write if nothing stopped it."""
+
+
+class StandIn:
+    """What the server should do, and what it was asked.
+
+    Args:
+        model: the scripted model.
+        names: the served models.
+        max_model_len: tokens that prompt and answer may have together.
+    """
+
+    def __init__(
+        self, model: Model, names: tuple[str, ...] = ("scripted",), max_model_len: int = 8192
+    ) -> None:
+        self.model = model
+        self.names = names
+        self.root = ""
+        """Where the models were loaded from, as a server says it; empty says nothing."""
+        self.max_model_len = max_model_len
+        self.url = ""
+        self.asked: list[dict[str, Any]] = []
+        self.busy_answers = 0
+        """How many of the next completions are answered with 503."""
+        self.delay_s = 0.0
+        """Seconds before each completion, and before each streamed piece."""
+        self.cut_after: int | None = None
+        """Streams break off after this many pieces."""
+        self.token_ids = True
+        self.in_flight = 0
+        self.most_in_flight = 0
+        self.app = FastAPI()
+        self.app.get("/health")(self._health)
+        self.app.get("/v1/models")(self._models)
+        self.app.post("/v1/completions")(self._completions)
+
+    async def _health(self) -> Response:
+        return Response()
+
+    async def _models(self) -> dict[str, Any]:
+        more = {"root": self.root} if self.root else {}
+        cards = [{"id": name, "max_model_len": self.max_model_len, **more} for name in self.names]
+        return {"object": "list", "data": cards}
+
+    async def _completions(self, request: Request) -> Response:
+        body = await request.json()
+        self.asked.append(body)
+        if self.busy_answers > 0:
+            self.busy_answers -= 1
+            return _error(503, "warming up")
+        if body["model"] not in self.names:
+            return _error(404, f"The model `{body['model']}` does not exist.")
+        if len(body["prompt"]) + body["max_tokens"] > self.max_model_len:
+            return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        written, finish = self._write(body)
+        if body.get("stream"):
+            return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(self.delay_s)
+        self.in_flight -= 1
+        return JSONResponse({"object": "text_completion", "choices": [self._choice(written, finish)]})
+
+    def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
+        written: list[int] = []
+        for token in self.model(body["prompt"]):
+            if len(written) == body["max_tokens"]:
+                break
+            written.append(token)
+            if token in body["stop_token_ids"]:
+                return written, "stop"
+        return written, "length"
+
+    def _choice(self, token_ids: list[int], finish: str | None) -> dict[str, Any]:
+        choice = {
+            "index": 0,
+            "text": "",
+            "finish_reason": finish,
+            "stop_reason": None,
+            "logprobs": {"token_logprobs": [logprob(token) for token in token_ids]},
+        }
+        if self.token_ids:
+            choice["token_ids"] = token_ids
+        return choice
+
+    def _pieces(self, written: list[int], finish: str) -> Iterator[str]:
+        pieces = [written[start : start + 3] for start in range(0, len(written), 3)]
+        for number, piece in enumerate(pieces):
+            if number == self.cut_after:
+                raise ConnectionAbortedError("cut, as the test asked")
+            time.sleep(self.delay_s)
+            choice = self._choice(piece, finish if number == len(pieces) - 1 else None)
+            yield f"data: {json.dumps({'object': 'text_completion', 'choices': [choice]})}\n\n"
+        yield 'data: {"object": "text_completion", "choices": [], "usage": {}}\n\n'
+        yield "data: [DONE]\n\n"
+
+
+def logprob(token: int) -> float:
+    """The log-probability that the scripted model gives a token."""
+    return -float(token) / 1024
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": {"message": message, "type": "Error", "code": status}}, status_code=status)
+
+
+@contextlib.contextmanager
+def serving(standin: StandIn) -> Iterator[StandIn]:
+    """Serve it on a free port of this machine for the length of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    standin.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server = uvicorn.Server(uvicorn.Config(standin.app, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield standin
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        listener.close()
+        assert not thread.is_alive()
