@@ -8,15 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.judge.sandbox.enclosure import Enclosure, Lost
+from rstar2.judge.sandbox.enclosure import SILENCE_S, Enclosure, Lost
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import Weight
 from rstar2.judge.schema import Outcome
 
 _QUIET_S = 0.003
-"""How long output may wait in its pipe: most programs end sooner, and cost one awakening instead of several."""
-_SILENCE_S = 5.0
-"""How long a zygote may take to report a program it was told to kill."""
+"""How long output may wait in its pipe. Most programs end sooner, and cost one awakening, not several."""
 
 
 @dataclass
@@ -57,7 +55,7 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
         if verdict is None and (left <= 0 or streams.flooded):
             verdict = "timeout" if left <= 0 else "output_limit"
             jail.tell(weight, "kill", key)
-            left = _SILENCE_S
+            left = SILENCE_S
             deadline = time.monotonic() + left
         events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
         if quiet and not events:

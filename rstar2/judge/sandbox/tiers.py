@@ -15,9 +15,11 @@ from rstar2.judge.schema import Isolation
 ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 """Weakest first."""
 PROCESSES = 128
-FIRST_OUTER_UID = 1_879_048_192
-"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
+_FIRST_OUTER_UID = 1_879_048_192
+"""First of the outer users that jails' users are mapped to: a range no distribution hands out."""
 USERS = 65536
+"""Users of one jail. Each worker process takes a range of its own, so that limits by user are its own too."""
+_RANGES = 4000
 _SIGNAL_SCOPE_ABI = 6
 _NETWORK_ABI = 4
 
@@ -45,6 +47,7 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
         tier=tier,
         rooted=rooted,
         user_namespace=user_namespace,
+        first_outer_uid=_FIRST_OUTER_UID + os.getpid() % _RANGES * USERS,
         root=str(root / "mount"),
         log=str(root / "zygotes.log"),
         place=jail.PLACE if strict else str(root / "box"),
@@ -79,12 +82,12 @@ def program_uid(plan: Plan, session: int) -> int:
     """
     if plan["tier"] != "strict" or not plan["rooted"]:
         return -1
-    return layout.PROGRAM_UID + session
+    return layout.PROGRAM_UID + session + (0 if plan["user_namespace"] else plan["first_outer_uid"])
 
 
 def outer_uid(plan: Plan, uid: int) -> int:
     """The same user as the outside counts them."""
-    return uid + FIRST_OUTER_UID if uid >= 0 and plan["user_namespace"] else uid
+    return uid + plan["first_outer_uid"] if uid >= 0 and plan["user_namespace"] else uid
 
 
 def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:

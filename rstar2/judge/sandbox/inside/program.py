@@ -137,7 +137,7 @@ def show(error: BaseException, source: str, path: str) -> None:
     """Show an exception on standard error as the interpreter would, with lines of the source."""
     _write_source(path, source)
     error.__traceback__ = _without_harness(error.__traceback__)
-    sys.stdout.flush()
+    flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -153,7 +153,7 @@ def exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    sys.stdout.flush()
+    flush()
     print(code, file=sys.stderr)
     return 1
 
@@ -171,7 +171,7 @@ def wind_up(code: int, source: str = "") -> int:
     """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
     try:
         # Before the threads: if they never end, what was printed must be out already.
-        sys.stdout.flush()
+        flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         _run_exit_functions()
@@ -179,10 +179,20 @@ def wind_up(code: int, source: str = "") -> int:
             # What the interpreter does for all objects; for most it would only take time.
             namespace = sys.modules["__main__"].__dict__
             namespace.update({name: None for name in namespace if not name.startswith("__")})
-        sys.stdout.flush()
-        sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - as above
         error.__traceback__ = _without_harness(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        return code or 120
-    return code
+    # 120 is what the interpreter says of output it could not write.
+    return code if flush() else code or 120
+
+
+def flush() -> bool:
+    """Flush both output streams, whatever a program has made of them; False if that failed."""
+    flushed = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except Exception:  # noqa: BLE001 - a program may have put anything in their place
+            flushed = False
+    return flushed

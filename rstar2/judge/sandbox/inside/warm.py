@@ -80,13 +80,13 @@ def full() -> None:
 
 
 class _Optional:
-    """A library that is not installed here is left out; programs that want it get its ImportError."""
+    """A library that is not installed or is broken is left out; programs that want it get its error."""
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, ImportError)
+        return kind is not None and issubclass(kind, Exception)
 
 
 def settle() -> None:
