@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import layout
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.filters import compile_filter
+from rstar2.judge.sandbox.filters import landlock_filter, strict_filter
 from rstar2.judge.sandbox.inside import jail, kernel
 from rstar2.judge.sandbox.plan import Plan
 from rstar2.judge.schema import Isolation
@@ -70,8 +70,8 @@ def _filter(tier: Isolation, abi: int) -> bytes:
     if tier == "none":
         return b""
     if tier == "strict":
-        return compile_filter(processes=True, signals=True)
-    return compile_filter(processes=False, signals=abi >= _SIGNAL_SCOPE_ABI)
+        return strict_filter()
+    return landlock_filter(signals=abi >= _SIGNAL_SCOPE_ABI)
 
 
 def program_uid(plan: Plan, session: int) -> int:
@@ -125,8 +125,9 @@ def _strict_exceptions(plan: Plan) -> list[str]:
 def _landlock_exceptions(plan: Plan) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets of any kind but connected pairs.",
+        "Programs cannot open sockets of any kind but connected pairs of streams.",
         "Programs run as the worker's own user, without its capabilities.",
+        "chmod and utime do nothing, and chown is refused, because Landlock has no say over them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
         "The work folder is on disk: the size of one file is limited, not the space of all files together.",
