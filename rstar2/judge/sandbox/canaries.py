@@ -41,6 +41,7 @@ def renice_worker(): return os.setpriority(os.PRIO_PROCESS, T["pid"], os.nice(0)
 def pin_worker(): return os.sched_setaffinity(T["pid"], os.sched_getaffinity(0)) is None
 def change_mode():
     os.chmod(T["secret"], 0o600); os.utime(T["secret"], (1, 1))
+def truncate_secret(): return os.truncate(T["secret"], 0) is None
 def send_local():
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     return pair[0].sendto(b"x", T["local"])
@@ -62,8 +63,8 @@ def change_root(): return os.chroot("/tmp") is None
 def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
 out = []
 for attempt in (read_secret, write_outside, rename_outside, read_environment, read_parent_environment,
-                read_parent_memory, limit_worker, renice_worker, pin_worker, change_mode, send_local,
-                signal_worker, signal_everyone, connect_tcp, send_udp, connect_local,
+                read_parent_memory, limit_worker, renice_worker, pin_worker, change_mode, truncate_secret,
+                signal_worker, signal_everyone, connect_tcp, send_udp, send_local, connect_local,
                 connect_abstract, raw_socket, netlink_socket, become_root, mount, new_user_namespace, trace,
                 write_libraries, change_root, make_device):
     try:
@@ -151,7 +152,7 @@ def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
 def _look_around(folder: Path, listeners: list[socket.socket]) -> None:
     """See from outside that nothing was touched."""
     secret = folder / "secret"
-    if any((folder / "outside").iterdir()) or not secret.exists():
+    if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):
         raise Failure("a canary got out: it changed files outside")
     if secret.stat().st_mode & 0o777 != _SECRET_MODE or secret.stat().st_mtime < 1e9:
         raise Failure("a canary got out: it changed the attributes of a file outside")

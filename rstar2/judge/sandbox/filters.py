@@ -21,7 +21,7 @@ fchdir fcntl fdatasync fgetxattr flistxattr flock fstat fstatfs fsync ftruncate 
 getxattr lgetxattr link linkat listxattr llistxattr lseek lstat mkdir mkdirat mknod mknodat newfstatat open
 openat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile splice stat statfs statx symlink symlinkat sync_file_range syncfs tee
-truncate umask unlink unlinkat vmsplice write writev
+umask unlink unlinkat vmsplice write writev
 """
 _ATTRIBUTES = "chmod fchmod fchmodat fchmodat2 futimesat utime utimensat utimes"
 _OWNERS = "chown fchown fchownat lchown"
@@ -70,6 +70,8 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 # Names, death signals, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
 _PRCTLS = (1, 2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
+"""Versions of Landlock from which it looks after truncate(2), after TCP, and after signals."""
 # libseccomp's switch to sort a filter into a binary tree, which shortens its loading and every call.
 _OPTIMISE, _AS_TREE = 8, 2
 
@@ -152,7 +154,7 @@ def strict_filter() -> bytes:
     rules = _common()
     for group in (_ATTRIBUTES, _OWNERS, _WATCHES, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS):
         rules.allow(group)
-    rules.allow(" ".join(_ON_PROCESSES))
+    rules.allow(" ".join(["truncate", *_ON_PROCESSES]))
     rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED))
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
@@ -161,11 +163,11 @@ def strict_filter() -> bytes:
     return rules.compile()
 
 
-def landlock_filter(*, signals: bool) -> bytes:
+def landlock_filter(abi: int) -> bytes:
     """BPF for programs without namespaces: no new processes, no sockets but connected pairs.
 
     Args:
-        signals: programs may signal, because Landlock keeps their signals inside.
+        abi: the kernel's version of Landlock; what it does not look after yet is refused here.
 
     Raises:
         Failure: libseccomp is not installed.
@@ -181,7 +183,11 @@ def landlock_filter(*, signals: bool) -> bytes:
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
     # Of streams only: a datagram socket, though one of a pair, could still send to anyone.
     rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
-    if signals:
+    if abi >= TRUNCATE_ABI:
+        rules.allow("truncate")
+    else:
+        rules.refuse("truncate")
+    if abi >= SIGNAL_ABI:
         rules.allow(_SIGNALS)
         _add_kill(rules)
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import layout
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.filters import landlock_filter, strict_filter
+from rstar2.judge.sandbox.filters import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.sandbox.inside import jail, kernel
 from rstar2.judge.sandbox.plan import Plan
 from rstar2.judge.schema import Isolation
@@ -20,8 +20,6 @@ _FIRST_OUTER_UID = 1_879_048_192
 USERS = 65536
 """Users of one jail. Each worker process takes a range of its own, so that limits by user are its own too."""
 _RANGES = 4000
-_SIGNAL_SCOPE_ABI = 6
-_NETWORK_ABI = 4
 
 
 def plans(tier: Isolation, root: Path) -> list[Plan]:
@@ -71,7 +69,7 @@ def _filter(tier: Isolation, abi: int) -> bytes:
         return b""
     if tier == "strict":
         return strict_filter()
-    return landlock_filter(signals=abi >= _SIGNAL_SCOPE_ABI)
+    return landlock_filter(abi)
 
 
 def program_uid(plan: Plan, session: int) -> int:
@@ -134,10 +132,12 @@ def _landlock_exceptions(plan: Plan) -> list[str]:
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]
-    if plan["landlock_abi"] < _SIGNAL_SCOPE_ABI:
+    if plan["landlock_abi"] < SIGNAL_ABI:
         found.append(
             "This kernel cannot keep signals inside: programs cannot send any, not to themselves either."
         )
-    if plan["landlock_abi"] < _NETWORK_ABI:
+    if plan["landlock_abi"] < TRUNCATE_ABI:
+        found.append("This kernel's Landlock has no say over truncate: programs cannot truncate by name.")
+    if plan["landlock_abi"] < NETWORK_ABI:
         found.append("This kernel's Landlock has no say over the network: seccomp alone refuses sockets.")
     return found

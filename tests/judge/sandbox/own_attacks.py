@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from attacks import Case
 
 FAILED = ("runtime_error", "killed", "memory", "timeout")
@@ -484,6 +486,8 @@ for _name, _call in {
     "clock": "libc.settimeofday(ctypes.create_string_buffer(16), None)",
     "terminal": "libc.ioctl(0, 0x5412, b'x')",
 }.items():
+    if "syscall(" in _call and os.uname().machine != "x86_64":
+        continue  # The numbers are those of x86-64.
     case(f"kernel/{_name}", f"{_LIBC}\nprint('blocked' if ({_call}) < 0 else 'PWNED')", "ok", "blocked\n")
 
 case(
