@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -27,6 +27,10 @@ def command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
     ] = False,
+    isolation: Annotated[
+        Literal["strict", "landlock", "none"] | None,
+        typer.Option(help="The judge's tier; without it the best there is, never none."),
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
@@ -53,7 +57,7 @@ def command(
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with Rows() as rows:
-            summary = run_demo(plan, opened, compare, rows)
+            summary = run_demo(plan, opened, compare, rows, isolation)
         page = write_page(folder, summary)
     out.print(table(summary))
     out.print(plot(folder, summary))
