@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from attacks import Case
+from sandbox_cases import Case
 
 FAILED = ("runtime_error", "killed", "memory", "timeout")
 ANY = ("ok", "output_limit", *FAILED)
