@@ -68,8 +68,10 @@ def test_a_program_without_namespaces_dies_with_its_zygote(landlock: Sandbox, tm
     sandbox.start()
     zygote = min(descendants(os.getpid()) - before)
     timer = _later(0.3, lambda: os.kill(zygote, signal.SIGKILL))
-    assert sandbox.run(RunRequest(code="import time; time.sleep(1); print('done')"), "a").stdout == "done\n"
+    stays = "import os, time\nprint(os.listdir('.'), flush=True)\nopen('mine', 'w').close()\ntime.sleep(60)"
+    again = sandbox.run(RunRequest(code=stays, timeout_s=1.0), "a")
     timer.join()
+    assert (again.outcome, again.stdout) == ("timeout", "[]\n")
     sandbox.close()
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _works_in(pid, tmp_path)]
 
