@@ -19,6 +19,8 @@ from rstar2.judge.settings import Ready, ServiceSettings
 
 START_S = 60.0
 STOP_S = 15.0
+SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
+"""Variables the service's processes do not inherit: the programs they run could look for them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
+            env={name: value for name, value in os.environ.items() if name not in SECRETS},
             start_new_session=True,
         )
     assert process.stdin is not None
