@@ -130,7 +130,7 @@ def down() -> None:
 
     state = current_judge()
     os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while read_state() is not None:
         if time.monotonic() > deadline:
             raise Failure(f"the judge (pid {state.pid}) does not end", f"see {state.folder}/logs")

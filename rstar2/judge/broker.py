@@ -8,6 +8,7 @@ queues again what a Redis that lost its data has forgotten.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError
 
 from rstar2.judge import queue
+from rstar2.judge.deaths import LOOK_S, DeathWatch
 from rstar2.judge.schema import RunResult
 
 MAX_WAIT_S = 3600.0
@@ -111,7 +113,7 @@ class Broker:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        loops = (self._send, self._follow, self._sweep)
+        loops = (self._send, self._follow, self._sweep, self._bury)
         self.tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
 
     async def close(self) -> None:
@@ -249,12 +251,20 @@ class Broker:
             found = await self.client.xread({queue.DONE: last}, count=1000, block=1000)
             for _, entries in found or ():
                 last = entries[-1][0]
-                await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
-                self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+                await self._take([fields for _, fields in entries])
             if len(self.waiting) > CROWD:
                 await asyncio.sleep(CROWD_PAUSE_S)
 
-    def _count(self, times: list[tuple[float, float]]) -> None:
+    async def _take(self, notices: list[dict[str, str]]) -> None:
+        """Hand out what is told to be finished."""
+        longer = []
+        for notice in notices:
+            if notice["result"]:
+                self._resolve(notice["id"], notice["result"])
+            elif notice["id"] in self.waiting:
+                longer.append(notice["id"])
+        await self._fetch(longer)
+        times = [(float(notice["queue_s"]), float(notice["wall_s"])) for notice in notices]
         self.finished += len(times)
         self.recent.extend(times)
         for queue_s, wall_s in times:
@@ -277,6 +287,17 @@ class Broker:
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:
                 self._give_up(ticket)
             await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
+
+    async def _bury(self) -> None:
+        """Give the programs of workers that died to those that live."""
+        watch = DeathWatch()
+        while True:
+            states = await self.client.hgetall(queue.WORKERS)
+            beats = {name: int(json.loads(state)["beat"]) for name, state in states.items()}
+            for name in watch.look(beats, time.monotonic()):
+                log.warning("worker %s is dead", name)
+                await self.client.eval(*queue.reap_args(name))
+            await asyncio.sleep(LOOK_S)
 
     async def _look(self, tickets: Sequence[Ticket]) -> None:
         """Fetch results whose notice was missed, and queue again what Redis has forgotten."""

@@ -26,8 +26,8 @@ from rstar2.errors import Failure
 from rstar2.judge.schema import BatchLine, RunRequest, RunResult
 
 BATCH = 64
-LINGER_S = 0.002
-"""How long a call waits for others to travel with."""
+LINGER_S = 0.001
+"""How long a call waits for others to travel with while a request is under way."""
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
@@ -78,7 +78,9 @@ class _Line:
         if len(self.calls) >= BATCH:
             self._flush()
         elif self.timer is None:
-            self.timer = asyncio.get_running_loop().call_later(LINGER_S, self._flush)
+            # Nothing is under way: what is asked in this turn of the loop goes at once.
+            wait_s = LINGER_S if self.batches else 0.0
+            self.timer = asyncio.get_running_loop().call_later(wait_s, self._flush)
 
     def _flush(self) -> None:
         if self.timer is not None:
