@@ -35,7 +35,7 @@ LONGEST_RETRY_S = 0.25
 RECENT = 2000
 CROWD = 32
 """With more programs waited for than this, results are fetched several at a time."""
-CROWD_PAUSE_S = 0.008
+CROWD_PAUSE_S = 0.02
 log = logging.getLogger(__name__)
 
 
@@ -253,7 +253,7 @@ class Broker:
                 last = entries[-1][0]
                 await self._take([fields for _, fields in entries])
             if len(self.waiting) > CROWD:
-                await asyncio.sleep(CROWD_PAUSE_S)
+                await asyncio.sleep(min(CROWD_PAUSE_S, len(self.waiting) / 8000))
 
     async def _take(self, notices: list[dict[str, str]]) -> None:
         """Hand out what is told to be finished."""
