@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import select
 import shutil
@@ -144,7 +145,8 @@ class Supervisor:
             with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
                 probe.ping()
         except (redis.RedisError, ValueError) as error:
-            message = f"no Redis server answers at {self.redis_url}: {error}"
+            without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
+            message = f"no Redis server answers at {without_password}: {error}"
             raise UserError(message, "check --redis, or leave it out to have one started") from error
 
     def _worker(self, number: int) -> Part:

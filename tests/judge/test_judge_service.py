@@ -90,9 +90,13 @@ def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
 
 
 def test_an_absent_queue_is_the_callers_mistake(tmp_path: Path) -> None:
-    url = "redis://127.0.0.1:1/0"
-    with pytest.raises(UserError, match="no Redis server answers"), running_judge(tmp_path, redis_url=url):
+    url = "redis://:s3cret@127.0.0.1:1/0"
+    with (
+        pytest.raises(UserError, match=r"no Redis server answers at redis://127\.0\.0\.1:1/0") as told,
+        running_judge(tmp_path, redis_url=url),
+    ):
         pass
+    assert "s3cret" not in str(told.value)
 
 
 def test_another_address_needs_a_token(tmp_path: Path) -> None:
