@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -37,6 +38,8 @@ def _root(
 
 def main() -> None:
     """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
+    # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app(prog_name="rstar2")
     except RStarError as error:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from rstar2.cli.common import examples, out
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
@@ -30,6 +27,10 @@ def command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
     ] = False,
+    isolation: Annotated[
+        Literal["strict", "landlock", "none"] | None,
+        typer.Option(help="The judge's tier; without it the best there is, never none."),
+    ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
@@ -39,7 +40,7 @@ def command(
 
     SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
     """
-    from rstar2.cli.training import need_training_extra, rows_of_progress
+    from rstar2.cli.training import Rows, need_training_extra
     from rstar2.demo.recipe import demo_plan
 
     plan = demo_plan(recipe, seed, change or [])
@@ -55,33 +56,13 @@ def command(
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
-        with rows_of_progress() as progress:
-            summary = run_demo(plan, opened, compare, _Rows(progress))
+        with Rows() as rows:
+            summary = run_demo(plan, opened, compare, rows, isolation)
         page = write_page(folder, summary)
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(f"report   [cyan]{page}[/]")
     out.print(f"next     [cyan]rstar2 chat --run {folder}[/]")
-
-
-class _Rows:
-    """The demo's board: one progress row a phase."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._tasks: dict[str, TaskID] = {}
-
-    def begin(self, name: str, title: str, total: int) -> None:
-        self._tasks[name] = self._progress.add_task(title, total=total, note="starting")
-
-    def step(self, name: str, done: int, text: str) -> None:
-        self._progress.update(self._tasks[name], completed=done, note=text)
-
-    def end(self, name: str, text: str) -> None:
-        task = self._tasks[name]
-        total = next(row.total for row in self._progress.tasks if row.id == task)
-        self._progress.update(task, completed=total, note=text)
-        self._progress.stop_task(task)
 
 
 def _dry_run(plan: Any, folder: Path) -> None:

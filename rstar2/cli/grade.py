@@ -36,9 +36,10 @@ def command(
 ) -> None:
     """Grade answers that were made elsewhere.
 
-    Each line of FILE.jsonl is an object with `gold` and `pred` (a bare answer or a whole model output; either
-    may be null). One line comes out for each, in order, with `verdict` (correct, wrong, unparsed, timeout or
-    invalid), the `extracted` answer and the `rule` that decided; `id` is kept.
+    Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
+    answer or a whole model output); either may be null. One line comes out
+    for each, in order: `id`, `verdict` (correct, wrong, unparsed, timeout or
+    invalid), the `extracted` answer and the `rule` that decided.
     """
     from collections import Counter
 

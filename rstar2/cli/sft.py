@@ -47,7 +47,7 @@ def command(
         shown = sft_command(resolved, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
         out.print(shlex.join(shown.argv), soft_wrap=True)
         return
-    from rstar2.cli.training import TrainBoard, need_training_extra
+    from rstar2.cli.training import Rows, need_training_extra
     from rstar2.runs import open_run
     from rstar2.train.inputs import check_model, conversations, with_our_template
     from rstar2.train.stages import is_done, run_sft
@@ -66,7 +66,13 @@ def command(
             base = with_our_template(model, run / "base")
             parquet = rows.store(run / "data.parquet")
             steps = len(rows) // resolved.batch * resolved.epochs
-            with TrainBoard("SFT", steps, ("train/loss", "loss", ".3f")) as board:
-                run_sft(resolved, model=base, data=parquet, folder=run, logs=opened.logs, on_step=board.step)
+            with Rows() as board:
+                board.begin("sft", "SFT", steps)
+
+                def on_step(step: int, metrics: dict[str, float]) -> None:
+                    board.step("sft", step, f"loss {metrics['train/loss']:.3f}")
+
+                run_sft(resolved, model=base, data=parquet, folder=run, logs=opened.logs, on_step=on_step)
+                board.end("sft", f"{len(rows)} conversations")
     out.print(f"model    [cyan]{run / 'model'}[/]")
     out.print(f"next     [cyan]rstar2 train --stage 1 --model {run / 'model'} --data train.parquet[/]")

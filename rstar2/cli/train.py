@@ -109,7 +109,7 @@ def _train(
     judge: tuple[str, str | None],
     solved: Path | None,
 ) -> Path:
-    from rstar2.cli.training import TrainBoard
+    from rstar2.cli.training import Rows
     from rstar2.train.stages import is_done, run_stage
 
     folder = run.path / f"stage{number}"
@@ -118,10 +118,19 @@ def _train(
         return folder / "model"
     if recipe.drop_solved:
         rows = _unsolved(rows, recipe, model, solved)
-    with TrainBoard(f"stage {number}", recipe.steps, *_SHOWN) as board:
-        return run_stage(
-            recipe, model=model, rows=rows, folder=folder, judge=judge, logs=run.logs, on_step=board.step
+    with Rows() as board:
+        board.begin("stage", f"stage {number}", recipe.steps)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            board.step(
+                "stage", step, ", ".join(f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN)
+            )
+
+        trained = run_stage(
+            recipe, model=model, rows=rows, folder=folder, judge=judge, logs=run.logs, on_step=on_step
         )
+        board.end("stage", f"{len(rows)} problems")
+    return trained
 
 
 def _unsolved(

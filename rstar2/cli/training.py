@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rstar2.cli.common import out
 from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LINE_S = 20.0
+"""Where the output is no terminal, a phase speaks this often at most, in seconds."""
 
 
 def need_training_extra() -> None:
@@ -24,8 +31,51 @@ def need_training_extra() -> None:
         )
 
 
-def rows_of_progress() -> Any:
-    """A progress display whose rows have a `note`."""
+class Rows:
+    """One progress row a phase (see `rstar2.demo.board.Board`); plain lines where the output is no terminal."""
+
+    def __init__(self) -> None:
+        self._progress = _progress() if out.is_terminal else None
+        self._tasks: dict[str, TaskID] = {}
+        self._titles: dict[str, str] = {}
+        self._totals: dict[str, int] = {}
+        self._spoke_at = time.monotonic()
+
+    def begin(self, name: str, title: str, total: int) -> None:
+        self._titles[name], self._totals[name] = title, total
+        if self._progress is not None:
+            self._tasks[name] = self._progress.add_task(title, total=total, note="starting")
+
+    def step(self, name: str, done: int, text: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._tasks[name], completed=done, note=text)
+        elif time.monotonic() - self._spoke_at > LINE_S:
+            self._say(name, f"{done}/{self._totals[name]}, {text}")
+
+    def end(self, name: str, text: str) -> None:
+        if self._progress is None:
+            self._say(name, text)
+            return
+        self._progress.update(self._tasks[name], completed=self._totals[name], note=text)
+        self._progress.stop_task(self._tasks[name])
+
+    def _say(self, name: str, text: str) -> None:
+        self._spoke_at = time.monotonic()
+        out.print(f"{time.strftime('%H:%M:%S')}  {self._titles[name]}: {text}", soft_wrap=True)
+
+    def __enter__(self) -> Rows:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _progress() -> Progress:
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -44,29 +94,3 @@ def rows_of_progress() -> Any:
         TextColumn("[dim]{task.fields[note]}[/]"),
         console=out,
     )
-
-
-class TrainBoard:
-    """One progress row for one trainer.
-
-    Args:
-        shown: the metrics to show, as (name in the trainer's metrics, label, format).
-    """
-
-    def __init__(self, title: str, steps: int, *shown: tuple[str, str, str]) -> None:
-        self._progress = rows_of_progress()
-        self._task = self._progress.add_task(title, total=steps, note="starting")
-        self._shown = shown
-
-    def step(self, step: int, metrics: dict[str, float]) -> None:
-        parts = [f"{label} {metrics[name]:{form}}" for name, label, form in self._shown if name in metrics]
-        self._progress.update(self._task, completed=step, note=", ".join(parts))
-
-    def __enter__(self) -> TrainBoard:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._progress.stop()

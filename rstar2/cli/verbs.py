@@ -24,12 +24,12 @@ VERBS: dict[str, dict[str, str]] = {
     },
     "Train": {
         "data": "List the known data sources, and prepare one for training.",
-        "sft": "Fine-tune on tool-use conversations (stage 0).",
-        "train": "GRPO-RoC in stages, on VERL.",
+        "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
+        "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
     },
     "Measure": {
         "eval": "Measure a model on benchmarks.",
-        "grade": "Grade outputs made elsewhere.",
+        "grade": "Grade answers that were made elsewhere.",
         "report": "Make one static page of a run.",
         "runs": "List runs, and show one.",
     },

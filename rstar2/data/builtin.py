@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rstar2.data.problem import Problem
+from rstar2.errors import UserError
 from rstar2.prompts import TOOL_NAME, PromptFormat
 
 HELD_OUT_SHARE = 4
 """One text in this many is held out."""
+
+OPERANDS = range(10, 100)
+"""What a problem's two numbers are drawn from."""
 
 ANSWER_DIGITS = 4
 """Every answer has as many: a tiny model then finds what it has to copy at one distance."""
@@ -64,7 +68,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Distinct questions without end, all families in turn.
+    """Distinct questions, all families in turn, until none is left.
 
     Args:
         seed: which stream.
@@ -72,13 +76,15 @@ def questions(seed: int, held_out: bool) -> Iterator[Question]:
     """
     rng = random.Random(f"{seed}-{held_out}")
     seen: set[str] = set()
-    while True:
+    while len(seen) < len(FAMILIES) * len(OPERANDS) ** 2:
         for name, family in FAMILIES.items():
-            a, b = rng.randint(10, 99), rng.randint(10, 99)
+            a, b = rng.choice(OPERANDS), rng.choice(OPERANDS)
             text = f"Find {family.ask}, where a = {a} and b = {b}."
-            if text in seen or _is_held_out(text) != held_out:
+            if text in seen:
                 continue
             seen.add(text)
+            if _is_held_out(text) != held_out:
+                continue
             question = _question(rng, name, text, f"a = {a}\nb = {b}\n")
             if len(question.problem.answer) == ANSWER_DIGITS:
                 yield question
@@ -86,12 +92,12 @@ def questions(seed: int, held_out: bool) -> Iterator[Question]:
 
 def held_out(seed: int, count: int) -> list[Problem]:
     """Distinct problems that no training uses."""
-    return [question.problem for question in islice(questions(seed, held_out=True), count)]
+    return [question.problem for question in _take(seed, held_out=True, count=count)]
 
 
 def training(seed: int, count: int) -> list[Problem]:
     """Distinct problems for RL."""
-    return [question.problem for question in islice(questions(seed, held_out=False), count)]
+    return [question.problem for question in _take(seed, held_out=False, count=count)]
 
 
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
@@ -104,9 +110,8 @@ def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
-    stream = questions(seed, held_out=False)
-    for _ in range(count):
-        yield _conversation(next(stream), rng.choices(kinds, weights)[0], rng)
+    for question in _take(seed, held_out=False, count=count):
+        yield _conversation(question, rng.choices(kinds, weights)[0], rng)
 
 
 def run_trusted(code: str) -> tuple[str, bool]:
@@ -120,6 +125,15 @@ def run_trusted(code: str) -> tuple[str, bool]:
     return out.getvalue().strip(), False
 
 
+def _take(seed: int, held_out: bool, count: int) -> list[Question]:
+    taken = list(islice(questions(seed, held_out), count))
+    if len(taken) < count:
+        raise UserError(
+            f"{count} problems asked for, but only {len(taken)} differ", f"Ask for at most {len(taken)}."
+        )
+    return taken
+
+
 def _is_held_out(text: str) -> bool:
     return hashlib.sha256(text.encode()).digest()[0] % HELD_OUT_SHARE == 0
 
@@ -130,10 +144,12 @@ def _question(rng: random.Random, name: str, text: str, numbers: str) -> Questio
     code = f"{numbers}{family.imports}\n{shown}" if family.imports else numbers + shown
     answer, failed = run_trusted(code)
     assert not failed, code
-    broken = [code[:-1], f"{numbers}print(result)", f"{numbers}{shown}" if family.imports else ""]
+    broken = [code[:-1], f"{numbers}print(result)"]
+    if family.imports:
+        broken.append(f"{numbers}{shown}")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     problem = Problem(f"{name}-{digest}", text, answer, name)
-    return Question(problem, code, rng.choice([program for program in broken if program]))
+    return Question(problem, code, rng.choice(broken))
 
 
 def _call(code: str) -> str:

@@ -17,7 +17,7 @@ ROC_COLOUR, PLAIN_COLOUR = "#1f6feb", "#d97706"
 
 
 def write_page(run: Path, summary: dict[str, Any]) -> Path:
-    """Write `report.html`, one file that needs no network.
+    """Write `report.html`, one file that needs no network, and its plot alone as `figure4.svg`.
 
     Returns:
         The file.
@@ -27,6 +27,8 @@ def write_page(run: Path, summary: dict[str, Any]) -> Path:
     arms = {"GRPO-RoC": (curve(run), ROC_COLOUR)}
     if "plain_grpo" in summary:
         arms["plain GRPO"] = (curve(run / "plain"), PLAIN_COLOUR)
+    steps_svg = _steps_figure(arms)
+    _write_whole(run / "figure4.svg", steps_svg)
     template = files("rstar2.demo").joinpath("page.html").read_text(encoding="utf-8")
     text = (
         Environment(autoescape=True)
@@ -35,15 +37,19 @@ def write_page(run: Path, summary: dict[str, Any]) -> Path:
             summary=summary,
             arms=_tables(summary),
             phases_svg=_phases_figure(summary),
-            steps_svg=_steps_figure(arms),
+            steps_svg=steps_svg,
             run=run,
         )
     )
     page = run / "report.html"
-    part = page.with_name(f".{page.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(page)
+    _write_whole(page, text)
     return page
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def _tables(summary: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -30,6 +30,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.runner import evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.schema import Isolation
 from rstar2.judge.service import JudgeHandle, running_judge
 from rstar2.judge.tools import PythonTool
 from rstar2.prompts import load_codec
@@ -44,15 +45,23 @@ TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
 
 
-def run_demo(plan: DemoPlan, run: Run, compare: bool, board: Board) -> dict[str, Any]:
+def run_demo(
+    plan: DemoPlan, run: Run, compare: bool, board: Board, isolation: Isolation | None = None
+) -> dict[str, Any]:
     """Run what is not done yet, write summary.json and model.json, and return the summary.
+
+    Args:
+        isolation: the judge's tier; None for the best to be had.
 
     Raises:
         UserError: no Redis or no isolation to be had.
         Failure: a part failed; what is finished is kept, and the same call goes on.
     """
     board.begin("judge", "judge", 1)
-    with running_judge(run.path / "judge", workers=JUDGE_WORKERS) as judge, GraderPool(workers=1) as grader:
+    with (
+        running_judge(run.path / "judge", workers=JUDGE_WORKERS, isolation=isolation) as judge,
+        GraderPool(workers=1) as grader,
+    ):
         board.end("judge", f"isolation {judge.isolation}, {JUDGE_WORKERS} workers at {judge.url}")
         lab = _Lab(plan, run, board, judge, grader)
         sft = lab.sft()
@@ -88,13 +97,13 @@ class _Lab:
         """Stage 0: make the model and the flawed traces, and fine-tune."""
         folder = self._run.path / "sft"
         title = "stage 0: SFT"
+        traces = self._demo.traces
+        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
+        self._board.begin("sft", title, steps)
         if is_done(folder):
             self._board.end("sft", "done before")
             return folder / "model"
-        traces = self._demo.traces
         data = self._run.path / "data" / "sft.parquet"
-        steps = traces.count // self._plan.sft.batch * self._plan.sft.epochs
-        self._board.begin("sft", title, steps)
         watch = Stopwatch(folder / "train_s.json")
         base = self._base()
         if not data.exists():
@@ -226,7 +235,7 @@ class _Lab:
         async def work() -> dict[str, Any]:
             codec = load_codec(model)
             rollout = self._plan.stages[1].rollout
-            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=2)
+            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=1)
             client = JudgeClient(self._judge.url, self._judge.token)
             tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
             try:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.lanes import LaneTransport
 from rstar2.errors import UserError
 
 Answer = TypeVar("Answer")
@@ -102,7 +103,7 @@ class VLLMEngine:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             timeout=httpx.Timeout(None, connect=10.0),  # the rest is bounded in _patiently
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=256),
+            transport=LaneTransport(),
             trust_env=False,
         )
 

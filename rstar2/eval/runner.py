@@ -27,6 +27,7 @@ from rstar2.eval.patience import PatientEngine, PatientTools
 from rstar2.eval.progress import Meter, Progress
 from rstar2.eval.results import Row, problem_rows, summarise_rows
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.stored import read_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
 from rstar2.trace import Trace, TraceWriter, read_traces, write_json
@@ -318,7 +319,7 @@ class _Benchmark:
             "settings": self._rig.settings.protocol(),
             **about,
             "per_problem": result.per_problem,
-            "timing": {"wall_s": wall_s, "run_here": samples - len(self._done)},
+            "timing": self._timing(wall_s, samples - len(self._done)),
         }
         try:
             write_json(self._out / "results.json", record)
@@ -328,6 +329,11 @@ class _Benchmark:
                 "Every sample written so far is kept; make room and start the same command again.",
             )
         return result
+
+    def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:
+        """Of the last start that sampled anything."""
+        held = read_json(self._out / "results.json") or {}
+        return held.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> Any:

@@ -17,7 +17,7 @@ from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 Samples = Sequence[Sequence[bool | int | float]]
 """Correctness: one row a problem, one entry a sample."""
@@ -146,8 +146,12 @@ def share(hits: int, total: int, level: float = 0.95) -> Interval:
     """
     if total < 1 or not 0 <= hits <= total:
         raise ValueError(f"{hits} of {total} is not a share")
-    found = stats.binomtest(hits, total).proportion_ci(confidence_level=level, method="wilson")
-    return Interval(float(found.low), float(found.high), level, "share")
+    z = float(special.ndtri(0.5 + level / 2))
+    rate, spread = hits / total, z * z / total
+    centre = (rate + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * (rate * (1 - rate) / total + spread / total / 4) ** 0.5
+    low, high = (0.0 if hits == 0 else centre - half), (1.0 if hits == total else centre + half)
+    return Interval(low, high, level, "share")
 
 
 def _count(row: Sequence[bool | int | float]) -> int:
@@ -175,17 +179,17 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64], level: flo
     problems, samples, mean = len(rates), int(sizes.sum()), float(rates.mean())
     spare = np.maximum(sizes - 1, 1)
     within = np.where(sizes > 1, rates * (1 - rates) * sizes / spare, mean * (1 - mean))
-    z = float(stats.norm.ppf(0.5 + level / 2))
+    z = float(special.ndtri(0.5 + level / 2))
     error = float(np.sqrt((within / sizes).sum() / problems**2 + (z / samples) ** 2))
     freedom = int((sizes - 1).sum()) or max(problems - 1, 1)
-    half = float(stats.t.ppf(0.5 + level / 2, freedom)) * error
+    half = float(special.stdtrit(freedom, 0.5 + level / 2)) * error
     return Interval(max(0.0, mean - half), min(1.0, mean + half), level, "run-to-run")
 
 
 def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float], level: float) -> Interval:
     padded = np.append(values, bounds)
     error = float(padded.std(ddof=1)) / np.sqrt(len(padded))
-    half = float(stats.t.ppf(0.5 + level / 2, len(padded) - 1)) * error
+    half = float(special.stdtrit(len(padded) - 1, 0.5 + level / 2)) * error
     centre, mean = float(padded.mean()), float(values.mean())
     low, high = min(centre - half, mean), max(centre + half, mean)
     return Interval(max(bounds[0], low), min(bounds[1], high), level, "by problem")

@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.eval.stored import Measurement, measurements, read_json
+from rstar2.report.charts import Chart, training_charts
 from rstar2.runs import load_config
+
+_TRAINED = ("demo", "train")
+"""Kinds of runs that have curves."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +24,7 @@ class RunPage:
     sections: list[Measurement]
     summary: dict[str, Any] | None = None
     """summary.json: `phases` of a staged run."""
-    charts: list[dict[str, Any]] = field(default_factory=list)
-    """charts.json: each `{"title", "x", "unit", "series": [{"name", "points": [[x, y, low, high], …]}]}`;
-    low and high may be left out, and a `unit` of `share` is shown in percent."""
+    charts: list[Chart] = field(default_factory=list)
 
 
 def collect(run: Path) -> RunPage:
@@ -34,7 +36,11 @@ def collect(run: Path) -> RunPage:
         UserError: it is no run, or a file in it is damaged.
     """
     kind, config = load_config(run)
-    charts = read_json(run / "charts.json") or []
     return RunPage(
-        run.resolve().name, kind, config, measurements(run), read_json(run / "summary.json"), charts
+        title=run.resolve().name,
+        kind=kind,
+        config=config,
+        sections=measurements(run),
+        summary=read_json(run / "summary.json"),
+        charts=training_charts(run) if kind in _TRAINED else [],
     )

@@ -70,9 +70,7 @@ def cause(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 400_000))
         lines = file.read().decode(errors="replace").splitlines()
-    bare = [
-        re.sub(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\))?(?:\x1b\[[0-9;]*m)*\s*", "", line) for line in lines
-    ]
+    bare = [_PREFIX.sub("", line) for line in lines]
     found = [line for line in bare if _CAUSE.match(line)]
     return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
 

@@ -81,8 +81,8 @@ def select(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Gener
         n_wrong = _release_share(len(wrong), len(right), keep, settings)
         ranked = sorted(right, key=lambda i: penalty(group[i], settings))
         return sorted(ranked[: keep - n_wrong] + wrong[:n_wrong])
-    # Fewer than 2G rollouts, where some failed to run, may hold too few correct ones: wrong ones fill up.
-    n_wrong = max(len(wrong) // 2, keep - len(right))
+    # In a group of other than 2G rollouts either side may be short of its part; the other then fills up.
+    n_wrong = min(max(len(wrong) // 2, keep - len(right)), keep)
     kept_wrong = rng.choice(len(wrong), size=n_wrong, replace=False).tolist() if n_wrong else []
     return sorted([wrong[i] for i in kept_wrong] + _weighted(group, right, keep - n_wrong, settings, rng))
 
@@ -100,8 +100,8 @@ def _weighted(
 
 def _release_share(wrong: int, right: int, keep: int, settings: RocSettings) -> int:
     """How many wrong traces the release keeps, in [keep - right, wrong]; correct ones fill the rest of G."""
-    least_wrong = min(settings.min_zero_reward_trace_num, wrong)
-    least_right = min(settings.min_non_zero_reward_trace_num, right)
+    least_wrong = min(settings.min_zero_reward_trace_num, wrong, keep)
+    least_right = min(settings.min_non_zero_reward_trace_num, right, keep)
     n_wrong = max(round(wrong * keep / (wrong + right)), least_wrong)
     n_wrong = min(n_wrong, keep - least_right)
     return min(max(n_wrong, keep - right), wrong)

@@ -142,7 +142,9 @@ for finding in (namespaces(), landlock()):
 """
 
 
-def test_isolation_is_tried_on_this_kernel_not_guessed() -> None:
+def test_isolation_is_tried_on_this_kernel_not_guessed(told: subprocess.CompletedProcess[str]) -> None:
+    if _findings(told)["seccomp"]["state"] != "ok":
+        pytest.skip("without seccomp no system call can be taken away")
     ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     refused, absent = ran.stdout.splitlines()

@@ -25,6 +25,8 @@ from rstar2.trace import read_traces
 
 COUNT = 24
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Browser, open_browser
@@ -188,6 +190,12 @@ def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
     assert browser.complaints() == []
 
 
+def _step(number: int, failed: float) -> dict[str, Any]:
+    """A step's metrics, as the trainer writes them."""
+    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
+    return {"step": number, "data": data}
+
+
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
     made_run(tmp_path, "eval/sft", problems=12, samples=2)
     phases = [
@@ -196,14 +204,11 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
         for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
     ]  # fmt: skip
     write_json(tmp_path / "summary.json", {"seed": 1, "phases": phases})
-    points = [[step, 0.1 / (1 + step)] for step in range(20)]
-    chart = {
-        "title": "Figure 4",
-        "x": "steps",
-        "unit": "share",
-        "series": [{"name": "RoC", "points": points}],
-    }
-    write_json(tmp_path / "charts.json", [chart])
+    write_json(tmp_path / "config.json", {"kind": "demo", "config": {}})
+    for arm in ("stage1", "plain/stage1"):
+        rows = [_step(number, 0.3 / number) for number in range(1, 21)]
+        (tmp_path / arm).mkdir(parents=True)
+        (tmp_path / arm / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     browser.open(write_report(tmp_path).as_uri())
     browser.wait("document.body.dataset.ready")
     assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
@@ -211,8 +216,9 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
         "stage1",
         "stage2",
     ]
-    assert "Figure 4" in texts(browser, ".plots h2")
-    assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 20
+    assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
+    assert "plain GRPO" in texts(browser, ".legend span")
+    assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 40
     assert browser.complaints() == []
 
 

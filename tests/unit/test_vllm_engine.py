@@ -1,7 +1,8 @@
 """The vLLM engine over real HTTP, against a stand-in that speaks vLLM's wire format.
 
-vLLM itself cannot run in this test environment (it pins its own torch and transformers), so what these
-tests hold is the client's side of the contract; the wire format was read from vLLM's own sources.
+vLLM itself cannot run in this test environment (it pins its own torch and transformers), so what these tests
+hold is the client's side of the contract. tests/e2e/test_real_vllm.py holds the whole of it where vLLM is
+installed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from rstar2.eval.grader.compare import compare
 from rstar2.eval.grader.extract import extract_answer
 from rstar2.eval.grader.latex import key, words
 from rstar2.eval.grader.nodes import Text
-from rstar2.eval.grader.parser import read
+from rstar2.eval.grader.read import read
 from rstar2.eval.grader.values import NoValue
 from rstar2.eval.grader.verdict import Verdict
 

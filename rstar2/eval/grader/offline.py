@@ -84,7 +84,7 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 
 def _write(file: TextIO, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    file.write(json.dumps(row) + "\n")
 
 
 def _row(path: Path, number: int, line: str) -> Row:

@@ -1,16 +1,9 @@
-"""The grammar of answers: what stands around arithmetic, such as lists, intervals, relations and units.
-
-`read` turns any text into a node and never fails: what the grammar does not know becomes `Text`, which only ever
-equals the same words.
-"""
+"""The grammar of answers: what stands around expressions, such as lists, intervals, relations and units."""
 
 from __future__ import annotations
 
-import re
-from fractions import Fraction
-
-from rstar2.eval.grader.expression import ExpressionParser, based, is_unit_word
-from rstar2.eval.grader.latex import clean, words
+from rstar2.eval.grader.arithmetic import is_unit_word
+from rstar2.eval.grader.expression import ExpressionParser
 from rstar2.eval.grader.nodes import (
     Brackets,
     Call,
@@ -28,17 +21,12 @@ from rstar2.eval.grader.nodes import (
     SetOperation,
     Sum,
     Symbol,
-    Text,
     negative,
     number,
     walk,
 )
-from rstar2.eval.grader.tokens import ParseError, Token, tokenize
+from rstar2.eval.grader.tokens import ParseError, Token
 from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, measure
-from rstar2.eval.grader.vocabulary import SHORT_WORDS
-
-MAX_CHARS = 6000
-"""Longer answers are not understood."""
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -47,88 +35,7 @@ _OPERATORS = {
     "doteq": "~", "equiv": "=", "coloneqq": "=",
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
-_CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightarrow", "longrightarrow"}
 _BETWEEN = {"and", "or", "or else", "and also", "and/or"}
-_LETTERED_NUMERAL = re.compile(r"([0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)")
-_SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
-_PHRASES: dict[tuple[str, ...], Node] = {
-    ("all", "real", "number"): NumberSet("R"),
-    ("all", "real"): NumberSet("R"),
-    ("no", "solution"): SetOf(()),
-    ("no", "real", "solution"): SetOf(()),
-    ("empty", "set"): SetOf(()),
-}
-"""Words that name a set."""
-_SHOWN_PERIOD_CHARS = 60
-
-
-def read(text: str) -> list[Node]:
-    """What a text may mean: one reading, or two where a comma may group digits or separate numbers."""
-    return (
-        [_read(text, True), _read(text, False)] if re.search(r"\d,\d{3}(?!\d)", text) else [_read(text, True)]
-    )
-
-
-def understood(text: str) -> bool:
-    """Whether a text reads as mathematics."""
-    try:
-        parse(text)
-    except (ParseError, RecursionError):
-        return False
-    return True
-
-
-def _read(text: str, thousands: bool) -> Node:
-    try:
-        return parse(text, thousands)
-    except (ParseError, RecursionError):
-        value = _last_side(text, thousands)
-        if value is not None:
-            return value
-        found = words(text[:MAX_CHARS])
-        if found in _PHRASES:
-            return _PHRASES[found]
-        return Text(found, plain=all(word.isalpha() for word in found))
-
-
-def _last_side(text: str, thousands: bool) -> Node | None:
-    """The value at the end of an equation whose left side is outside the grammar."""
-    left, equals, right = text[:MAX_CHARS].rpartition("=")
-    if not equals or re.search(r"__|['\"!<>]\s*$|['\"]", left) or not left.strip("$ "):
-        return None
-    try:
-        value = parse(right, thousands)
-    except (ParseError, RecursionError):
-        return None
-    return Relation((Symbol("it"), value), ("=",))
-
-
-def parse(text: str, thousands: bool = True) -> Node:
-    """Read an answer.
-
-    Args:
-        text: LaTeX, plain text or Python-like mathematics, with or without `$`.
-        thousands: read 1,234 outside brackets as one number.
-
-    Raises:
-        ParseError: the text is outside the grammar, too long or too deep.
-    """
-    if len(text) > MAX_CHARS:
-        raise ParseError("too long")
-    cleaned = clean(text)
-    numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
-    if numeral:
-        return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
-    shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
-    if shown:
-        return _with_period(shown[1], shown[2], shown[3])
-    if cleaned.lower() in SHORT_WORDS:
-        raise ParseError("a word")
-    tokens = tokenize(cleaned, thousands)
-    conclusion = max(
-        (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
-    )
-    return AnswerParser(_unions(tokens[conclusion + 1 :])).answer()
 
 
 class AnswerParser(ExpressionParser):
@@ -412,24 +319,6 @@ class AnswerParser(ExpressionParser):
         return None
 
 
-def _unions(tokens: list[Token]) -> list[Token]:
-    """A capital U between two brackets is a union sign."""
-    joined = list(tokens)
-    for i in range(1, len(tokens) - 1):
-        if (
-            tokens[i].text in {"U", "u"}
-            and tokens[i - 1].text in {")", "]", "}"}
-            and tokens[i + 1].text in {"(", "[", "{"}
-        ):
-            joined[i] = Token("command", "cup")
-    return joined
-
-
 def _is_row(item: Node, opening: str) -> bool:
     """Whether [item] is a matrix of one row rather than a group."""
     return opening == "[" and isinstance(item, Brackets) and item.opening == "["
-
-
-def _with_period(whole: str, fixed: str, period: str) -> Node:
-    start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))

@@ -8,6 +8,7 @@ can hang or exhaust the caller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -47,6 +48,7 @@ class _Worker:
 
     def __init__(self, timeout_s: float) -> None:
         self._wall_s = max(WALL_FACTOR * timeout_s, 30.0)
+        self._busy = threading.Lock()
         env = dict(os.environ)
         source = str(Path(rstar2.__file__).parents[1])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [source, env.get("PYTHONPATH", "")]))
@@ -55,28 +57,39 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
+            process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
         )
 
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
-        request = json.dumps([gold, pred]).encode() + b"\n"
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-        except OSError:
-            raise _Stopped(deadline=self._ended_by_deadline()) from None
-        verdict, extracted, rule = json.loads(self._answer())
+        """Send one pair and wait for its verdict.
+
+        Raises:
+            _Stopped: the process ended first.
+        """
+        with self._busy:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps([gold, pred]).encode() + b"\n")
+                self._process.stdin.flush()
+            except (OSError, ValueError):  # ValueError: the pool was closed, and the pipe with it
+                raise _Stopped(deadline=self._ended_by_deadline()) from None
+            verdict, extracted, rule = json.loads(self._answer())
         return Verdict(verdict, extracted, rule)
 
     def stop(self) -> None:
+        """Kill the process; a thread that waits for its answer is told that it stopped."""
         self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue  # an unsent request was still buffered; its worker is gone
+        with self._busy:
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(BrokenPipeError):  # an unsent request was still buffered
+                    pipe.close()
 
     def _answer(self) -> bytes:
         assert self._process.stdout is not None
@@ -135,7 +148,7 @@ class GraderPool:
         self.close()
 
     def close(self) -> None:
-        """End the processes. Gradings still under way in other threads come back as `timeout`."""
+        """End the processes. Gradings still under way in other threads come back as `unparsed`."""
         with self._lock:
             self._closed = True
             workers, self._all = list(self._all), set()
@@ -163,27 +176,28 @@ class GraderPool:
         worker = self._idle.get()
         try:
             for _ in range(2):
+                if self._closed:
+                    return Verdict("unparsed", None, "not verified: the pool is closed")
                 try:
                     return worker.grade(gold, pred)
                 except _Stopped as stopped:
                     worker = self._replace(worker)
                     if stopped.deadline:
                         return Verdict("timeout", None, "deadline")
-            return Verdict("timeout", None, "worker died twice")
+            return Verdict("unparsed", None, "not verified: the worker died twice")
         finally:
             self._idle.put(worker)
 
     def _start(self) -> _Worker:
         worker = _Worker(self._timeout_s)
         with self._lock:
-            if not self._closed:
-                self._all.add(worker)
-                return worker
-        worker.stop()
+            self._all.add(worker)
         return worker
 
     def _replace(self, worker: _Worker) -> _Worker:
         worker.stop()
         with self._lock:
             self._all.discard(worker)
+            if self._closed:
+                return worker
         return self._start()

@@ -11,28 +11,35 @@ import json
 import resource
 import signal
 import sys
+import traceback
 
 from rstar2.eval.grader.decide import grade
+from rstar2.eval.grader.verdict import Verdict
 
 MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:
     timeout_s = float(sys.argv[1])
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the pool decides when to stop
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     grade("\\frac{\\sqrt{3}}{3}", "1/sqrt(3)")  # loads what the first real comparison needs
     for line in sys.stdin.buffer:
         gold, pred = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
-        verdict = grade(gold, pred)
+        verdict = _graded(gold, pred)
         signal.setitimer(signal.ITIMER_PROF, 0)
         answer = json.dumps([verdict.verdict, verdict.extracted, verdict.rule])
         sys.stdout.buffer.write(answer.encode() + b"\n")
         sys.stdout.buffer.flush()
+
+
+def _graded(gold: str | None, pred: str | None) -> Verdict:
+    try:
+        return grade(gold, pred)
+    except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
+        traceback.print_exc()
+        return Verdict("unparsed", None, "not verified: internal error")
 
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ class Cgroup:
         self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
         self.pids = self._make("pids", ("pids.max",))
         self._limit = 0
+        self._limit_file = ""
+        if self.memory is not None:
+            self._limit_file = self._choose_limit(self.memory)
         self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
@@ -101,11 +104,18 @@ class Cgroup:
         """Set the limit in bytes; no-op where it is in force already."""
         if self.memory is None or limit == self._limit:
             return
-        pairs = (("memory.limit_in_bytes", limit), ("memory.max", limit), ("memory.swap.max", 0))
-        for name, value in pairs:
-            with contextlib.suppress(OSError):
-                (self.memory / name).write_text(str(value))
-        self._limit = limit
+        # Version 1 refuses a limit below what is in use, where it cannot be freed: then the old one stays.
+        with contextlib.suppress(OSError):
+            (self.memory / self._limit_file).write_text(str(limit))
+            self._limit = limit
+
+    @staticmethod
+    def _choose_limit(group: Path) -> str:
+        if (group / "memory.limit_in_bytes").exists():
+            return "memory.limit_in_bytes"
+        with contextlib.suppress(OSError):
+            (group / "memory.swap.max").write_text("0")
+        return "memory.max"
 
     def _open_counter(self) -> int:
         for name in ("memory.oom_control", "memory.events"):

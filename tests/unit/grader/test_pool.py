@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,7 +34,7 @@ def pool():
 
 
 def children(pool: GraderPool) -> list[int]:
-    return [worker._process.pid for worker in pool._all]
+    return [worker.pid for worker in pool._all]
 
 
 def test_the_pool_gives_the_verdicts_of_the_function_in_order(pool):
@@ -90,6 +91,44 @@ def test_closing_leaves_no_process_behind():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_closing_ends_gradings_that_are_under_way():
+    pool = GraderPool(workers=1, timeout_s=60)
+    seen = []
+    hard = "\\boxed{" + "+".join(f"\\sqrt{{{i}}}^{{\\sqrt{{{i + 1}}}}}" for i in range(2, 120)) + "}"
+    threads = [threading.Thread(target=lambda: seen.append(pool.grade(SLOW_GOLD, hard))) for _ in range(4)]
+    os.kill(children(pool)[0], signal.SIGSTOP)
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    pool.close()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert [(verdict.verdict, verdict.rule) for verdict in seen] == [
+        ("unparsed", "not verified: the pool is closed")
+    ] * 4
+
+
+def test_workers_end_with_a_caller_that_was_killed():
+    code = "import time; from rstar2.eval.grader import GraderPool; pool = GraderPool(2)\n"
+    code += "print(*(worker.pid for worker in pool._all), flush=True); time.sleep(60)"
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
+    assert caller.stdout is not None
+    pids = [int(pid) for pid in caller.stdout.readline().split()]
+    caller.kill()
+    caller.communicate(timeout=30)
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert len(pids) == 2
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_a_pool_refuses_sizes_that_mean_nothing():

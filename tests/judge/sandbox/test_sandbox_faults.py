@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from attacks import descendants
+from sandbox_cases import descendants
 
 from rstar2.judge.sandbox import attend
 from rstar2.judge.sandbox.host import Sandbox
@@ -79,7 +79,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
-    monkeypatch.setattr(attend, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(attend, "SILENCE_S", 0.3)
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()

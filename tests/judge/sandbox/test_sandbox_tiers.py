@@ -11,6 +11,7 @@ import pytest
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import filters, tiers
 from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.inside.kernel import landlock_abi
 from rstar2.judge.schema import RunRequest
 
 
@@ -93,7 +94,7 @@ def test_strict_holds_for_root_where_user_namespaces_are_refused(
     _weaken(monkeypatch, user_namespace=False)
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
-    assert sandbox.run(RunRequest(code="import os; print(os.getuid())"), "a").stdout == "1000\n"
+    assert int(sandbox.run(RunRequest(code="import os; print(os.getuid())"), "a").stdout) > 1_000_000
     assert any("User namespaces are refused" in line for line in sandbox.exceptions())
     sandbox.close()
 
@@ -108,6 +109,22 @@ def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_not
     left = Path(f"/proc/{int(result.stdout) + 1}/cmdline")
     sandbox.close()
     assert not left.exists() or b"rstar2" not in left.read_bytes()
+
+
+@pytest.mark.parametrize("abi", [1, 3, 5])
+def test_landlock_holds_on_kernels_with_an_older_version_of_it(
+    landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abi: int
+) -> None:
+    if landlock_abi() < abi:
+        pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
+    del landlock
+    _weaken(monkeypatch, landlock_abi=abi, filter=filters.landlock_filter(abi))
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    assert any("cannot keep signals inside" in line for line in sandbox.exceptions())
+    code = "open('a', 'w').write('x')\nprint(open('a').read())"
+    assert sandbox.run(RunRequest(code=code), "a").stdout == "x\n"
+    sandbox.close()
 
 
 def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:

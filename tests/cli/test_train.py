@@ -1,0 +1,121 @@
+"""The training verbs refuse what is wrong with one message, exit code 2, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rstar2.data.parquet import write_parquet
+
+
+def rstar2(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rstar2", *map(str, args)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model, without a tokenizer."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "train.parquet"
+    write_parquet(path, [{"prompt": [{"role": "user", "content": "?"}]}])
+    return path
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["train", "--stage", "4", "--model", "m", "--data", "d"], "--stage 4: no such stage"),
+        (["train", "--stage", "3..1", "--model", "m", "--data", "d"], "--stage 3..1: no such stage"),
+        (["train", "--stage", "1", "--model", "nowhere", "--data", "d"], "no model folder at nowhere"),
+        (
+            ["train", "--stage", "1", "--model", "m", "--data", "d", "--profile", "desktop"],
+            "no recipe desktop",
+        ),
+        (["train", "--stage", "1", "--model", "m", "--data", "d", "--set", "stepz=1"], "unknown key stepz"),
+        (["train", "--stage", "1", "--model", "m", "--data", "d", "--set", "steps=-5"], "steps = -5"),
+        (
+            ["train", "--stage", "1", "--model", "m", "--data", "d", "--recipe", "no.toml"],
+            "no recipe no.toml",
+        ),
+        (["sft", "--model", "nowhere", "--data", "d"], "no model folder at nowhere"),
+        (["sft", "--model", "m", "--data", "d", "--set", "epochs=0"], "epochs = 0"),
+        (["demo", "--set", "rl.nonsense=1"], "unknown key nonsense"),
+        (["demo", "--set", "problems.train=-3"], "problems.train = -3"),
+        (["demo", "--recipe", "nowhere"], "no recipe nowhere"),
+    ],
+)
+def test_a_mistake_gets_one_message_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
+    run = rstar2(*args, cwd=tmp_path)
+    assert run.returncode == 2, run.stderr
+    assert said in run.stderr.replace("\n", " ")
+    assert "Traceback" not in run.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing may be left behind"
+
+
+def test_a_model_without_a_tokenizer_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    run = rstar2("train", "--stage", "1", "--model", model, "--data", data, "--run", "run", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "tokenizer" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("steps = = 3\n")
+    run = rstar2("train", "--stage", "1", "--model", "m", "--data", "d", "--recipe", "bad.toml", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "line 1" in run.stderr
+
+
+def test_a_run_folder_of_another_recipe_is_refused_by_its_keys(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    from rstar2.demo.recipe import demo_plan
+
+    (tmp_path / "run").mkdir()
+    record = {"kind": "demo", "config": demo_plan("demo", None, []).config()}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record))
+    run = rstar2("demo", "--run", "run", "--seed", "7", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "demo.seed" in run.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("mine")
+    run = rstar2("demo", "--run", "run", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "not a run of ours" in run.stderr.replace("\n", " ")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("verb", ["train", "sft", "demo"])
+def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: Path) -> None:
+    args = {
+        "train": ["--stage", "1..3", "--model", "m", "--data", "d"],
+        "sft": ["--model", "m", "--data", "d"],
+        "demo": [],
+    }[verb]
+    run = rstar2(verb, *args, "--dry-run", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert ("verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo") in run.stdout
+    assert list(tmp_path.iterdir()) == []

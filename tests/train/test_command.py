@@ -1,0 +1,143 @@
+"""Recipes become command lines that VERL's own config classes accept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.errors import UserError
+from rstar2.train.command import StagePaths, agent_loop_yaml, sft_command, stage_command
+from rstar2.train.recipe import sft_recipe, stage_recipe
+
+
+def paths(root: Path) -> StagePaths:
+    return StagePaths(
+        model=root / "a model",
+        data=root / "train.parquet",
+        checkpoints=root / "stage1" / "checkpoints",
+        agent_loop=root / "agent_loop.yaml",
+        metrics=root / "metrics-1.jsonl",
+    )
+
+
+def composed(config: str, argv: list[str]) -> Any:
+    """What VERL would see: its own defaults under our command line."""
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    import verl.trainer
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(verl.trainer.__file__).parent / "config"
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        return compose(config_name=config, overrides=argv)
+
+
+@pytest.mark.parametrize("profile", [None, "laptop"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | None, tmp_path: Path) -> None:
+    recipe = stage_recipe(stage, profile, [])
+    config = composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:])
+    from verl.utils.config import omega_conf_to_dataclass
+
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    omega_conf_to_dataclass(config.algorithm)
+    assert rollout.n == recipe.roc.down_sample_to_n
+    assert rollout.name == ("vllm" if profile is None else "rstar2_cpu")
+    assert config.data.max_response_length == recipe.rollout.tokens
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.28)
+    assert actor.optim.lr == recipe.optim.lr
+    assert not actor.use_kl_loss
+    assert actor.entropy_coeff == 0
+    assert actor.loss_agg_mode == "token-mean"
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "a model")
+    assert config.trainer.v1.sampler.sampler_kwargs.roc.variant == "paper"
+    assert config.trainer.device == ("cuda" if profile is None else "cpu")
+
+
+@pytest.mark.parametrize("profile", [None, "laptop"])
+def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:
+    recipe = sft_recipe(profile, ["batch=32"])
+    command = sft_command(
+        recipe, tmp_path / "m", tmp_path / "d.parquet", tmp_path / "c", tmp_path / "x.jsonl"
+    )
+    argv = command.argv[command.argv.index("verl.trainer.sft_trainer") + 1 :]
+    config = composed("sft_trainer_engine", argv)
+    assert config.data.train_batch_size == 32
+    assert config.optim.lr == 5e-6
+    assert config.trainer.total_epochs == 3
+
+
+def test_one_rank_needs_no_launcher_and_several_use_torchrun(tmp_path: Path) -> None:
+    one = sft_command(sft_recipe("laptop", []), *[tmp_path] * 4)
+    eight = sft_command(sft_recipe(None, []), *[tmp_path] * 4)
+    assert one.argv[:3] == [sys.executable, "-m", "verl.trainer.sft_trainer"]
+    assert "torch.distributed.run" in eight.argv
+    assert "--nproc-per-node=8" in eight.argv
+
+
+def test_only_the_cpu_profile_loads_the_plugin(tmp_path: Path) -> None:
+    gpu = stage_command(stage_recipe(1, None, []), paths(tmp_path))
+    cpu = stage_command(stage_recipe(1, "laptop", []), paths(tmp_path))
+    assert "VERL_PLATFORM" not in gpu.env
+    assert cpu.env["VERL_PLATFORM"] == "cpu"
+    assert cpu.env["VERL_USE_EXTERNAL_MODULES"] == "rstar2.train.verl.plugin"
+
+
+def test_the_stages_are_the_papers() -> None:
+    table = {n: stage_recipe(n, None, []) for n in (1, 2, 3)}
+    seen = {
+        n: (
+            r.steps,
+            r.rollout.tokens,
+            r.rollout.prompts,
+            r.rollout.rollouts,
+            r.roc.down_sample_to_n,
+            r.rollout.max_turns,
+        )
+        for n, r in table.items()
+    }
+    assert seen == {
+        1: (300, 8192, 512, 32, 16, 10),
+        2: (85, 12288, 512, 32, 16, 10),
+        3: (125, 12288, 512, 32, 16, 15),
+    }
+    assert [table[n].drop_solved for n in (1, 2, 3)] == [0, 0, 8]
+
+
+def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
+    recipe = stage_recipe(1, None, [], over={"verl": {"trainer.save_freq": 77}})
+    assert composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:]).trainer.save_freq == 77
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("rollout.nonsense=1", "unknown key rollout.nonsense"),
+        ("steps=-1", "steps = -1"),
+        ("rollout.prompts=many", "rollout.prompts = 'many'"),
+        ("roc.variant=other", "roc.variant = 'other'"),
+        ("steps", "not of the form a.b=c"),
+    ],
+)
+def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        stage_recipe(1, None, [change])
+    assert said in caught.value.message
+
+
+def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
+    for make in (lambda: stage_recipe(1, "desktop", []), lambda: sft_recipe(None, [], "no-such")):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert "laptop" in caught.value.hint
+
+
+def test_the_agent_loop_file_names_our_loop_and_the_judge() -> None:
+    (entry,) = json.loads(agent_loop_yaml(stage_recipe(1, None, []), "http://judge:1", "secret"))
+    assert entry["name"] == "rstar2"
+    assert entry["judge_url"] == "http://judge:1"
+    assert entry["max_turns"] == 10

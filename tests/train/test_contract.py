@@ -1,0 +1,85 @@
+"""What we rely on in VERL 0.9.1, public and private. A failure here says which touch point moved."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+
+
+def test_verl_is_the_version_the_touch_points_were_read_in() -> None:
+    assert importlib.metadata.version("verl") == "0.9.1"
+
+
+def test_process_groups_are_made_by_two_functions_that_a_plugin_can_replace() -> None:
+    from verl.utils import distributed
+
+    one = inspect.signature(distributed.initialize_global_process_group)
+    ray = inspect.signature(distributed.initialize_global_process_group_ray)
+    assert list(one.parameters) == ["timeout_second"]
+    assert list(ray.parameters) == ["timeout_second", "backend"]
+    source = inspect.getsource(distributed.initialize_global_process_group)
+    assert "return local_rank, rank, world_size" in source, "what the function returns has changed"
+
+
+def test_rollout_classes_are_looked_up_by_name_and_mode() -> None:
+    from verl.workers.rollout import base
+
+    assert isinstance(base._ROLLOUT_REGISTRY, dict)
+    assert ("vllm", "async") in base._ROLLOUT_REGISTRY
+    assert "_ROLLOUT_REGISTRY[(rollout_name, mode)]" in inspect.getsource(base.get_rollout_class)
+
+
+def test_the_replay_buffer_hands_groups_to_one_method() -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+    method = inspect.signature(ReplayBuffer._materialize_batch)
+    assert list(method.parameters) == ["self", "partition_id", "selected_prompt_uids", "partition_snapshot"]
+    assert "self._materialize_batch(" in inspect.getsource(ReplayBuffer.sample)
+    assert "poll_interval" in inspect.signature(ReplayBuffer.__init__).parameters
+    assert list(inspect.signature(ReplayBuffer.sample).parameters) == [
+        "self",
+        "global_steps",
+        "partition_id",
+        "batch_size",
+    ]
+
+
+def test_agent_loops_hand_over_a_score_of_their_own() -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, AgentLoopWorker
+
+    assert {"prompt_ids", "response_ids", "response_mask", "reward_score", "extra_fields"} <= set(
+        AgentLoopOutput.model_fields
+    )
+    assert "final_output.reward_score is None" in inspect.getsource(AgentLoopWorker._compute_score)
+
+
+def test_rollouts_a_problem_are_read_from_the_row() -> None:
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    assert '"__rollout_n__"' in inspect.getsource(agent_loop_tq)
+
+
+def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
+    code = (
+        "import verl\n"
+        "from verl.plugin.platform import get_platform\n"
+        "from verl.utils import distributed\n"
+        "from verl.workers.rollout.base import get_rollout_class\n"
+        "from verl.workers.rollout.replica import get_rollout_replica_class\n"
+        "assert get_platform().device_name == 'cpu'\n"
+        "assert distributed.initialize_global_process_group.__module__ == 'rstar2.train.verl.plugin'\n"
+        "print(get_rollout_class('rstar2_cpu').__name__, get_rollout_replica_class('rstar2_cpu').__name__)\n"
+    )
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.split() == ["CpuRollout", "CpuReplica"]

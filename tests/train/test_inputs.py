@@ -1,0 +1,90 @@
+"""What training starts from is checked before anything is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar2.data.parquet import read_rows, write_parquet
+from rstar2.errors import UserError
+from rstar2.train.inputs import check_model, conversations, with_our_template
+
+GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": []}, "row 2: no messages"),
+        ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "row 2: message 1 has no text content"),
+        ({}, "row 2: no messages"),
+        ([], "line 2: not an object"),
+    ],
+)
+def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row))
+    assert said in caught.value.message
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": GOOD}) + "\n{nope\n")
+    with pytest.raises(UserError, match="line 2: not JSON"):
+        conversations(path)
+
+
+def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
+    held = conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
+    again = conversations(held.store(tmp_path / "x.parquet"))
+    assert [[dict(m) for m in row["messages"]] for row in again.rows] == [GOOD]
+
+
+@pytest.mark.parametrize("content", [b"", b"not parquet at all"])
+def test_a_file_that_is_not_parquet_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot read"):
+        read_rows(path, "prompt")
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_parquet(path, [{"other": 1}])
+    with pytest.raises(UserError, match="no column prompt"):
+        read_rows(path, "prompt")
+
+
+@pytest.mark.parametrize("present", [[], ["config.json"], ["config.json", "model.safetensors"]])
+def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: list[str]) -> None:
+    for name in present:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(UserError) as caught:
+        check_model(tmp_path)
+    missing = ["config.json", "weights", "tokenizer"][len(present)]
+    assert missing in caught.value.message
+
+
+def test_the_copy_for_sft_has_our_template_and_the_models_weights(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: pip install 'rstar2[laptop]'")
+    from transformers import AutoTokenizer
+
+    from rstar2.data import builtin
+    from rstar2.prompts import CHAT_TEMPLATE
+    from rstar2.train.tiny import TinyModel, make_tiny_model
+
+    model = tmp_path / "model"
+    make_tiny_model(model, TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
+    base = with_our_template(model, tmp_path / "base")
+    assert AutoTokenizer.from_pretrained(base).chat_template == CHAT_TEMPLATE
+    assert (base / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
+    assert (base / "rstar2_prompt.json").read_text() == (model / "rstar2_prompt.json").read_text()

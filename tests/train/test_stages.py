@@ -1,0 +1,81 @@
+"""A stage's folder: what is left behind is whole, and what is there already is not done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar2.errors import UserError
+from rstar2.trace import Trace
+from rstar2.train.stages import drop_solved, mend_tracker, step_metrics
+
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def sample(problem: str, number: int, right: bool) -> Trace:
+    return Trace(
+        problem_id=problem,
+        sample=number,
+        prompt_ids=[1],
+        response_ids=[2],
+        response_mask=[1],
+        turns=[],
+        finish="answer",
+        verdict="correct" if right else "wrong",
+    )
+
+
+def row(name: str) -> dict[str, dict[str, str]]:
+    return {"extra_info": {"id": name}}
+
+
+def test_only_problems_solved_every_time_are_dropped() -> None:
+    traces = [sample("a", n, True) for n in range(4)] + [sample("b", n, n != 2) for n in range(4)]
+    kept = drop_solved([row("a"), row("b")], traces, times=4, fill=0)
+    assert [item["extra_info"]["id"] for item in kept] == ["b"]
+
+
+def test_solved_problems_fill_up_a_batch_that_would_be_too_small() -> None:
+    traces = [sample(name, n, True) for name in "abc" for n in range(2)]
+    assert len(drop_solved([row(name) for name in "abc"], traces, times=2, fill=2)) == 2
+
+
+def test_a_problem_with_too_few_samples_is_named() -> None:
+    with pytest.raises(UserError, match="problem b has 1 samples, 2 are needed"):
+        drop_solved([row("b")], [sample("b", 0, True)], times=2, fill=0)
+
+
+@pytest.mark.parametrize("torn", ["", "1", "xyz", "9"])
+def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(tmp_path: Path, torn: str) -> None:
+    for step in (2, 4, 6):
+        (tmp_path / f"global_step_{step}").mkdir()
+    for step in (2, 4):
+        (tmp_path / f"global_step_{step}" / "data.pt").touch()
+    (tmp_path / TRACKER).write_text(torn)
+    mend_tracker(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == "4"
+
+
+def test_a_good_pointer_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "global_step_2").mkdir()
+    (tmp_path / TRACKER).write_text("2")
+    mend_tracker(tmp_path)
+    assert (tmp_path / TRACKER).read_text() == "2"
+
+
+def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / TRACKER).write_text("7")
+    mend_tracker(tmp_path)
+    assert not (tmp_path / TRACKER).exists()
+
+
+def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:
+    def line(step: int, value: float) -> str:
+        return json.dumps({"step": step, "data": {"x": value}}) + "\n"
+
+    (tmp_path / "metrics-1.jsonl").write_text(line(1, 1.0) + line(2, 2.0) + line(3, 3.0) + '{"step": 4, "da')
+    (tmp_path / "metrics-2.jsonl").write_text(line(3, 30.0))
+    (tmp_path / "metrics-10.jsonl").write_text(line(4, 40.0))
+    assert step_metrics(tmp_path) == {1: {"x": 1.0}, 2: {"x": 2.0}, 3: {"x": 30.0}, 4: {"x": 40.0}}

@@ -1,0 +1,80 @@
+"""The built-in problems: solvable, disjoint, and told to the model as the judge would tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from rstar2.agent import parse_calls
+from rstar2.data import builtin
+from rstar2.errors import UserError
+from rstar2.eval.grader import grade
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.service import running_judge
+from rstar2.judge.tools import PythonTool
+
+FLAWS = {"repaired": 0.2, "guessed": 0.2, "wrong": 0.2, "missing": 0.2, "repeated": 0.1}
+
+
+def test_held_out_problems_are_in_no_training_set_whatever_the_seeds() -> None:
+    held = {problem.problem for problem in builtin.held_out(1, 500)}
+    for seed in (1, 2, 3):
+        assert held.isdisjoint(problem.problem for problem in builtin.training(seed, 1500))
+
+
+def test_a_seed_repeats_and_another_differs() -> None:
+    assert builtin.held_out(5, 40) == builtin.held_out(5, 40)
+    assert builtin.held_out(5, 40) != builtin.held_out(6, 40)
+
+
+def test_problems_are_distinct_of_every_family_and_have_integer_answers() -> None:
+    problems = builtin.held_out(1, 300)
+    assert len({problem.id for problem in problems}) == 300
+    assert {problem.family for problem in problems} == set(builtin.FAMILIES)
+    assert all(str(int(problem.answer)) == problem.answer for problem in problems)
+
+
+def test_more_problems_than_there_are_is_refused() -> None:
+    with pytest.raises(UserError):
+        builtin.held_out(1, 1_000_000)
+
+
+def test_sft_conversations_have_their_flaws_in_the_shares_asked_for() -> None:
+    talks = list(builtin.traces(1, 1500, FLAWS))
+    said = ["".join(m["content"] for m in talk if m["role"] == "assistant") for talk in talks]
+    without_answer = sum("<answer>" not in text for text in said) / len(said)
+    twice = sum(text.count("<answer>") == 2 for text in said) / len(said)
+    without_call = sum("<tool_call>" not in text for text in said) / len(said)
+    assert without_answer == pytest.approx(0.2, abs=0.04)
+    assert twice == pytest.approx(0.1, abs=0.03)
+    assert without_call == pytest.approx(0.2, abs=0.04)
+
+
+def test_clean_conversations_answer_rightly_and_their_calls_parse() -> None:
+    questions = islice(builtin.questions(1, held_out=False), 60)
+    for question, talk in zip(questions, builtin.traces(1, 60, {}), strict=True):
+        assert grade(question.problem.answer, talk[-1]["content"]).verdict == "correct"
+        calls = [call for m in talk if m["role"] == "assistant" for call in parse_calls(m["content"])]
+        assert all(isinstance(call, tuple) for call in calls)
+
+
+def test_tool_output_in_conversations_is_what_the_judge_shows(tmp_path: Path) -> None:
+    programs = {
+        code: output
+        for question in islice(builtin.questions(2, held_out=False), 40)
+        for code in (question.code, question.broken)
+        for output in [builtin.run_trusted(code)[0]]
+    }
+
+    async def shown(url: str) -> dict[str, str]:
+        client = JudgeClient(url)
+        tool = PythonTool(client, traceback_lines=1)
+        calls = await asyncio.gather(*(tool.run("python", {"code": code, "input": ""}) for code in programs))
+        await client.aclose()
+        return dict(zip(programs, [call.output for call in calls], strict=True))
+
+    with running_judge(tmp_path) as judge:
+        assert asyncio.run(shown(judge.url)) == programs

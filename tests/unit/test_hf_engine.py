@@ -1,0 +1,177 @@
+"""The in-process engine: what a request gets does not depend on who shares its batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rstar2[laptop]'")
+
+from rstar2.data import builtin  # noqa: E402
+from rstar2.engines.base import EngineError, Generation, Sampling  # noqa: E402
+from rstar2.engines.hf import HFEngine, _truncated  # noqa: E402
+from rstar2.errors import UserError  # noqa: E402
+from rstar2.train.tiny import TinyModel, make_tiny_model  # noqa: E402
+
+PROMPTS = [[5, 9, 300, 41], [7], list(range(20, 60)), [3, 3, 3], [100, 200, 300, 400, 500, 9, 9]]
+GREEDY = Sampling(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny_model(path, TinyModel(layers=2, context=128), builtin.traces(1, 60, {}), builtin.PROMPT, 3)
+    return path
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[HFEngine]:
+    made = HFEngine(folder, max_batch=4, threads=1)
+    yield made
+    asyncio.run(made.aclose())
+
+
+def together(
+    engine: HFEngine, sampling: list[Sampling], delays: list[float] | None = None
+) -> list[Generation]:
+    async def one(i: int) -> Generation:
+        await asyncio.sleep(delays[i] if delays else 0)
+        return await engine.generate(PROMPTS[i], sampling[i])
+
+    async def work() -> list[Generation]:
+        return await asyncio.gather(*(one(i) for i in range(len(sampling))))
+
+    return asyncio.run(work())
+
+
+def test_greedy_equals_transformers_own_generation(engine: HFEngine) -> None:
+    (said,) = together(engine, [GREEDY])
+    ids = torch.tensor([PROMPTS[0]])
+    expected = engine.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+    )
+    assert said.token_ids == expected[0, len(PROMPTS[0]) :].tolist()
+
+
+@pytest.mark.parametrize("delays", [None, [0.0, 0.02, 0.0, 0.05, 0.01]])
+def test_a_request_is_answered_alike_alone_and_among_others(
+    engine: HFEngine, delays: list[float] | None
+) -> None:
+    sampling = [Sampling(temperature=1.0, max_tokens=6 + 5 * i, seed=i) for i in range(5)]
+    alone = [asyncio.run(engine.generate(PROMPTS[i], sampling[i])) for i in range(5)]
+    crowd = together(engine, sampling, delays)
+    assert [said.token_ids for said in crowd] == [said.token_ids for said in alone]
+    for one, other in zip(crowd, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_logprobs_are_those_of_the_whole_text_at_the_sampling_temperature(engine: HFEngine) -> None:
+    (said,) = together(engine, [Sampling(temperature=0.7, max_tokens=10, seed=4)])
+    with torch.no_grad():
+        logits = engine.model(torch.tensor([PROMPTS[0] + said.token_ids])).logits[0]
+    start = len(PROMPTS[0]) - 1
+    expected = torch.log_softmax(logits[start : start + len(said.token_ids)] / 0.7, -1)
+    chosen = expected.gather(-1, torch.tensor(said.token_ids)[:, None]).squeeze(-1)
+    assert said.logprobs == pytest.approx(chosen.tolist(), abs=1e-4)
+
+
+def test_a_seed_repeats_and_another_differs(engine: HFEngine) -> None:
+    def draw(seed: int) -> list[int]:
+        return together(engine, [Sampling(temperature=1.0, max_tokens=30, seed=seed)])[0].token_ids
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_a_stop_token_ends_a_turn_and_is_kept(folder: Path) -> None:
+    plain = HFEngine(folder, threads=1)
+    (said,) = together(plain, [GREEDY])
+    stop = said.token_ids[3]
+    asyncio.run(plain.aclose())
+    stopping = HFEngine(folder, [stop], threads=1)
+    (ended,) = together(stopping, [GREEDY])
+    asyncio.run(stopping.aclose())
+    assert ended.finish == "stop"
+    assert ended.token_ids == said.token_ids[: said.token_ids.index(stop) + 1]
+
+
+def test_the_context_bounds_a_turn(engine: HFEngine) -> None:
+    async def work() -> tuple[Generation, Generation]:
+        long = await engine.generate([1] * 120, Sampling(temperature=0.0, max_tokens=500))
+        return long, await engine.generate([1] * 128, GREEDY)
+
+    long, full = asyncio.run(work())
+    assert (len(long.token_ids), long.finish) == (8, "length")
+    assert (full.token_ids, full.finish) == ([], "length")
+
+
+def test_a_cancelled_request_frees_its_place(engine: HFEngine) -> None:
+    async def work() -> Generation:
+        task = asyncio.create_task(engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=120)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return await engine.generate(PROMPTS[1], GREEDY)
+
+    assert len(asyncio.run(work()).token_ids) == 12
+
+
+def test_whoever_watches_hears_every_token_in_order(engine: HFEngine) -> None:
+    heard: list[int] = []
+
+    async def work() -> Generation:
+        said = await engine.generate(PROMPTS[2], GREEDY, heard.extend)
+        await asyncio.sleep(0)
+        return said
+
+    assert asyncio.run(work()).token_ids == heard
+
+
+def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:
+    before = together(engine, [GREEDY])[0].token_ids
+
+    def scramble() -> None:
+        for parameter in engine.model.parameters():
+            parameter.copy_(parameter.flip(0))
+
+    asyncio.run(engine.call(scramble))
+    assert together(engine, [GREEDY])[0].token_ids != before
+
+
+def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFEngine) -> None:
+    def fail() -> None:
+        raise KeyError("unknown weight")
+
+    with pytest.raises(KeyError, match="unknown weight"):
+        asyncio.run(engine.call(fail))
+    assert len(together(engine, [GREEDY])[0].token_ids) == 12
+
+
+def test_a_closed_engine_refuses(folder: Path) -> None:
+    engine = HFEngine(folder, threads=1)
+    asyncio.run(engine.aclose())
+    with pytest.raises(EngineError, match="closed"):
+        asyncio.run(engine.generate([1], GREEDY))
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty"])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "model"
+    if kind == "empty":
+        path.mkdir()
+    with pytest.raises(UserError, match=str(path)):
+        HFEngine(path)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [(1.0, 0, 4), (1.0, 2, 2), (0.55, 0, 2), (0.5, 0, 1), (0.01, 0, 1), (0.95, 2, 2)],
+)
+def test_top_p_and_top_k_keep_the_likeliest(top_p: float, top_k: int, kept: int) -> None:
+    row: Any = type("Row", (), {"sampling": Sampling(top_p=top_p, top_k=top_k)})()
+    left = _truncated(torch.tensor([[0.1, 0.5, 0.15, 0.25]]), [row])
+    assert int((left > 0).sum()) == kept
+    assert left.argmax() == 1
