@@ -32,6 +32,8 @@ LINGER_S = 0.01
 BEAT_S = 0.5
 BLOCK_MS = 300
 LONGEST_RETRY_S = 0.25
+WEDGED_S = 30.0
+"""A program that is not over so long after its limit means that the sandbox itself hangs."""
 log = logging.getLogger(__name__)
 
 
@@ -262,6 +264,15 @@ class Link:
             "running_s": now - desk.since if desk.current else 0.0,
         }
         pipe.hset(queue.WORKERS, self.name, json.dumps(state))
+        self._end_if_wedged(now)
+
+    def _end_if_wedged(self, now: float) -> None:
+        """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
+        current, since = self.desk.current, self.desk.since
+        if current is None or now - since < WEDGED_S or now - since < current.timeout_s + WEDGED_S:
+            return
+        log.error("the sandbox hangs with program %s: this worker ends", current.id)
+        os._exit(1)
 
 
 def _tasks(answer: object) -> list[Task]:

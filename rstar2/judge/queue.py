@@ -14,6 +14,7 @@ The scripts are sent whole with EVAL, so a Redis that was restarted needs no loa
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 
@@ -176,6 +177,12 @@ class Task:
     @classmethod
     def from_fields(cls, stream: str, entry: str, fields: dict[str, str]) -> Task:
         return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
+
+    @property
+    def timeout_s(self) -> float:
+        """The program's own limit."""
+        body = json.loads(self.body)
+        return float((body.get("cell") or body).get("timeout_s", 0.0))
 
     @property
     def is_cell(self) -> bool:
