@@ -35,6 +35,8 @@ def _candidates(controller: str) -> list[Path]:
         places.append(_ROOT / controller)
     elif "" in groups:
         places.append(_ROOT / groups[""].lstrip("/"))
+        # A group that holds processes cannot be divided, which this process's own does.
+        places.append(_ROOT)
     return places
 
 
@@ -42,8 +44,13 @@ def _sweep(parent: Path) -> None:
     """Remove the groups of workers that died without doing so. The kernel refuses if one is in use."""
     for path in parent.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{path.name.split('-')[1]}").exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a group, unless the kernel says that it is in use."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 class Cgroup:
@@ -63,6 +70,8 @@ class Cgroup:
         for parent in _candidates(controller):
             _sweep(parent)
             path = parent / self._name
+            # In version 2 one group serves all controllers, so it may be there already.
+            was_there = path.exists()
             try:
                 with contextlib.suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -71,17 +80,22 @@ class Cgroup:
                 continue
             if any((path / name).exists() for name in files):
                 return path
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            if not was_there:
+                _remove(path)
         return None
 
     def _paths(self) -> set[Path]:
         return {path for path in (self.memory, self.pids) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process, and so its children to come, into the group."""
+        """Move a process, and so its children to come, into the group; do without where that is refused."""
         for path in self._paths():
-            (path / "cgroup.procs").write_text(str(pid))
+            try:
+                (path / "cgroup.procs").write_text(str(pid))
+            except OSError:
+                self.memory = None if path == self.memory else self.memory
+                self.pids = None if path == self.pids else self.pids
+                _remove(path)
 
     def entrances(self) -> list[int]:
         """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""

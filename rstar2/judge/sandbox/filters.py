@@ -68,8 +68,8 @@ _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 # What terminals and streams are asked by libc and Python; TIOCSTI and its like stay out.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
-# Names, death signals, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
-_PRCTLS = (1, 2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+# Names, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
+_PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
 """Versions of Landlock from which it looks after truncate(2), after TCP, and after signals."""
 # libseccomp's switch to sort a filter into a binary tree, which shortens its loading and every call.

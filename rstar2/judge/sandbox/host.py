@@ -116,8 +116,13 @@ class Sandbox:
         return self._plan
 
     def _build(self) -> Enclosure:
+        plan = self._built_plan()
+        if plan["tier"] != "strict":
+            # What the last program of a lost jail wrote there must not be there for the next.
+            shutil.rmtree(plan["place"])
+            os.mkdir(plan["place"])
         self._cgroup, self._nursery = Cgroup(), Cgroup()
-        self._jail = Enclosure(self._built_plan(), self._cgroup, self._nursery)
+        self._jail = Enclosure(plan, self._cgroup, self._nursery)
         self._cgroup.limit_processes(tiers.PROCESSES + 64)
         self._baseline = self._cgroup.used()
         if self._wants_warm:

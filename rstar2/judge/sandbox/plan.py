@@ -21,6 +21,8 @@ class Plan(TypedDict):
     """File for what the zygotes complain of."""
     place: str
     """Work folder of programs."""
+    nursery: str
+    """Where zygotes may write while they get warm; programs may not."""
     binds: list[str]
     """Files and folders to show, read-only, at their own paths."""
     links: list[tuple[str, str]]

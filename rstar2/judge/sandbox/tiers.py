@@ -39,7 +39,7 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
     binds, links = layout.shown()
     abi = kernel.landlock_abi() if tier != "none" else 0
     strict = tier == "strict"
-    for name in ("mount", "box"):
+    for name in ("mount", "box", "nursery"):
         (root / name).mkdir(exist_ok=True)
     return Plan(
         tier=tier,
@@ -49,6 +49,7 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
         root=str(root / "mount"),
         log=str(root / "zygotes.log"),
         place=jail.PLACE if strict else str(root / "box"),
+        nursery=jail.NURSERY if strict else str(root / "nursery"),
         binds=binds,
         links=links,
         files=layout.made_up_files(),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.sandbox import filters, tiers
+from rstar2.judge.sandbox import cgroups, filters, tiers
 from rstar2.judge.sandbox.host import Sandbox
 from rstar2.judge.sandbox.inside.kernel import landlock_abi
 from rstar2.judge.schema import RunRequest
@@ -96,6 +96,20 @@ def test_strict_holds_for_root_where_user_namespaces_are_refused(
     sandbox.start()
     assert int(sandbox.run(RunRequest(code="import os; print(os.getuid())"), "a").stdout) > 1_000_000
     assert any("User namespaces are refused" in line for line in sandbox.exceptions())
+    sandbox.close()
+
+
+def test_strict_holds_without_landlock_and_control_groups_and_says_so(
+    strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del strict
+    _weaken(monkeypatch, landlock_abi=0)
+    monkeypatch.setattr(cgroups, "_candidates", lambda controller: [])
+    sandbox = Sandbox(tmp_path, tier="strict")
+    sandbox.start()
+    said = " ".join(sandbox.exceptions())
+    assert "no Landlock" in said
+    assert "No memory control group" in said
     sandbox.close()
 
 

@@ -67,9 +67,6 @@ def _reseed() -> None:
         modules["numpy.random"].seed()
     if "sympy.core.random" in modules:
         modules["sympy.core.random"].rng.seed()
-    if "tempfile" in modules:
-        modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-        modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
 
 
 def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:

@@ -91,6 +91,10 @@ class _Optional:
 
 def settle() -> None:
     """Put what was loaded out of the garbage collector's sight and into huge pages."""
+    if "tempfile" in sys.modules:
+        # Programs have another folder for temporary files, and names of their own.
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+        sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     kernel.use_huge_pages()

@@ -225,7 +225,11 @@ class Zygote:
         control = _socket.socket(fileno=fd)
         for group in groups[:there]:
             os.write(group, b"0")
+        environment = dict(os.environ)
+        os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), self._plan["nursery"]))
         getattr(warm, weight)()
+        os.environ.clear()
+        os.environ.update(environment)
         warm.settle()
         for group in groups[there:]:
             os.write(group, b"0")
