@@ -96,11 +96,28 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """What status.json says of a run; empty where it says nothing."""
+    """What status.json says of a run; empty where it says nothing.
+
+    The state is `killed` where it says `running` and no process holds the run's lock.
+    """
     try:
-        return dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
+        status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
+    if status.get("state") == "running" and not _in_use(path):
+        status["state"] = "killed"
+    return status
+
+
+def _in_use(path: Path) -> bool:
+    try:
+        with (path / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    return False
 
 
 def list_runs(root: Path) -> list[Path]:

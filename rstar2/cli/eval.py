@@ -110,7 +110,7 @@ def run(
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
-    from rstar2.eval.session import JudgeChoice
+    from rstar2.eval.session import JudgeChoice, check_judge
     from rstar2.eval.settings import EvalSettings
     from rstar2.eval.target import Target, open_target
 
@@ -128,8 +128,9 @@ def run(
     }
     settings = resolve(EvalSettings, values, [], "eval")
     problems = _load(benchmarks, data, seed, limit)
-    opened = open_target(target, [problem for part in problems.values() for problem in part], in_flight)
     choice = JudgeChoice(judge, judge_token, judge_workers)
+    check_judge(choice)
+    opened = open_target(target, [problem for part in problems.values() for problem in part], in_flight)
     _measure(opened, problems, settings, run_folder, choice, per_problem)
 
 

@@ -35,7 +35,8 @@ class LiveView:
             self._live.update(self._drawn(look))
         elif time.monotonic() - self._lined_at >= _LINE_EVERY_S or look.done == look.total:
             self._lined_at = time.monotonic()
-            self._console.print(" · ".join(_facts(look)), soft_wrap=True)
+            shown = [*_facts(look), _eta(look), f"waiting: {look.trouble}" if look.trouble else ""]
+            self._console.print(" · ".join(filter(None, shown)), soft_wrap=True, markup=False)
 
     def say(self, note: str) -> None:
         """Show one more line, such as that the run is stopping."""
@@ -60,7 +61,7 @@ class LiveView:
         head.add_row(
             ProgressBar(total=max(1, look.total), completed=look.done, width=40),
             Text(f"{look.done:,}/{look.total:,} samples", "bold"),
-            Text(f"ETA {_span(look.eta_s)}" if look.eta_s is not None else "", "cyan"),
+            Text(_eta(look), "cyan"),
         )
         lines: list[RenderableType] = [head, Text(" · ".join(_facts(look)[1:]), "dim")]
         if look.trouble:
@@ -82,6 +83,10 @@ def _facts(look: Progress) -> list[str]:
         low, high = look.interval
         facts.append(f"avg so far {100 * look.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
     return facts
+
+
+def _eta(look: Progress) -> str:
+    return f"ETA {_span(look.eta_s)}" if look.eta_s is not None else ""
 
 
 def _span(seconds: float) -> str:

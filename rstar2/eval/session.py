@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.errors import UserError
+from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
 from rstar2.eval.runner import EvalResult, EvalSettings, evaluate_all
 from rstar2.eval.target import Opened, versions
-from rstar2.judge.client import JudgeClient
+from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service import running_judge
 from rstar2.judge.tools import PythonTool
 from rstar2.runs import Run
@@ -33,6 +33,21 @@ class JudgeChoice:
     token: str | None = None
     workers: int = 2
     """Programs at once, in a judge that is started."""
+
+
+def check_judge(judge: JudgeChoice) -> None:
+    """Ask a judge that should be there whether it is.
+
+    Raises:
+        UserError: it is not.
+    """
+    if judge.url is None:
+        return
+    try:
+        with SyncJudgeClient(judge.url, judge.token) as client:
+            client.health()
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,6 @@ async def _sample(
 ) -> Measured:
     stop = _Interrupt(view)
     async with client:
-        await client.health()
         try:
             results = await evaluate_all(
                 {name: (part, run.path / name) for name, part in problems.items()},

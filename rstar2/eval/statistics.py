@@ -188,7 +188,7 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64], level: flo
 
 def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float], level: float) -> Interval:
     padded = np.append(values, bounds)
-    error = float(padded.std(ddof=1)) / np.sqrt(len(padded))
+    error = float(padded.std(ddof=1)) / len(padded) ** 0.5
     half = float(special.stdtrit(len(padded) - 1, 0.5 + level / 2)) * error
     centre, mean = float(padded.mean()), float(values.mean())
     low, high = min(centre - half, mean), max(centre + half, mean)

@@ -20,35 +20,42 @@ class Measurement:
     """The path of its folder, as seen from the run's; the run's own name where that is the folder."""
     traces: Path
     results: dict[str, Any]
-    """results.json; made from the traces where a start ended before it wrote one."""
+    """results.json; its numbers are made from the traces anew where the run is not complete."""
 
 
 def measurements(run: Path) -> list[Measurement]:
-    """Every folder with a traces.jsonl in or below a run's folder, oldest first.
+    """Every folder with a traces.jsonl in or below a run's folder, by name.
 
     Raises:
         UserError: a file is damaged.
     """
-    found = sorted(run.glob("**/traces.jsonl"), key=lambda path: (path.stat().st_mtime, path))
-    return [_measurement(path, run) for path in found]
+    return [_measurement(path, run) for path in sorted(run.glob("**/traces.jsonl"))]
 
 
 def _measurement(traces: Path, run: Path) -> Measurement:
     name = traces.parent.relative_to(run).as_posix()
-    results = read_json(traces.parent / "results.json")
-    if results is None:
-        golds: dict[str, str] = {}
-        rows = []
-        for trace in read_traces(traces):
-            golds[trace.problem_id] = trace.gold or ""
-            rows.append(Row.of(trace))
-        groups = by_problem(rows)
-        results = {
-            "complete": False,
-            "summary": summarise_rows(groups),
-            "per_problem": problem_rows(groups, golds),
-        }
+    results = read_json(traces.parent / "results.json") or {}
+    if not results.get("complete"):
+        # A start that was killed has written traces that no results.json knows of.
+        results = {**results, **_from_traces(traces, results)}
     return Measurement(run.resolve().name if name == "." else name, traces, results)
+
+
+def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
+    golds: dict[str, str] = {}
+    rows = []
+    for trace in read_traces(traces):
+        golds[trace.problem_id] = trace.gold or ""
+        rows.append(Row.of(trace))
+    groups = by_problem(rows)
+    found = {
+        "complete": False,
+        "summary": summarise_rows(groups),
+        "per_problem": problem_rows(groups, golds),
+    }
+    if "missing" in held:
+        found["missing"] = held["missing"] + held["summary"]["samples"] - len(rows)
+    return found
 
 
 def read_json(path: Path) -> Any:

@@ -60,6 +60,12 @@ class Opened:
     identity: dict[str, Any]
     """What goes into results.json as `model`; a run resumed with another one is refused."""
 
+    @classmethod
+    def of(cls, engine: Engine, codec: ChatCodec, **identity: Any) -> Opened:
+        """Add the words around a problem to the identity: they decide the result as the weights do."""
+        words = codec.format.model_dump_json().encode()
+        return cls(engine, codec, {**identity, "prompt_sha256": hashlib.sha256(words).hexdigest()})
+
 
 def open_target(target: Target, problems: Sequence[Problem], in_flight: int) -> Opened:
     """Load or connect to the model.
@@ -75,7 +81,7 @@ def open_target(target: Target, problems: Sequence[Problem], in_flight: int) -> 
 
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
-        return Opened(OracleEngine(golds, plain), plain, {"name": "oracle"})
+        return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
     if target.url is not None:
         return _served(target, target.url)
     assert target.model is not None
@@ -87,12 +93,8 @@ def open_target(target: Target, problems: Sequence[Problem], in_flight: int) -> 
             f"a model folder is run with torch, which is not installed ({error.name})",
             'Install it: pip install "rstar2[laptop]"; or name a vLLM server with --url.',
         ) from error
-    identity = {
-        "name": target.short_name,
-        "path": str(target.model.resolve()),
-        "sha256": model_hash(target.model),
-    }
-    return Opened(HFEngine(target.model, [codec.end_id], max_batch=in_flight), codec, identity)
+    engine = HFEngine(target.model, [codec.end_id], max_batch=in_flight)
+    return Opened.of(engine, codec, name=target.short_name, sha256=model_hash(target.model))
 
 
 def _served(target: Target, url: str) -> Opened:
@@ -101,10 +103,9 @@ def _served(target: Target, url: str) -> Opened:
     name, root = _served_model(url, target.model_name)
     codec = load_codec(target.model or (Path(root) if Path(root).is_dir() else root))
     folder = target.model or (Path(root) if Path(root).is_dir() else None)
-    identity: dict[str, Any] = {"name": name, "root": root}
-    if folder is not None:
-        identity["sha256"] = model_hash(folder)
-    return Opened(VLLMEngine(url, name, stop_token_ids=[codec.end_id], patience_s=5.0), codec, identity)
+    engine = VLLMEngine(url, name, stop_token_ids=[codec.end_id], patience_s=5.0)
+    digest = {"sha256": model_hash(folder)} if folder is not None else {}
+    return Opened.of(engine, codec, name=name, root=root, **digest)
 
 
 def _served_model(url: str, wanted: str | None) -> tuple[str, str]:

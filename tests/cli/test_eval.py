@@ -270,6 +270,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path)
         (["good.jsonl", "--url", "not a url"], "no vLLM server answers at not a url"),
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
         (["good.jsonl", "--oracle", "--model", "empty"], "--oracle stands in for a model"),
+        (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
         (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),
         (["good.jsonl", "--oracle", "--max-tokens", "-5"], "greater than or equal to 1"),

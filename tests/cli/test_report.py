@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Pa
     assert (
         "no runs below" in CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path / "bare")]).output
     )
+
+
+def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "night")
+    write_json(run / "status.json", {"state": "running", "at": 0, "attempt": 1})
+    words = ["runs", "list", "--root", str(tmp_path)]
+    assert "killed" in CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "running" in CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output
 
 
 def test_a_run_is_shown_with_its_settings_and_numbers(tmp_path: Path) -> None:

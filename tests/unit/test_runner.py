@@ -338,3 +338,50 @@ def test_seeds_differ_by_problem_and_sample_and_stay_in_range() -> None:
     assert len(seeds) > 9_990
     assert all(0 <= seed < 1 << 31 for seed in seeds)
     assert sample_seed(1, "p0", 0) != sample_seed(0, "p0", 0)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def test_memory_stays_flat_however_many_samples_are_run(
+    plain: ChatCodec, grader: GraderPool, tmp_path: Path
+) -> None:
+    length = 4000
+    text = "</reason><answer>\\boxed{1}</answer>"
+    said = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
+
+    class Wordy:
+        name = "wordy"
+
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+        ) -> Generation:
+            await asyncio.sleep(0)
+            return Generation([*said], [-0.5 - at for at in range(len(said))], "stop")
+
+        async def aclose(self) -> None:
+            return
+
+    resident: dict[int, int] = {}
+
+    class Watched:
+        """Notes the memory in use as grading goes on."""
+
+        async def agrade(self, gold: str | None, pred: str | None) -> Any:
+            resident[len(resident)] = resident_bytes()
+            return await grader.agrade(gold, pred)
+
+    result = await evaluate(
+        PROBLEMS,
+        engine=Wordy(),
+        codec=plain,
+        tools=EchoTools(),
+        grader=Watched(),
+        settings=EvalSettings(samples=40, in_flight=8),
+        out=tmp_path,
+    )
+    assert result.summary["samples"] == 480
+    assert result.summary["mean_tokens"] > 10_000
+    # A trace holds some 12,000 token ids, as many marks and floats: kept, they would add about 190 MB.
+    assert resident[479] - resident[100] < 25e6

@@ -174,7 +174,7 @@ class ArithmeticParser(Cursor):
                 node = Call("percent", (node,))
             elif self._is("command", "degree"):
                 self._take()
-                node = Call("degree", (node,))
+                node = self._degrees(node)
             else:
                 return node
 
@@ -182,10 +182,10 @@ class ArithmeticParser(Cursor):
         degree = {"circ", "degree"}
         if self._next.kind == "command" and self._next.text in degree:
             self._take()
-            return Call("degree", (base,))
+            return self._degrees(base)
         if self._is("sign", "{") and self._peek().text in degree and self._peek(2).text == "}":
             self._at += 3
-            return Call("degree", (base,))
+            return self._degrees(base)
         if self._is("command", "prime"):
             self._take()
             return _primed(base)
@@ -201,6 +201,11 @@ class ArithmeticParser(Cursor):
             exponent = self._raised(exponent)
         self._depth -= 1
         return Power(base, negative(exponent) if sign < 0 else exponent)
+
+    def _degrees(self, value: Node) -> Node:
+        """Degrees of arc, or of temperature where C or F follows."""
+        self._accept("word", "C", "F")
+        return Call("degree", (value,))
 
     def _transposed(self, base: Node) -> Node | None:
         if not isinstance(base, Matrix):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rstar2.eval.grader import matrices
 from rstar2.eval.grader.equality import equal, proportional, variables
 from rstar2.eval.grader.lists import all_same, in_order, unordered
@@ -38,7 +40,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.plusminus import flattened
 from rstar2.eval.grader.quantities import same_quantities, same_ratios, same_residues
-from rstar2.eval.grader.region import is_region, region_of, same_region
+from rstar2.eval.grader.region import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.values import NoValue
 
 Outcome = tuple[bool, str]
@@ -105,13 +107,16 @@ def _lists(a: Node, b: Node) -> Outcome:
     kinds = {type(a), type(b)}
     if kinds == {SetOf, Brackets}:
         return False, "set"
-    if Brackets in kinds:
-        return in_order(unnamed(one), unnamed(other), _same), "list"
     names = names_of(one), names_of(other)
+    if Brackets in kinds:
+        roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
+        return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
     ordered = any(names) and not one_variable(names[0] or names[1])
     one, other = unnamed(one), unnamed(other)
+    if ordered and SetOf in kinds:
+        return False, "set"
     if ordered or any(part == Symbol("dots") for item in (*one, *other) for part in walk(item)):
         return in_order(one, other, _same), "list"
     return unordered(one, other, _same), "set" if SetOf in kinds else "list"
@@ -156,16 +161,26 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
     )
     if isinstance(a, Relation) and isinstance(b, Relation):
         return _relations(a, b)
-    if isinstance(a, Brackets) and isinstance(b, Brackets):
-        return _brackets(a, b)
+    one, other = as_interval(a), as_interval(b)
+    if one and other:
+        return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
     if isinstance(a, SetOperation) and isinstance(b, SetOperation) and a.kind == b.kind:
         straight = all_same((a.left, a.right), (b.left, b.right), _same)
         return straight or (a.kind != "minus" and all_same((a.left, a.right), (b.right, b.left), _same))
     if isinstance(a, Listing) and isinstance(b, Listing):
         return unordered(a.items, b.items, _same)
-    if a == b:
-        return True
+    if isinstance(a, NumberSet) and isinstance(b, NumberSet):
+        return a == b
     raise NoValue("a set that is not solved")
+
+
+def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[Brackets, Brackets]]:
+    """The same pair with a < x read as a bound on the other of its two names."""
+    for node, against in ((a, other), (b, one)):
+        if isinstance(node, Relation) and len(node.sides) == 2:
+            turned = as_interval(Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+            if turned is not None:
+                yield turned, against
 
 
 def _one_relation(a: Node, b: Node) -> Outcome:
@@ -253,9 +268,22 @@ def _matrices(a: Node, b: Node) -> bool:
     if table is None:
         raise NoValue("not a matrix")
     entries = matrices.vector(table)
-    if entries is not None and isinstance(plain, Brackets):
+    if (
+        entries is not None
+        and isinstance(plain, Brackets)
+        and plain.opening + plain.closing in {"()", "[]", "<>"}
+    ):
         return in_order(entries, plain.items, _same)
     return len(entries or ()) == 1 and _same(entries[0], plain) if entries else False
+
+
+def _without_base(a: Node, b: Node) -> bool:
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    numeral, plain = (a, b) if isinstance(a, Based) else (b, a)
+    assert isinstance(numeral, Based)
+    if isinstance(plain, Number) and str(plain.value) == numeral.digits:
+        raise NoValue("the base is not stated")
+    return False
 
 
 def _values(a: Node, b: Node) -> Outcome:
@@ -266,8 +294,8 @@ def _values(a: Node, b: Node) -> Outcome:
         return same_ratios(a, b, _same), "ratio"
     if Residue in kinds:
         return same_residues(a, b, _same), "residue"
-    if Based in kinds and not kinds <= {Based, Number}:
-        return False, "base"
+    if Based in kinds and kinds != {Based}:
+        return _without_base(a, b), "base"
     if Brackets in kinds or NumberSet in kinds:
         return False, "tuple" if Brackets in kinds else "set"
     if isinstance(a, Based) and isinstance(b, Based):

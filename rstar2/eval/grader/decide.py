@@ -15,6 +15,11 @@ from rstar2.eval.grader.verdict import Verdict
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
+_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
+_CHOICE = re.compile(
+    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+\S.*|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+)
+"""An option quoted with its text, such as `(C) 15` or `Option C`."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 
@@ -60,6 +65,11 @@ def _by_type(wanted: str, extracted: str) -> Verdict:
     golds, preds = read(wanted), read(extracted)
     if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
+    choice = _CHOICE.fullmatch(extracted)
+    letter = _LETTER.fullmatch(wanted)
+    if choice and letter:
+        same = (choice[1] or choice[2]) == letter[1]
+        return Verdict("correct" if same else "wrong", extracted, "choice")
     for gold, pred in product(golds, preds):
         try:
             same, rule = compare(gold, pred)

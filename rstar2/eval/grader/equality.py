@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.evaluate import evaluate
-from rstar2.eval.grader.nodes import CONSTANTS, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.nodes import CONSTANTS, Apply, Call, Node, Number, Series, Symbol, walk
 from rstar2.eval.grader.values import NoValue, Setting, Value
 
 ROUNDED_DIGITS = 7
@@ -67,6 +67,8 @@ def real_value(node: Node) -> Any:
     sign = infinite(node)
     if sign:
         return sign * context.inf
+    if any(isinstance(part, Apply) for part in walk(node)):
+        raise NoValue("not a known number")
     value = evaluate(node, Setting({}, context))
     if isinstance(value, Fraction):
         return context.mpf(value.numerator) / value.denominator

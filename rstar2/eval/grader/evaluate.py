@@ -61,6 +61,7 @@ def evaluate(node: Node, setting: Setting) -> Value:
 
 
 def _value(node: Node, setting: Setting) -> Value:
+    setting.work.spend()
     match node:
         case Number(value=value):
             return value

@@ -39,10 +39,11 @@ _BETWEEN_BOXES = re.compile(
 )
 _FINAL = re.compile(r"final\s+answer\b", re.IGNORECASE)
 _STATED = re.compile(
-    r"\banswers?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
+    r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
+_PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _NUMBER = re.compile(
@@ -74,7 +75,7 @@ def _find(turn: str) -> str | None:
         content, end = box
         later = _after_last(_FINAL, turn[end:])
         return (_from_sentence(later) if later is not None else None) or _from_box(content)
-    if len(turn) <= BARE_CHARS and understood(turn):
+    if len(turn) <= BARE_CHARS and not _PROSE_FIRST.match(turn) and understood(turn):
         return turn
     stated = _after_last(_STATED, turn)
     found = _from_sentence(stated) if stated is not None else None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from rstar2.eval.grader.nodes import Brackets, Matrix, Node, Number, Power, Product, Quotient, Sum, walk
 from rstar2.eval.grader.values import NoValue
 
-MAX_CELLS = 400
+MAX_TERMS = 2000
+"""The most terms that one cell of a product may have."""
 Table = tuple[tuple[Node, ...], ...]
 
 
@@ -21,22 +24,39 @@ def table_of(node: Node) -> Table | None:
     """The cells of an expression in matrices; None where it is a scalar.
 
     Raises:
-        NoValue: the sizes do not fit, or the product is too large.
+        NoValue: the sizes do not fit, or the cells would be too large.
     """
+    sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
+    if not sizes:
+        return None
+    factors = len(sizes) + sum(_exponent(part) for part in walk(node))
+    if factors > 1 and max(sizes) ** factors > MAX_TERMS:
+        raise NoValue("too many matrices")
+    return _table(node)
+
+
+def _exponent(node: Node) -> int:
+    match node:
+        case Power(exponent=Number(value=value)) if 1 <= value <= 5:
+            return int(value)
+    return 0
+
+
+def _table(node: Node) -> Table | None:
     match node:
         case Matrix(rows=rows):
             return rows
         case Product(factors=factors):
-            return _product([(factor, table_of(factor)) for factor in factors])
+            return _product([(factor, _table(factor)) for factor in factors])
         case Sum(terms=terms):
-            return _sum([table_of(term) for term in terms])
+            return _sum([_table(term) for term in terms])
         case Quotient(over=over, under=under):
-            table = table_of(over)
+            table = _table(over)
             return table and tuple(tuple(Quotient(cell, under) for cell in row) for row in table)
         case Power(base=base, exponent=Number(value=value)):
-            table = table_of(base)
+            table = _table(base)
             if table is not None:
-                if value.denominator != 1 or not 1 <= value <= 5:
+                if value.denominator != 1 or not 1 <= value <= 5 or not isinstance(base, Matrix):
                     raise NoValue("a matrix to a strange power")
                 return _product([(base, table)] * int(value))
     return None
@@ -60,20 +80,18 @@ def vector(table: Table) -> tuple[Node, ...] | None:
 
 
 def _product(factors: list[tuple[Node, Table | None]]) -> Table | None:
-    total: Table | None = None
-    scalars: list[Node] = []
-    for node, table in factors:
-        if table is None:
-            scalars.append(node)
-        else:
-            total = table if total is None else _times(total, table)
-    if total is None or not scalars:
+    tables = [table for _, table in factors if table is not None]
+    if not tables:
+        return None
+    total = reduce(_times, tables)
+    scalars = [node for node, table in factors if table is None]
+    if not scalars:
         return total
     return tuple(tuple(Product((*scalars, cell)) for cell in row) for row in total)
 
 
 def _times(a: Table, b: Table) -> Table:
-    if len(a[0]) != len(b) or len(a) * len(b[0]) * len(b) > MAX_CELLS:
+    if len(a[0]) != len(b):
         raise NoValue("sizes do not fit")
     columns = tuple(zip(*b, strict=True))
     return tuple(

@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rstar2.eval.grader.equality import variables
-from rstar2.eval.grader.nodes import Apply, Brackets, Listing, Node, Relation, Symbol, number, walk
+from rstar2.eval.grader.nodes import (
+    Apply,
+    Brackets,
+    Listing,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Relation,
+    Sum,
+    Symbol,
+    number,
+    walk,
+)
 
 EQUALS = frozenset({"=", "~"})
+_POLYNOMIAL = Number | Symbol | Sum | Product | Quotient | Power
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
@@ -61,9 +76,11 @@ def same_name(a: Node, b: Node) -> bool:
 
 
 def states_a_value(node: Relation) -> bool:
-    """Whether an equation says what an expression amounts to, as xy = 125 does and x^2 - 1 = 0 does not."""
+    """Whether an equation says what an expression amounts to, as a·b = xy = 125 does and x^2 + y^2 = 1 does not."""
     value = node.sides[-1]
-    return set(node.operators) <= EQUALS and not variables(value) and value != number(0)
+    if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
+        return False
+    return len(node.sides) > 2 or not all(isinstance(part, _POLYNOMIAL) for part in walk(node.sides[0]))
 
 
 def expanded(name: Node | None, value: Node) -> Node | None:

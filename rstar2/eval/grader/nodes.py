@@ -144,6 +144,7 @@ class Based:
 
     value: int
     base: int
+    digits: str
 
 
 @dataclass(frozen=True, slots=True)

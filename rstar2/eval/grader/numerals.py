@@ -34,6 +34,6 @@ def based(digits: str, base: str) -> Node:
     if not 2 <= radix <= 36 or len(digits) > 200:
         raise ParseError(f"{base!r} is not a base")
     try:
-        return Based(int(digits, radix), radix)
+        return Based(int(digits, radix), radix, digits)
     except ValueError:
         raise ParseError(f"{digits} is not a numeral in base {radix}") from None

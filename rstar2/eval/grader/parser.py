@@ -35,7 +35,22 @@ _OPERATORS = {
     "doteq": "~", "equiv": "=", "coloneqq": "=",
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
-_BETWEEN = {"and", "or", "or else", "and also", "and/or"}
+_BETWEEN = {
+    "where",
+    "for",
+    "with",
+    "such that",
+    "for all",
+    "for any",
+    "for some",
+    "if",
+    "when",
+    "and",
+    "or",
+    "or else",
+    "and also",
+    "and/or",
+}
 
 
 class AnswerParser(ExpressionParser):

@@ -28,7 +28,9 @@ MAX_CHARS = 6000
 """Longer answers are not understood."""
 
 _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightarrow", "longrightarrow"}
-_LETTERED_NUMERAL = re.compile(r"([0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)")
+_LETTERED_NUMERAL = re.compile(
+    r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
+)
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
     ("all", "real", "number"): NumberSet("R"),
@@ -94,7 +96,7 @@ def parse(text: str, thousands: bool = True) -> Node:
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
-    cleaned = clean(text)
+    cleaned = clean(text).removeprefix("=").lstrip()
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])

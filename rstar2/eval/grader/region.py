@@ -23,7 +23,7 @@ from rstar2.eval.grader.nodes import (
 )
 from rstar2.eval.grader.values import NoValue
 
-_FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = Symbol("infinity")
 
 
@@ -68,7 +68,7 @@ def is_region(node: Node) -> bool:
         case Relation(sides=sides, operators=("in",)):
             return is_region(sides[1]) or isinstance(sides[1], Brackets)
         case Relation(operators=operators):
-            return any(operator in _FLIPPED and operator != "=" for operator in operators)
+            return any(operator in FLIPPED and operator != "=" for operator in operators)
         case Listing(items=items):
             return all(is_region(item) for item in items)
     return False
@@ -119,12 +119,32 @@ def _inequality(node: Relation) -> tuple[Node | None, Region]:
         if _is_name(left):
             return _solved(left, operators[0], right)
         if _is_name(right):
-            return _solved(right, _FLIPPED.get(operators[0], "?"), left)
+            return _solved(right, FLIPPED.get(operators[0], "?"), left)
     if len(sides) == 3 and _is_name(sides[1]):
-        name, first = _solved(sides[1], _FLIPPED.get(operators[0], "?"), sides[0])
+        name, first = _solved(sides[1], FLIPPED.get(operators[0], "?"), sides[0])
         _, second = _solved(sides[1], operators[1], sides[2])
         return name, _combined("intersection", first, second)
     raise NoValue("not a bound on one variable")
+
+
+def as_interval(node: Node) -> Brackets | None:
+    """An inequality that bounds one variable, with ends that may be expressions, as the interval it describes."""
+    match node:
+        case Brackets(items=(_, _)):
+            return node
+        case Relation(sides=(low, name, high), operators=(("<" | "<=") as first, ("<" | "<=") as second)) if (
+            _is_name(name)
+        ):
+            return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
+        case Relation(sides=(left, right), operators=(("<" | "<=" | ">" | ">=") as operator,)):
+            if not _is_name(left):
+                left, right = right, left
+            if _is_name(left):
+                closed = operator.endswith("=")
+                if operator.startswith("<") == (left == node.sides[0]):
+                    return Brackets("(", "]" if closed else ")", (negative(INFINITY), right))
+                return Brackets("[" if closed else "(", ")", (right, INFINITY))
+    return None
 
 
 def _is_name(node: Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, TypeAlias
 
@@ -11,11 +11,32 @@ MAX_BITS = 60_000
 """Exact numbers stay below this size."""
 MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
+MAX_STEPS = 30_000
+"""The longest evaluation, in nodes visited; sums within sums are what could take more."""
 MAX_SPREAD_BITS = 250
 """Inexact numbers that differ more in size are not added: the smaller one would be lost at 80 digits."""
 
 Value: TypeAlias = Any
 """A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
+
+
+class Work:
+    """How many steps an evaluation may still take."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
+
+    def spend(self) -> None:
+        """Take one step.
+
+        Raises:
+            NoValue: none is left.
+        """
+        self.left -= 1
+        if self.left < 0:
+            raise NoValue("too much work")
 
 
 class NoValue(Exception):
@@ -29,6 +50,7 @@ class Setting:
     symbols: Mapping[str, Fraction]
     context: Any
     """An mpmath context, which carries the precision."""
+    work: Work = field(default_factory=Work)
     degree: bool = False
     """Read a degree sign as π/180 rather than as a unit to leave out; always so inside sin, cos, tan…"""
     percent: bool = False

@@ -1,0 +1,61 @@
+"""A real model on a real judge, through the verb: nothing is simulated but the model's education."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rstar2.trace import read_traces
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("torch", reason="a local model is run with torch, which is not installed")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rstar2.data.builtin import PROMPT, held_out
+    from rstar2.train.tiny import TinyModel, make_tiny_model
+
+    folder = tmp_path_factory.mktemp("model")
+    talks = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]
+    make_tiny_model(folder, TinyModel(vocab=400, hidden=32, layers=1, heads=2), talks, PROMPT, seed=1)
+    return folder
+
+
+def _eval(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rstar2", "eval", *map(str, words)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_a_local_folder_is_measured_on_the_builtin_set(model: Path, tmp_path: Path) -> None:
+    words = ("builtin", "--model", model, "-n", 2, "--limit", 4, "--max-tokens", 40, "--run", "r")
+    ran = _eval(*words, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads((tmp_path / "r" / "builtin" / "results.json").read_text())
+    traces = list(read_traces(tmp_path / "r" / "builtin" / "traces.jsonl"))
+    assert len(traces) == results["summary"]["samples"] == 8
+    assert all(0 < trace.tokens <= 40 and trace.verdict for trace in traces)
+    assert all(trace.logprobs is not None and max(trace.logprobs) <= 0 for trace in traces)
+    assert results["model"]["name"] == model.name
+    assert len(results["model"]["sha256"]) == 64
+    assert results["judge"]["isolation"] in ("strict", "landlock", "none")
+    assert (tmp_path / "r" / "report.html").exists()
+
+    # Other weights in the same place are another model.
+    weights = model / "model.safetensors"
+    kept = weights.read_bytes()
+    weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    refused = _eval(*words, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "model.sha256" in refused.stderr
