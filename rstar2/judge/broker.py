@@ -113,7 +113,7 @@ class Broker:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        loops = (self._send, self._follow, self._sweep, self._bury)
+        loops = (self._send, self._follow, self._sweep, self._look_around)
         self.tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
 
     async def close(self) -> None:
@@ -228,13 +228,10 @@ class Broker:
         for run_id in delivered:
             if run_id not in self.waiting:
                 pipe.expire(*queue.delivered_args(run_id))
-        pipe.xlen(queue.TASKS)
-        pipe.xlen(queue.RETURNED)
         answers = await pipe.execute()
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
         del self.delivered[: len(delivered)]
-        self.depth = answers[-1] + answers[-2]
         for ticket, (new, state) in zip(tickets, answers, strict=False):
             ticket.sent_at = time.monotonic()
             if not new and queue.is_result(state):
@@ -288,8 +285,8 @@ class Broker:
                 self._give_up(ticket)
             await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
 
-    async def _bury(self) -> None:
-        """Give the programs of workers that died to those that live."""
+    async def _look_around(self) -> None:
+        """See how long the queue is, and give the programs of workers that died to those that live."""
         watch = DeathWatch()
         while True:
             states = await self.client.hgetall(queue.WORKERS)
@@ -297,6 +294,7 @@ class Broker:
             for name in watch.look(beats, time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.eval(*queue.reap_args(name))
+            self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
             await asyncio.sleep(LOOK_S)
 
     async def _look(self, tickets: Sequence[Ticket]) -> None:

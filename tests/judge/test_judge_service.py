@@ -7,6 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,7 +18,8 @@ from judge.faults import descendants, status, wait_gone
 from rstar2.errors import Failure, UserError
 from rstar2.judge.client import JudgeError, SyncJudgeClient
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import running_judge
+from rstar2.judge.service import running_judge, start_service, stop_service
+from rstar2.judge.settings import ServiceSettings
 
 
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
@@ -68,6 +71,24 @@ def test_none_is_never_taken_by_itself_and_stays_on_loopback(tmp_path: Path) -> 
         running_judge(tmp_path, host="0.0.0.0", token="t", isolation="none"),
     ):
         pass
+
+
+def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=10))
+    try:
+        with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(1) as pool:
+            sleeper = RunRequest(code="import time; time.sleep(0.3); print(1)")
+            load = pool.submit(client.run_many, [sleeper] * 10)
+            time.sleep(0.5)
+            answer = httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}, timeout=30)
+            assert answer.status_code == 429
+            assert float(answer.headers["Retry-After"]) >= 1
+            late = client.run(RunRequest(code="print(2)"))
+            assert [result.stdout for result in load.result(60)] == ["1\n"] * 10
+            assert late.stdout == "2\n"
+        assert status(judge)["outcomes"] == {"ok": 11}
+    finally:
+        stop_service(process)
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
