@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox_cases import Case
+from attacks import Case
 
 FAILED = ("runtime_error", "killed", "memory", "timeout")
 ANY = ("ok", "output_limit", *FAILED)

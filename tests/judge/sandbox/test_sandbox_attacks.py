@@ -10,7 +10,7 @@ import pytest
 import sandbox_own_exhaust
 import sandbox_own_honest
 import sandbox_own_reach
-from sandbox_cases import Case, Surroundings, read_cases, run_case
+from attacks import Case, Surroundings, read_cases, run_case
 from sandbox_own import CASES, NOT_IN_LANDLOCK
 
 from rstar2.judge.sandbox.host import Sandbox

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_cases import descendants
+from attacks import descendants
 
 from rstar2.judge.sandbox import attend
 from rstar2.judge.sandbox.host import Sandbox

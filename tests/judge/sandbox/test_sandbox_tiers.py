@@ -116,13 +116,12 @@ def test_strict_holds_without_landlock_and_control_groups_and_says_so(
 def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_nothing(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path, tier="none", minimum="none")
     sandbox.start()
-    code = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\nprint(os.getpid())"
+    code = "import os, time\npid = os.fork()\nif pid == 0:\n    os.setsid()\n    time.sleep(60)\nprint(pid)"
     result = sandbox.run(RunRequest(code=code), "a")
     assert (result.outcome, result.isolation) == ("ok", "none")
     assert "without any confinement" in sandbox.exceptions()[0]
-    left = Path(f"/proc/{int(result.stdout) + 1}/cmdline")
+    assert not Path(f"/proc/{int(result.stdout)}").exists()
     sandbox.close()
-    assert not left.exists() or b"rstar2" not in left.read_bytes()
 
 
 @pytest.mark.parametrize("abi", [1, 3, 5])
