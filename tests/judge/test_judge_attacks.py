@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from attacks import Case, Surroundings, read_cases, run_case
 from judge.faults import parts
-from sandbox_cases import Case, Surroundings, read_cases, run_case
 
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service import JudgeHandle
