@@ -19,7 +19,7 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge import queue
 from rstar2.judge.deaths import LOOK_S, DeathWatch
@@ -288,14 +288,30 @@ class Broker:
     async def _look_around(self) -> None:
         """See how long the queue is, and give the programs of workers that died to those that live."""
         watch = DeathWatch()
+        for stream in (queue.TASKS, queue.RETURNED):
+            await self._make_group(stream)
         while True:
-            states = await self.client.hgetall(queue.WORKERS)
-            beats = {name: int(json.loads(state)["beat"]) for name, state in states.items()}
-            for name in watch.look(beats, time.monotonic()):
+            for name in watch.look(await self._beats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.eval(*queue.reap_args(name))
             self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
             await asyncio.sleep(LOOK_S)
+
+    async def _make_group(self, stream: str) -> None:
+        try:
+            await self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _beats(self) -> dict[str, int]:
+        """Heartbeats by worker; -1 of one that Redis has given programs and never heard of."""
+        beats = {}
+        for stream in (queue.TASKS, queue.RETURNED):
+            found = await self.client.xinfo_consumers(stream, queue.GROUP)
+            beats.update({consumer["name"]: -1 for consumer in found})
+        states = await self.client.hgetall(queue.WORKERS)
+        return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
 
     async def _look(self, tickets: Sequence[Ticket]) -> None:
         """Fetch results whose notice was missed, and queue again what Redis has forgotten."""

@@ -12,11 +12,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import redis
 from judge.faults import descendants, parts, run_through, status
 
+from rstar2.judge import queue
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.schema import RunRequest
@@ -144,6 +147,15 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_is_at_and_gives_the_re
         time.sleep(0.6)
         [left] = status(judge)["workers"]
         assert 0 < left["done"] < 101
+
+
+def test_what_was_given_to_nobody_known_is_run_by_others(judge: JudgeHandle) -> None:
+    def steal() -> None:
+        with redis.Redis.from_url(judge.redis_url) as client:
+            stolen: Any = client.xreadgroup(queue.GROUP, "ghost", {queue.TASKS: ">"}, count=20, block=5000)
+        assert sum(len(entries) for _, entries in stolen) > 0
+
+    assert run_through(judge, 150, steal) < RECOVERY_S
 
 
 def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHandle) -> None:
