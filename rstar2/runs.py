@@ -69,7 +69,10 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         )
     if record.exists():
         _refuse_mixing(record, kind, config)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path}: {error.strerror}", "Give another folder with --run.") from error
     with _locked(path):
         if not record.exists():
             write_json(record, {"kind": kind, "config": config})
@@ -80,7 +83,9 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         except BaseException as error:
             # A full disk must not hide what went wrong.
             with contextlib.suppress(OSError):
-                run.status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", kind=kind)
+                run.status(
+                    "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed", kind=kind
+                )
             raise
         run.status("finished", kind=kind)
 
