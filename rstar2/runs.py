@@ -59,13 +59,20 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
     record = path / "config.json"
-    if path.is_dir() and any(path.iterdir()) and not record.exists():
+    if (
+        path.is_dir()
+        and any(not entry.name.startswith(".") for entry in path.iterdir())
+        and not record.exists()
+    ):
         raise UserError(
             f"{path} is not empty and not a run of ours", "Give an empty or new folder with --run."
         )
     if record.exists():
         _refuse_mixing(record, kind, config)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {path}: {error.strerror}", "Give another folder with --run.") from error
     with _locked(path):
         if not record.exists():
             write_json(record, {"kind": kind, "config": config})
@@ -76,7 +83,9 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         except BaseException as error:
             # A full disk must not hide what went wrong.
             with contextlib.suppress(OSError):
-                run.status("stopped" if isinstance(error, KeyboardInterrupt) else "failed", kind=kind)
+                run.status(
+                    "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed", kind=kind
+                )
             raise
         run.status("finished", kind=kind)
 

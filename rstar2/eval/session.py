@@ -80,6 +80,8 @@ def measure(
             url, token, isolation = started.url, started.token, started.isolation
         grader = stack.enter_context(GraderPool())
         stack.enter_context(view)
+        if isolation == "none":
+            view.say("judge isolation is none here: the model's programs can read what you can read")
         client = JudgeClient(url, token, patience_s=settings.wait_s)
         about = {"model": opened.identity, "versions": versions(), "judge": {"isolation": isolation}}
         try:

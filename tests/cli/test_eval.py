@@ -277,6 +277,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path)
         (["good.jsonl", "--oracle", "--top-p", "0"], "top_p = 0"),
         (["good.jsonl", "--oracle", "--run", "good.jsonl"], "good.jsonl is a file, not a run folder"),
         (["good.jsonl", "--oracle", "--run", "empty"], "empty is not empty and not a run"),
+        (["good.jsonl", "--oracle", "--run", "good.jsonl/r"], "cannot make good.jsonl/r: Not a directory"),
         (["compare", "none", "none"], "no run at none"),
     ],
 )
