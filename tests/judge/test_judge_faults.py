@@ -27,6 +27,15 @@ from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop
 from rstar2.judge.settings import ServiceSettings
 
 RECOVERY_S = 5.0
+"""On a machine that has nothing else to do."""
+
+
+def recovery_bound() -> float:
+    """RECOVERY_S, longer by as much as the machine is slowed down by others at present."""
+    wall, cpu = time.monotonic(), time.process_time()
+    while time.process_time() - cpu < 0.2:
+        pass
+    return RECOVERY_S * max(1.0, (time.monotonic() - wall) / 0.2)
 
 
 @pytest.fixture
@@ -45,8 +54,8 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 def test_a_worker_is_killed(judge: JudgeHandle) -> None:
     [victim, _] = parts(judge, "rstar2.judge.worker")
-    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
-    deadline = time.monotonic() + RECOVERY_S
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
+    deadline = time.monotonic() + recovery_bound()
     while len(found := status(judge)["workers"]) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(found) == 2
@@ -61,7 +70,7 @@ def test_a_frozen_worker_is_taken_for_dead_and_its_late_results_do_not_count(jud
         time.sleep(4.5)
         os.kill(victim, signal.SIGCONT)
 
-    assert run_through(judge, 100, freeze) < RECOVERY_S
+    assert run_through(judge, 100, freeze) < recovery_bound()
 
 
 def test_zygotes_are_killed(judge: JudgeHandle) -> None:
@@ -74,20 +83,20 @@ def test_zygotes_are_killed(judge: JudgeHandle) -> None:
             except ProcessLookupError:
                 continue
 
-    assert run_through(judge, 100, kill) < RECOVERY_S
+    assert run_through(judge, 100, kill) < recovery_bound()
     assert status(judge)["restarts"] == {}
 
 
 def test_the_http_process_is_killed_and_nothing_runs_twice(judge: JudgeHandle) -> None:
     [victim] = parts(judge, "rstar2.judge.api")
-    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
     time.sleep(0.6)
     assert sum(worker["done"] for worker in status(judge)["workers"]) == 101
 
 
 def test_the_embedded_queue_is_killed(judge: JudgeHandle) -> None:
     [victim] = parts(judge, "valkey-server") or parts(judge, "redis-server")
-    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < RECOVERY_S
+    assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
 
 
 def test_the_queue_is_away_for_two_seconds(tmp_path: Path, server: EmbeddedRedis) -> None:
@@ -99,7 +108,7 @@ def test_the_queue_is_away_for_two_seconds(tmp_path: Path, server: EmbeddedRedis
         server.restart()
 
     with running_judge(tmp_path, redis_url=server.url) as judge:
-        assert run_through(judge, 100, restart) < RECOVERY_S
+        assert run_through(judge, 100, restart) < recovery_bound()
 
 
 def test_the_queue_is_frozen_for_five_seconds(tmp_path: Path, server: EmbeddedRedis) -> None:
@@ -110,7 +119,7 @@ def test_the_queue_is_frozen_for_five_seconds(tmp_path: Path, server: EmbeddedRe
         os.kill(server.process.pid, signal.SIGCONT)
 
     with running_judge(tmp_path, redis_url=server.url) as judge:
-        assert run_through(judge, 100, freeze) < RECOVERY_S
+        assert run_through(judge, 100, freeze) < recovery_bound()
 
 
 def test_the_queue_loses_all_it_held(tmp_path: Path, server: EmbeddedRedis) -> None:
@@ -143,7 +152,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_is_at_and_gives_the_re
         )
         process, _ = start_service(settings)
         assert len(status(judge)["workers"]) == 2
-        assert run_through(judge, 100, lambda: stop_service(process)) < RECOVERY_S
+        assert run_through(judge, 100, lambda: stop_service(process)) < recovery_bound()
         time.sleep(0.6)
         [left] = status(judge)["workers"]
         assert 0 < left["done"] < 101
@@ -155,7 +164,7 @@ def test_what_was_given_to_nobody_known_is_run_by_others(judge: JudgeHandle) -> 
             stolen: Any = client.xreadgroup(queue.GROUP, "ghost", {queue.TASKS: ">"}, count=20, block=5000)
         assert sum(len(entries) for _, entries in stolen) > 0
 
-    assert run_through(judge, 150, steal) < RECOVERY_S
+    assert run_through(judge, 150, steal) < recovery_bound()
 
 
 def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHandle) -> None:
@@ -167,7 +176,7 @@ def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHand
         connection.sendall(head + body)
         time.sleep(0.6)
         assert status(judge)["queue"] > 100
-    deadline = time.monotonic() + RECOVERY_S
+    deadline = time.monotonic() + recovery_bound()
     while (found := status(judge))["queue"] + found["running"] and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (found["queue"], found["running"]) == (0, 0)
@@ -202,4 +211,4 @@ def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None
         ballast.unlink()
 
     with running_judge(small_disk / "judge") as judge:
-        assert run_through(judge, 100, fill) < RECOVERY_S
+        assert run_through(judge, 100, fill) < recovery_bound()
