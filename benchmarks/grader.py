@@ -92,23 +92,46 @@ def peer() -> None:
         print(bool(wanted) and verify(wanted, parse(pred)), flush=True)
 
 
-def measure(name: str, path: Path, grade: Grade) -> Score:
+@dataclass(frozen=True)
+class Answer:
+    """What a grader said to one row."""
+
+    scored: bool
+    expected: bool
+    correct: bool | None
+    ms: float
+
+
+def measure(path: Path, grade: Grade) -> list[Answer]:
     """Grade every row of a file, one after the other."""
-    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    times, wrong, hangs, scored = [], [], 0, 0
-    for row in rows:
+    answers = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row: dict[str, Any] = json.loads(line)
         started = time.perf_counter()
         correct = grade(row["gold"], row["pred"])
-        times.append((time.perf_counter() - started) * 1000)
-        hangs += correct is None
-        if row.get("label", "ok") == "ok":
-            scored += 1
-            if correct is None or correct != row["expected"]:
-                wrong.append(bool(row["expected"]))
+        taken = (time.perf_counter() - started) * 1000
+        answers.append(Answer(row.get("label", "ok") == "ok", row["expected"], correct, taken))
+    return answers
+
+
+def score(grader: str, cases: str, answers: list[Answer]) -> Score:
+    """Count and time a grader's answers to a set."""
+    scored = [answer for answer in answers if answer.scored]
+    wrong = [answer for answer in scored if answer.correct != answer.expected]
+    missed = sum(answer.expected for answer in wrong)
+    times = [answer.ms for answer in answers]
     return Score(
-        name, path.stem, scored, scored - len(wrong), len(wrong) - sum(wrong), sum(wrong), hangs,
+        grader, cases, len(scored), len(scored) - len(wrong), len(wrong) - missed, missed,
+        sum(answer.correct is None for answer in answers),
         float(np.median(times)), float(np.percentile(times, 99)), max(times),
     )  # fmt: skip
+
+
+def run(grader: str, files: list[Path], grade: Grade) -> list[Score]:
+    """One grader's figures for each set, and for all of them together."""
+    found = {path.stem: measure(path, grade) for path in files}
+    found["together"] = [answer for answers in found.values() for answer in answers]
+    return [score(grader, cases, answers) for cases, answers in found.items()]
 
 
 def main() -> None:
@@ -126,15 +149,13 @@ def main() -> None:
     files = sorted(options.folder.glob("*.jsonl"))
     if not files:
         parser.error(f"no *.jsonl in {options.folder}; name the folder with the cases")
-    scores = []
+    scores: list[Score] = []
     with GraderPool(workers=1) as pool:
         pool.grade("\\sqrt{2}", "2^{0.5}")
-        scores += [
-            measure("rstar2", path, lambda gold, pred: pool.grade(gold, pred).correct) for path in files
-        ]
+        scores += run("rstar2", files, lambda gold, pred: pool.grade(gold, pred).correct)
     if not options.alone:
         other = Peer()
-        scores += [measure("math-verify", path, other.grade) for path in files]
+        scores += run("math-verify", files, other.grade)
         other.stop()
     show(scores)
     if options.json:

@@ -59,7 +59,11 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
     record = path / "config.json"
-    if path.is_dir() and any(path.iterdir()) and not record.exists():
+    if (
+        path.is_dir()
+        and any(not entry.name.startswith(".") for entry in path.iterdir())
+        and not record.exists()
+    ):
         raise UserError(
             f"{path} is not empty and not a run of ours", "Give an empty or new folder with --run."
         )

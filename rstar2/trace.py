@@ -199,7 +199,12 @@ def drop_torn_line(path: Path) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON so that the file is either whole or absent."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text so that the file is either whole or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     part.replace(path)

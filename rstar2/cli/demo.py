@@ -49,16 +49,21 @@ def command(
         _dry_run(plan, folder)
         return
     need_training_extra()
-    from rstar2.demo.page import write_page
+    from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
+    from rstar2.judge.embedded import server_binary
+    from rstar2.report import write_report
     from rstar2.runs import open_run
+
+    server_binary()
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with Rows() as rows:
             summary = run_demo(plan, opened, compare, rows, isolation)
-        page = write_page(folder, summary)
+        write_figure(folder)
+        page = write_report(folder)
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(f"report   [cyan]{page}[/]")
@@ -80,7 +85,8 @@ def _dry_run(plan: Any, folder: Path) -> None:
         root / "sft/checkpoints",
         root / "sft/metrics-1.jsonl",
     )
-    out.print("\n[bold]SFT[/]", shlex.join(command.argv), soft_wrap=True)
+    out.print("[bold]SFT[/]")
+    typer.echo(shlex.join(command.argv))
     model = root / "sft/model"
     for number, recipe in plan.stages.items():
         stage = root / f"stage{number}"
@@ -91,5 +97,6 @@ def _dry_run(plan: Any, folder: Path) -> None:
             stage / "agent_loop.yaml",
             stage / "metrics-1.jsonl",
         )
-        out.print(f"\n[bold]stage {number}[/]", shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
+        out.print(f"[bold]stage {number}[/]")
+        typer.echo(shlex.join(stage_command(recipe, paths).argv))
         model = stage / "model"

@@ -91,6 +91,7 @@ def up(
         )
     )
     _announce(judge, workers, folder)
+    _warn_of_open_queue(redis)
     if detach:
         return
     try:
@@ -107,6 +108,17 @@ def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
 
 
+def _warn_of_open_queue(redis: str | None) -> None:
+    from urllib.parse import urlsplit
+
+    where = urlsplit(redis or "")
+    if redis and where.password is None and where.hostname not in (None, "127.0.0.1", "localhost", "::1"):
+        err.print(
+            f"[yellow]the queue at {where.hostname} has no password: "
+            "whoever reaches it can run programs here[/]"
+        )
+
+
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
 def down() -> None:
     """End the judge that runs."""
@@ -118,7 +130,7 @@ def down() -> None:
 
     state = current_judge()
     os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while read_state() is not None:
         if time.monotonic() > deadline:
             raise Failure(f"the judge (pid {state.pid}) does not end", f"see {state.folder}/logs")
@@ -232,6 +244,7 @@ def worker(
     process, judge = start_service(settings)
     out.print(f"{workers} workers, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
+    _warn_of_open_queue(redis)
     try:
         process.wait()
     finally:

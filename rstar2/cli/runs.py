@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import examples, out
 
@@ -71,4 +72,4 @@ def _print_config(config: dict[str, Any], prefix: str = "") -> None:
         if isinstance(value, dict):
             _print_config(value, f"{prefix}{key}.")
         else:
-            out.print(f"  [dim]{prefix}{key}[/dim] {value}", soft_wrap=True, markup=True)
+            out.print(f"  [dim]{escape(prefix + str(key))}[/dim] {escape(str(value))}", soft_wrap=True)

@@ -45,20 +45,26 @@ def command(
         out.print_json(resolved.model_dump_json())
         folder = run.absolute()
         shown = sft_command(resolved, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
-        out.print(shlex.join(shown.argv), soft_wrap=True)
+        typer.echo(shlex.join(shown.argv))
         return
     from rstar2.cli.training import Rows, need_training_extra
+    from rstar2.errors import UserError
     from rstar2.runs import open_run
-    from rstar2.train.inputs import check_model, conversations, with_our_template
+    from rstar2.train.inputs import check_model, conversations, digest, with_our_template
     from rstar2.train.stages import is_done, run_sft
 
     need_training_extra()
     check_model(model)
     rows = conversations(data)
+    if len(rows) < resolved.batch:
+        raise UserError(
+            f"{data} has {len(rows)} conversations, a batch needs {resolved.batch}", "Set batch lower."
+        )
     config = {
         "recipe": resolved.model_dump(mode="json"),
         "model": str(model.absolute()),
         "data": str(data.absolute()),
+        "data_sha256": digest(data),
     }
     with open_run(run, "sft", config) as opened:
         if not is_done(run):

@@ -21,13 +21,14 @@ EPILOG = examples(
         "--judge http://judge:8090",
     ),
     (
-        "stage 3, without the problems that stage 2 solves every time",
-        "rstar2 train --stage 3 --model runs/train/stage2/model --data train.parquet --solved runs/eval-train",
+        "all three, each from the model of the one before",
+        "rstar2 train --stage 1..3 --model runs/sft/model --data train.parquet --run runs/rl",
     ),
     (
         "on a laptop, for a tiny model",
-        "rstar2 train --stage 1 --profile laptop --model runs/demo/sft/model --data train.parquet "
-        "--set steps=5 --set rollout.prompts=8 --set rollout.tokens=128",
+        "rstar2 train --stage 1 --profile laptop --model runs/demo/sft/model "
+        "--data runs/demo/stage1/train.parquet --set steps=5 --set rollout.prompts=8 --set rollout.rollouts=8 "
+        "--set roc.down_sample_to_n=4 --set rollout.tokens=128 --set optim.lr=3e-4",
     ),
     (
         "the resolved recipe and VERL's command",
@@ -78,16 +79,35 @@ def command(
         return
     from rstar2.cli.training import need_training_extra
     from rstar2.data.parquet import read_rows
+    from rstar2.errors import UserError
+    from rstar2.judge.embedded import server_binary
     from rstar2.runs import open_run
-    from rstar2.train.inputs import check_model
+    from rstar2.train.inputs import check_model, digest
+    from rstar2.train.solved import problems_of
 
     need_training_extra()
     check_model(model)
     rows = read_rows(data, "prompt")
+    most = max(resolved.rollout.prompts for resolved in recipes.values())
+    if len(rows) < most:
+        raise UserError(f"{data} has {len(rows)} problems, a step needs {most}", "Set rollout.prompts lower.")
+    if any(resolved.drop_solved for resolved in recipes.values()) and solved is None:
+        problems_of(rows)
+    if solved is not None:
+        _traces(solved)
+    if judge is None:
+        server_binary()
+        if any(resolved.hardware.nodes > 1 for resolved in recipes.values()):
+            raise UserError(
+                "on several nodes the judge must be reachable from all of them",
+                "Start one (rstar2 judge up --host … --token …) and name it with --judge.",
+            )
     config = {
         "recipes": {str(number): recipe.model_dump(mode="json") for number, recipe in recipes.items()},
         "model": str(model.absolute()),
         "data": str(data.absolute()),
+        "data_sha256": digest(data),
+        "solved": str(solved.absolute()) if solved else None,
     }
     with open_run(run, "train", config) as opened, _judge(judge, judge_token, run, judge_workers) as where:
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
@@ -117,7 +137,7 @@ def _train(
         out.print(f"stage {number}: done before")
         return folder / "model"
     if recipe.drop_solved:
-        rows = _unsolved(rows, recipe, model, solved)
+        rows = _unsolved(rows, recipe, model, run, folder, judge, solved)
     with Rows() as board:
         board.begin("stage", f"stage {number}", recipe.steps)
 
@@ -134,24 +154,52 @@ def _train(
 
 
 def _unsolved(
-    rows: list[dict[str, Any]], recipe: StageRecipe, model: Path, solved: Path | None
+    rows: list[dict[str, Any]],
+    recipe: StageRecipe,
+    model: Path,
+    run: Run,
+    folder: Path,
+    judge: tuple[str, str | None],
+    solved: Path | None,
 ) -> list[dict[str, Any]]:
-    from rstar2.errors import UserError
+    """Leave out what the policy solves every time: as counted before (--solved), or counted now."""
+    from rstar2.cli.training import Rows
+    from rstar2.eval.progress import Progress
     from rstar2.trace import read_traces
+    from rstar2.train.solved import sample_solved
     from rstar2.train.stages import drop_solved
 
-    times = recipe.drop_solved
     if solved is None:
-        raise UserError(
-            f"this stage leaves out problems solved {times} of {times} times by {model}, and nobody has counted",
-            f"Sample them (rstar2 eval train.jsonl --model {model} -n {times} --temperature "
-            f"{recipe.rollout.temperature:g} --run runs/solved), then start again with --solved runs/solved; "
-            "or keep every problem with --set drop_solved=0.",
-        )
-    traces = solved / "traces.jsonl" if solved.is_dir() else solved
-    kept = drop_solved(rows, read_traces(traces), times, recipe.rollout.prompts)
+        with Rows() as board:
+            board.begin("solved", "training problems, to drop the solved", len(rows) * recipe.drop_solved)
+
+            def follow(progress: Progress) -> None:
+                board.step("solved", progress.done, f"{progress.tokens_per_s:.0f} tokens/s")
+
+            traces = sample_solved(model, rows, recipe, judge, folder / "solved", run.logs, follow)
+            board.end("solved", f"{recipe.drop_solved} samples each")
+    else:
+        traces = _traces(solved)
+    kept = drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
     out.print(f"{len(kept)} of {len(rows)} problems are not solved every time")
     return kept
+
+
+def _traces(solved: Path) -> Path:
+    """The traces of an `rstar2 eval` run of one benchmark.
+
+    Raises:
+        UserError: there are none, or those of several benchmarks.
+    """
+    from rstar2.errors import UserError
+
+    found = [solved] if solved.is_file() else sorted(solved.glob("**/traces.jsonl"))
+    if len(found) != 1:
+        raise UserError(
+            f"--solved {solved}: {len(found)} files of traces there, one is needed",
+            "Give the `rstar2 eval` run over the training problems, or its traces.jsonl.",
+        )
+    return found[0]
 
 
 def _judge(url: str | None, token: str | None, run: Path, workers: int) -> Any:
@@ -198,5 +246,5 @@ def _dry_run(recipes: dict[int, StageRecipe], model: Path, run: Path) -> None:
         )
         out.print(f"[bold]stage {number}[/]")
         out.print_json(recipe.model_dump_json())
-        out.print(shlex.join(stage_command(recipe, paths).argv), soft_wrap=True)
+        typer.echo(shlex.join(stage_command(recipe, paths).argv))
         model = folder / "model"

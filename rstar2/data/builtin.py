@@ -95,9 +95,9 @@ def held_out(seed: int, count: int) -> list[Problem]:
     return [question.problem for question in _take(seed, held_out=True, count=count)]
 
 
-def training(seed: int, count: int) -> list[Problem]:
-    """Distinct problems for RL."""
-    return [question.problem for question in _take(seed, held_out=False, count=count)]
+def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
+    """Distinct problems for RL, after the first `skip`, which the seed's conversations are about."""
+    return [question.problem for question in _take(seed, held_out=False, count=skip + count)[skip:]]
 
 
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:

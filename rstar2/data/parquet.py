@@ -32,7 +32,7 @@ def rl_rows(
             "ability": "math",
             "prompt": words.messages(problem.problem),
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
-            "extra_info": {"index": index, "id": problem.id},
+            "extra_info": {"index": index, "id": problem.id, "problem": problem.problem},
             "__rollout_n__": rollouts,
         }
         for index, problem in enumerate(problems)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.prompts import PromptFormat
-from rstar2.trace import write_json
+from rstar2.trace import write_json, write_text
 
 _DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT = "open-r1/DAPO-Math-17k-Processed", "en", "train"
 
@@ -49,7 +50,7 @@ class Prepared:
 
 
 def prepare(settings: PrepareSettings, output: Path) -> Prepared:
-    """Write `train.parquet` and, beside it, `prepared.json` with the settings and counts.
+    """Write `train.parquet`, the same problems as `train.jsonl`, and `prepared.json` with settings and counts.
 
     Raises:
         UserError: the source is unknown or cannot be had, a row is wrong, or nothing is left to train on.
@@ -67,6 +68,8 @@ def prepare(settings: PrepareSettings, output: Path) -> Prepared:
     path = output / "train.parquet"
     name = settings.source if settings.source == DAPO.name else Path(settings.source).stem
     write_parquet(path, rl_rows(kept, PromptFormat(), settings.rollouts, name))
+    lines = (json.dumps({"id": p.id, "problem": p.problem, "answer": p.answer}) + "\n" for p in kept)
+    write_text(output / "train.jsonl", "".join(lines))
     prepared = Prepared(path, len(problems), len(kept), dropped)
     counts = {"read": prepared.read, "kept": prepared.kept, "dropped": dropped}
     write_json(output / "prepared.json", {"settings": _plain(settings), **counts})

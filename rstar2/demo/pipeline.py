@@ -7,36 +7,30 @@ RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner`
   plain/                stages and evals under plain GRPO (--compare)
-  model.json summary.json report.html
+  model.json summary.json report.html figure4.svg
 ```
 """
 
 from __future__ import annotations
 
-import asyncio
 import shutil
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
-from rstar2.data.problem import Problem
 from rstar2.demo.board import Board
 from rstar2.demo.recipe import STAGES, DemoPlan
 from rstar2.demo.stopwatch import Stopwatch, seconds
-from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import evaluate
-from rstar2.eval.settings import EvalSettings
-from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import Isolation
 from rstar2.judge.service import JudgeHandle, running_judge
-from rstar2.judge.tools import PythonTool
-from rstar2.prompts import load_codec
 from rstar2.runs import Run
 from rstar2.trace import read_traces, write_json
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.solved import sample, sample_solved
 from rstar2.train.stages import drop_solved, is_done, run_sft, run_stage
 from rstar2.train.tiny import make_tiny_model
 
@@ -58,40 +52,42 @@ def run_demo(
         Failure: a part failed; what is finished is kept, and the same call goes on.
     """
     board.begin("judge", "judge", 1)
-    with (
-        running_judge(run.path / "judge", workers=JUDGE_WORKERS, isolation=isolation) as judge,
-        GraderPool(workers=1) as grader,
-    ):
+    watch = Stopwatch(run.path / "wall_s.json")
+    compare = compare or (run.path / "plain").is_dir()
+    with running_judge(run.path / "judge", workers=JUDGE_WORKERS, isolation=isolation) as judge:
         board.end("judge", f"isolation {judge.isolation}, {JUDGE_WORKERS} workers at {judge.url}")
-        lab = _Lab(plan, run, board, judge, grader)
+        lab = _Lab(plan, run, board, judge)
         sft = lab.sft()
         first = lab.measure("sft", sft, run.path / "sft", run.path / "eval" / "sft")
         phases = [first, *lab.stages(sft, run.path, plan.stages, "")]
+        watch.mark()
         summary = {
             "seed": plan.demo.seed,
             "isolation": judge.isolation,
-            "wall_s": sum(phase["wall_s"] for phase in phases),
+            "wall_s": seconds(run.path / "wall_s.json"),
             "phases": phases,
         }
+        _keep(run, summary)
         if compare:
             summary["plain_grpo"] = [first, *lab.stages(sft, run.path / "plain", plan.plain, "plain ")]
+            _keep(run, summary)
+    return summary
+
+
+def _keep(run: Run, summary: dict[str, Any]) -> None:
     write_json(run.path / "summary.json", summary)
     write_json(run.path / "model.json", {"path": "stage3/model"})
-    return summary
 
 
 class _Lab:
     """The parts of the demo, over what they share."""
 
-    def __init__(
-        self, plan: DemoPlan, run: Run, board: Board, judge: JudgeHandle, grader: GraderPool
-    ) -> None:
+    def __init__(self, plan: DemoPlan, run: Run, board: Board, judge: JudgeHandle) -> None:
         self._plan = plan
         self._demo = plan.demo
         self._run = run
         self._board = board
-        self._judge = judge
-        self._grader = grader
+        self._where = (judge.url, judge.token)
 
     def sft(self) -> Path:
         """Stage 0: make the model and the flawed traces, and fine-tune."""
@@ -107,7 +103,7 @@ class _Lab:
         watch = Stopwatch(folder / "train_s.json")
         base = self._base()
         if not data.exists():
-            conversations = builtin.traces(self._demo.seed, traces.count, traces.flaws)
+            conversations = builtin.traces(self._demo.seed, traces.count, traces.flaws.model_dump())
             write_parquet(data, [{"messages": messages} for messages in conversations])
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -137,11 +133,12 @@ class _Lab:
     def measure(self, name: str, model: Path, trained: Path, out: Path, label: str = "") -> dict[str, Any]:
         """One entry of summary.json: the model on the held-out problems."""
         problems = builtin.held_out(self._demo.seed, self._demo.problems.held_out)
-        watch = Stopwatch(out / "eval_s.json")
+        settings = self._demo.eval
         row = f"{label}{name} eval"
-        numbers = self._sample(row, f"  {label}held-out problems", model, problems, self._demo.eval, out)
-        if not (out / "eval_s.json").exists():
-            watch.mark()
+        self._board.begin(row, f"  {label}held-out problems", len(problems) * settings.samples)
+        rollout = self._plan.stages[1].rollout
+        follow = self._follow(row, Stopwatch(out / "eval_s.json"))
+        numbers = sample(model, problems, settings, rollout, self._where, out, follow).summary
         self._board.end(row, f"accuracy {numbers['accuracy']:.1%}")
         return {
             "name": name,
@@ -161,7 +158,9 @@ class _Lab:
             traces = self._demo.traces
             part = self._run.path / ".base.part"
             shutil.rmtree(part, ignore_errors=True)
-            sample = islice(builtin.traces(self._demo.seed, traces.count, traces.flaws), TOKENIZER_TRACES)
+            sample = islice(
+                builtin.traces(self._demo.seed, traces.count, traces.flaws.model_dump()), TOKENIZER_TRACES
+            )
             make_tiny_model(part, self._demo.model, sample, builtin.PROMPT, self._demo.seed)
             part.rename(base)
         return base
@@ -174,11 +173,11 @@ class _Lab:
             self._board.begin(row, title, recipe.steps)
             self._board.end(row, "done before")
             return folder / "model"
-        problems = builtin.training(self._demo.seed, self._demo.problems.train)
+        problems = builtin.training(self._demo.seed, self._demo.problems.train, skip=self._demo.traces.count)
         watch = Stopwatch(folder / "train_s.json")
         rows = rl_rows(problems, builtin.PROMPT, recipe.rollout.rollouts, "builtin")
         if recipe.drop_solved:
-            rows = self._unsolved(problems, rows, model, folder, recipe, row)
+            rows = self._unsolved(rows, model, folder, recipe, row)
         self._board.begin(row, title, recipe.steps)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -191,7 +190,7 @@ class _Lab:
             model=model,
             rows=rows,
             folder=folder,
-            judge=(self._judge.url, self._judge.token),
+            judge=self._where,
             logs=self._run.logs,
             on_step=on_step,
         )
@@ -200,59 +199,23 @@ class _Lab:
         return done
 
     def _unsolved(
-        self,
-        problems: list[Problem],
-        rows: list[dict[str, Any]],
-        model: Path,
-        folder: Path,
-        recipe: StageRecipe,
-        row: str,
+        self, rows: list[dict[str, Any]], model: Path, folder: Path, recipe: StageRecipe, row: str
     ) -> list[dict[str, Any]]:
         """The problems that the policy does not solve every time."""
-        settings = self._demo.eval.model_copy(
-            update={"samples": recipe.drop_solved, "temperature": recipe.rollout.temperature}
-        )
         row = f"{row} filter"
-        out = folder / "solved"
-        self._sample(row, "  training problems, to drop the solved", model, problems, settings, out)
-        kept = drop_solved(
-            rows, read_traces(out / "traces.jsonl"), recipe.drop_solved, recipe.rollout.prompts
+        self._board.begin(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
+        traces = sample_solved(
+            model, rows, recipe, self._where, folder / "solved", self._run.logs, self._follow(row)
         )
-        self._board.end(row, f"{len(kept)} of {len(problems)} problems kept")
+        kept = drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
+        self._board.end(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 
-    def _sample(
-        self, row: str, title: str, model: Path, problems: list[Problem], settings: EvalSettings, out: Path
-    ) -> dict[str, Any]:
-        from rstar2.engines.hf import HFEngine
-
-        self._board.begin(row, title, len(problems) * settings.samples)
-
+    def _follow(self, row: str, watch: Stopwatch | None = None) -> Callable[[Progress], None]:
         def on_progress(progress: Progress) -> None:
             shown = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
             self._board.step(row, progress.done, shown)
+            if watch is not None and progress.resumed < progress.done:
+                watch.mark()
 
-        async def work() -> dict[str, Any]:
-            codec = load_codec(model)
-            rollout = self._plan.stages[1].rollout
-            engine = HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=1)
-            client = JudgeClient(self._judge.url, self._judge.token)
-            tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
-            try:
-                result = await evaluate(
-                    problems,
-                    engine=engine,
-                    codec=codec,
-                    tools=tools,
-                    grader=self._grader,
-                    settings=settings,
-                    out=out,
-                    on_progress=on_progress,
-                    name="builtin",
-                )
-            finally:
-                await engine.aclose()
-                await client.aclose()
-            return result.summary
-
-        return asyncio.run(work())
+        return on_progress

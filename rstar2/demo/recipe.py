@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rstar2.config import Strict, merged, resolve
+from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
 from rstar2.train.recipe import SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
 from rstar2.train.tiny import TinyModel
@@ -23,12 +24,28 @@ class DemoProblems(Strict):
     held_out: int = Field(ge=1)
 
 
+class Flaws(Strict):
+    """The share of each kind of flaw, see `rstar2.data.builtin.traces`; the rest is clean."""
+
+    repaired: float = Field(0.0, ge=0, le=1)
+    guessed: float = Field(0.0, ge=0, le=1)
+    wrong: float = Field(0.0, ge=0, le=1)
+    missing: float = Field(0.0, ge=0, le=1)
+    repeated: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _at_most_all(self) -> Flaws:
+        total = sum(self.model_dump().values())
+        if total > 1:
+            raise ValueError(f"the shares add up to {total:g}, more than 1")
+        return self
+
+
 class DemoTraces(Strict):
     """The synthetic conversations of SFT."""
 
     count: int = Field(ge=1)
-    flaws: dict[str, float]
-    """Shares, see `rstar2.data.builtin.traces`."""
+    flaws: Flaws
 
 
 class DemoRecipe(Strict):
@@ -76,14 +93,32 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
     path = find(recipe)
     values = read_toml(path) | ({} if seed is None else {"seed": seed})
     demo = resolve(DemoRecipe, values, overrides, str(path))
-    over = {number: merged(demo.rl, getattr(demo, f"stage{number}")) for number in STAGES}
-    plain = {"roc": {"variant": "off"}}
-    return DemoPlan(
-        demo=demo,
-        sft=sft_recipe(PROFILE, [], over={"seed": demo.seed, **demo.sft}),
-        stages={n: stage_recipe(n, PROFILE, [], over={"seed": demo.seed, **over[n]}) for n in STAGES},
-        plain={
-            n: stage_recipe(n, PROFILE, [], over=merged({"seed": demo.seed, **over[n]}, plain))
-            for n in STAGES
-        },
-    )
+    demo = demo.model_copy(update={"eval": demo.eval.model_copy(update={"seed": demo.seed})})
+    sft = sft_recipe(PROFILE, [], over={"seed": demo.seed, **demo.sft}, where=f"{path}, [sft]")
+    stages, plain = {}, {}
+    for number in STAGES:
+        over = {"seed": demo.seed, **merged(demo.rl, getattr(demo, f"stage{number}"))}
+        where = f"{path}, [rl] and [stage{number}]"
+        stages[number] = stage_recipe(number, PROFILE, [], over=over, where=where)
+        over = merged(over, {"roc": {"variant": "off"}})
+        plain[number] = stage_recipe(number, PROFILE, [], over=over, where=where)
+    _check(demo, sft, stages)
+    return DemoPlan(demo=demo, sft=sft, stages=stages, plain=plain)
+
+
+def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
+    """Refuse sizes that do not go together.
+
+    Raises:
+        UserError: a batch is larger than the data.
+    """
+    if demo.traces.count < sft.batch:
+        raise UserError(
+            f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}", "Make more traces."
+        )
+    most = max(recipe.rollout.prompts for recipe in stages.values())
+    if demo.problems.train < most:
+        raise UserError(
+            f"problems.train = {demo.problems.train} is less than rl.rollout.prompts = {most}",
+            "Use more problems, or a smaller batch.",
+        )

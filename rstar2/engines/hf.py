@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
@@ -63,7 +64,7 @@ class HFEngine:
         logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"cannot load a model from {model_dir}", f"transformers says: {str(error).splitlines()[0]}"
             ) from error
@@ -133,7 +134,7 @@ class HFEngine:
 
     def _loop(self) -> None:
         going = True
-        while going:
+        while going and not self._closed:
             try:
                 with torch.inference_mode():
                     going = self._take_in()

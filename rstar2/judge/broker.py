@@ -8,6 +8,7 @@ queues again what a Redis that lost its data has forgotten.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import deque
@@ -18,9 +19,10 @@ from typing import Any
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge import queue
+from rstar2.judge.deaths import LOOK_S, DeathWatch
 from rstar2.judge.schema import RunResult
 
 MAX_WAIT_S = 3600.0
@@ -33,7 +35,7 @@ LONGEST_RETRY_S = 0.25
 RECENT = 2000
 CROWD = 32
 """With more programs waited for than this, results are fetched several at a time."""
-CROWD_PAUSE_S = 0.008
+CROWD_PAUSE_S = 0.02
 log = logging.getLogger(__name__)
 
 
@@ -111,7 +113,7 @@ class Broker:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        loops = (self._send, self._follow, self._sweep)
+        loops = (self._send, self._follow, self._sweep, self._look_around)
         self.tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
 
     async def close(self) -> None:
@@ -226,13 +228,10 @@ class Broker:
         for run_id in delivered:
             if run_id not in self.waiting:
                 pipe.expire(*queue.delivered_args(run_id))
-        pipe.xlen(queue.TASKS)
-        pipe.xlen(queue.RETURNED)
         answers = await pipe.execute()
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
         del self.delivered[: len(delivered)]
-        self.depth = answers[-1] + answers[-2]
         for ticket, (new, state) in zip(tickets, answers, strict=False):
             ticket.sent_at = time.monotonic()
             if not new and queue.is_result(state):
@@ -249,12 +248,20 @@ class Broker:
             found = await self.client.xread({queue.DONE: last}, count=1000, block=1000)
             for _, entries in found or ():
                 last = entries[-1][0]
-                await self._fetch([fields["id"] for _, fields in entries if fields["id"] in self.waiting])
-                self._count([(float(fields["queue_s"]), float(fields["wall_s"])) for _, fields in entries])
+                await self._take([fields for _, fields in entries])
             if len(self.waiting) > CROWD:
-                await asyncio.sleep(CROWD_PAUSE_S)
+                await asyncio.sleep(min(CROWD_PAUSE_S, len(self.waiting) / 8000))
 
-    def _count(self, times: list[tuple[float, float]]) -> None:
+    async def _take(self, notices: list[dict[str, str]]) -> None:
+        """Hand out what is told to be finished."""
+        longer = []
+        for notice in notices:
+            if notice["result"]:
+                self._resolve(notice["id"], notice["result"])
+            elif notice["id"] in self.waiting:
+                longer.append(notice["id"])
+        await self._fetch(longer)
+        times = [(float(notice["queue_s"]), float(notice["wall_s"])) for notice in notices]
         self.finished += len(times)
         self.recent.extend(times)
         for queue_s, wall_s in times:
@@ -277,6 +284,34 @@ class Broker:
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:
                 self._give_up(ticket)
             await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
+
+    async def _look_around(self) -> None:
+        """See how long the queue is, and give the programs of workers that died to those that live."""
+        watch = DeathWatch()
+        for stream in (queue.TASKS, queue.RETURNED):
+            await self._make_group(stream)
+        while True:
+            for name in watch.look(await self._beats(), time.monotonic()):
+                log.warning("worker %s is dead", name)
+                await self.client.eval(*queue.reap_args(name))
+            self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
+            await asyncio.sleep(LOOK_S)
+
+    async def _make_group(self, stream: str) -> None:
+        try:
+            await self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _beats(self) -> dict[str, int]:
+        """Heartbeats by worker; -1 of one that Redis has given programs and never heard of."""
+        beats = {}
+        for stream in (queue.TASKS, queue.RETURNED):
+            found = await self.client.xinfo_consumers(stream, queue.GROUP)
+            beats.update({consumer["name"]: -1 for consumer in found})
+        states = await self.client.hgetall(queue.WORKERS)
+        return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
 
     async def _look(self, tickets: Sequence[Ticket]) -> None:
         """Fetch results whose notice was missed, and queue again what Redis has forgotten."""

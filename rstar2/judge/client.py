@@ -23,11 +23,11 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from rstar2.errors import Failure
-from rstar2.judge.schema import BatchLine, RunRequest, RunResult
+from rstar2.judge.schema import BatchLine, BatchResponse, RunRequest, RunResult
 
 BATCH = 64
-LINGER_S = 0.002
-"""How long a call waits for others to travel with."""
+LINGER_S = 0.001
+"""How long a call waits for others to travel with while a request is under way."""
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
@@ -78,7 +78,9 @@ class _Line:
         if len(self.calls) >= BATCH:
             self._flush()
         elif self.timer is None:
-            self.timer = asyncio.get_running_loop().call_later(LINGER_S, self._flush)
+            # Nothing is under way: what is asked in this turn of the loop goes at once.
+            wait_s = LINGER_S if self.batches else 0.0
+            self.timer = asyncio.get_running_loop().call_later(wait_s, self._flush)
 
     def _flush(self) -> None:
         if self.timer is not None:
@@ -131,7 +133,10 @@ class _Line:
             left = deadline - time.monotonic()
             try:
                 async with asyncio.timeout(max(left, 0.1)):
-                    await self._stream(key, body, calls)
+                    # A stream costs more than a plain answer, and one program has nothing to wait behind.
+                    await (
+                        self._stream(key, body, calls) if len(calls) > 1 else self._plain(key, body, calls[0])
+                    )
             except (httpx.HTTPError, _Busy, TimeoutError) as error:
                 delay = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
                 if left <= delay:
@@ -142,18 +147,18 @@ class _Line:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
 
+    async def _plain(self, key: str, body: bytes, call: _Call) -> None:
+        answer = await self.http.post("/v1/runs/batch", content=body, headers=_headers(key))
+        _raise_unless_ok(self.http.base_url, answer)
+        [result] = BatchResponse.model_validate_json(answer.content).results
+        call.give(result)
+
     async def _stream(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
-        headers = {
-            "Idempotency-Key": key,
-            "Content-Type": "application/json",
-            "Accept": "application/x-ndjson",
-        }
+        headers = _headers(key) | {"Accept": "application/x-ndjson"}
         async with self.http.stream("POST", "/v1/runs/batch", content=body, headers=headers) as answer:
-            if answer.status_code == 429 or answer.status_code >= 500:
-                raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
             if answer.status_code != 200:
                 await answer.aread()
-                raise _fault(self.http.base_url, answer)
+            _raise_unless_ok(self.http.base_url, answer)
             async for line in answer.aiter_lines():
                 found = BatchLine.model_validate_json(line)
                 calls[found.index].give(found.result)
@@ -176,14 +181,20 @@ class _Busy(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _fault(url: httpx.URL, answer: httpx.Response) -> JudgeError:
+def _headers(key: str) -> dict[str, str]:
+    return {"Idempotency-Key": key, "Content-Type": "application/json"}
+
+
+def _raise_unless_ok(url: httpx.URL, answer: httpx.Response) -> None:
+    if answer.status_code == 200:
+        return
+    if answer.status_code == 429 or answer.status_code >= 500:
+        raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
     if answer.status_code == 401:
-        return JudgeError(
+        raise JudgeError(
             f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
         )
-    return JudgeError(
-        f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}"
-    )
+    raise JudgeError(f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}")
 
 
 class JudgeClient:
@@ -240,9 +251,9 @@ class JudgeClient:
         Raises:
             httpx.HTTPError: no answer came in time.
         """
-        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
         timeout = httpx.Timeout(10.0, read=timeout_s, pool=timeout_s)
-        return await self._line().http.request(method, path, content=body, headers=headers, timeout=timeout)
+        line = self._line()
+        return await line.http.request(method, path, content=body, headers=_headers(key), timeout=timeout)
 
     async def health(self) -> dict[str, Any]:
         """What the judge says of itself: `status`, `workers`, `isolation`.

@@ -30,10 +30,10 @@ LONG_S = 0.05
 LINGER_S = 0.01
 """How long a result may wait for others to be stored with it while more work is at hand."""
 BEAT_S = 0.5
-DEAD_AFTER_S = 3.0
-"""A worker whose heartbeat stood still this long, seen by a worker that was served all the while, is dead."""
 BLOCK_MS = 300
 LONGEST_RETRY_S = 0.25
+WEDGED_S = 30.0
+"""A program that is not over so long after its limit means that the sandbox itself hangs."""
 log = logging.getLogger(__name__)
 
 
@@ -121,7 +121,8 @@ class Desk:
         """Take in what was fetched, and learn from it how long the queue is."""
         with self.changed:
             self.inbox.extend(tasks)
-            most = max(1, min(MAX_AHEAD, int(AHEAD_S / self.mean_s)))
+            # Ahead of programs that are mostly long, it would only be given back.
+            most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
             self.ahead = min(most, max(2, 2 * asked)) if len(tasks) >= asked else 0
             self.changed.notify_all()
 
@@ -165,8 +166,6 @@ class Link:
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
-        self.seen: dict[str, tuple[int, float]] = {}
-        """Other workers: the last heartbeat seen and when it was first seen."""
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
@@ -191,7 +190,6 @@ class Link:
                 # The server is gone, frozen or new: results stay in the outbox until it is back.
                 log.warning("redis: %s", error)
                 ready = False
-                self.seen.clear()
                 if self.desk.stopping and not self.desk.outbox:
                     return
                 time.sleep(delay)
@@ -232,7 +230,7 @@ class Link:
             pipe.eval(*queue.commit_args(task, result))
         for task in back:
             pipe.eval(*queue.give_back_args(task))
-        beat = self._beat(pipe)
+        self._beat(pipe)
         if want:
             pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
         answers = pipe.execute() if len(pipe) else []
@@ -243,18 +241,16 @@ class Link:
         self.done += len(results)
         if want:
             desk.got(want, _tasks(answers[-1]))
-        if beat:
-            self._bury_dead()
         if desk.stopping and desk.current is None and not desk.outbox:
             self.client.eval(*queue.reap_args(self.name))
             return False
         return True
 
-    def _beat(self, pipe: Any) -> bool:
-        """Say that we live, if it is time. → whether it was."""
+    def _beat(self, pipe: Any) -> None:
+        """Say that we live, if it is time."""
         now = time.monotonic()
         if now < self.next_beat:
-            return False
+            return
         desk = self.desk
         self.beats += 1
         self.next_beat = now + BEAT_S
@@ -268,19 +264,15 @@ class Link:
             "running_s": now - desk.since if desk.current else 0.0,
         }
         pipe.hset(queue.WORKERS, self.name, json.dumps(state))
-        return True
+        self._end_if_wedged(now)
 
-    def _bury_dead(self) -> None:
-        """Give the programs of workers that died to those that live."""
-        now = time.monotonic()
-        for name, text in self.client.hgetall(queue.WORKERS).items():
-            beat = json.loads(text)["beat"]
-            last, since = self.seen.get(name, (-1, now))
-            if beat != last:
-                self.seen[name] = (beat, now)
-            elif name != self.name and now - since > DEAD_AFTER_S:
-                self.client.eval(*queue.reap_args(name))
-                del self.seen[name]
+    def _end_if_wedged(self, now: float) -> None:
+        """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
+        current, since = self.desk.current, self.desk.since
+        if current is None or now - since < WEDGED_S or now - since < current.timeout_s + WEDGED_S:
+            return
+        log.error("the sandbox hangs with program %s: this worker ends", current.id)
+        os._exit(1)
 
 
 def _tasks(answer: object) -> list[Task]:

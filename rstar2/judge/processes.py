@@ -16,7 +16,9 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _die_with(parent: int) -> Callable[[], None]:
+def die_with(parent: int) -> Callable[[], None]:
+    """What a child runs before it becomes its program: be killed when the thread that forked it ends."""
+
     def arrange() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -41,7 +43,7 @@ def start_bound(
             stderr=sink,
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=_die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid()),
         )
     assert process.stdin is not None
     try:

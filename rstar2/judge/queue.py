@@ -14,6 +14,7 @@ The scripts are sent whole with EVAL, so a Redis that was restarted needs no loa
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ DELIVERED_TTL_S = 30
 """The same once it was sent to whoever asked: their connection may have broken meanwhile."""
 CANCELLED_TTL_S = 600
 DONE_KEPT = 10_000
+DONE_INLINE_CHARS = 2048
+"""A result as short as this is told in `done` itself, which saves the front from asking for it."""
 WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
@@ -60,11 +63,15 @@ redis.call('XDEL', KEYS[2], ARGV[2])
 local state = redis.call('GET', KEYS[1])
 if state and string.sub(state, 1, 1) ~= '@' then return 0 end
 redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[5])
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*', 'id', ARGV[3], 'queue_s', ARGV[7], 'wall_s', ARGV[8])
+local text = ''
+if #ARGV[4] <= tonumber(ARGV[10]) then text = ARGV[4] end
+redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*',
+           'id', ARGV[3], 'queue_s', ARGV[7], 'wall_s', ARGV[8], 'result', text)
 redis.call('HINCRBY', KEYS[4], ARGV[6], 1)
 return 1
 """
-"""KEYS state, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome, queue_s, wall_s, kept.
+"""KEYS state, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome, queue_s, wall_s, kept,
+the longest result that is told at once.
 → 1 if this result counts, 0 if there was one already or nobody waits for it."""
 
 CANCEL = """
@@ -123,7 +130,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '-', '+')) do
   local id = entry[2][2]
   redis.call('SET', ARGV[2] .. id, cjson.encode({id = id, outcome = 'lost', stderr = ARGV[5],
              session_alive = false, session_end = ARGV[5]}), 'EX', ARGV[6])
-  redis.call('XADD', KEYS[5], '*', 'id', id, 'queue_s', '0', 'wall_s', '0')
+  redis.call('XADD', KEYS[5], '*', 'id', id, 'queue_s', '0', 'wall_s', '0', 'result', '')
   redis.call('HINCRBY', KEYS[6], 'lost', 1)
 end
 redis.call('DEL', KEYS[4])
@@ -172,6 +179,12 @@ class Task:
         return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
 
     @property
+    def timeout_s(self) -> float:
+        """The program's own limit."""
+        body = json.loads(self.body)
+        return float((body.get("cell") or body).get("timeout_s", 0.0))
+
+    @property
     def is_cell(self) -> bool:
         """Whether only this worker can do it."""
         return self.stream not in (TASKS, RETURNED)
@@ -197,20 +210,9 @@ def commit_args(task: Task, result: RunResult) -> Eval:
     """Stores a result and acknowledges its task."""
     keys = (state_key(task.id), task.stream, DONE, OUTCOMES)
     text = result.model_dump_json()
-    times = (result.queue_s, result.wall_s)
-    return (
-        COMMIT,
-        4,
-        *keys,
-        GROUP,
-        task.entry,
-        task.id,
-        text,
-        RESULT_TTL_S,
-        result.outcome,
-        *times,
-        DONE_KEPT,
-    )
+    about = (result.outcome, result.queue_s, result.wall_s)
+    limits = (DONE_KEPT, DONE_INLINE_CHARS)
+    return (COMMIT, 4, *keys, GROUP, task.entry, task.id, text, RESULT_TTL_S, *about, *limits)
 
 
 def cancel_args(run_id: str) -> Eval:

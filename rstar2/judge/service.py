@@ -17,8 +17,11 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
 from rstar2.judge.settings import Ready, ServiceSettings
 
-START_S = 60.0
-STOP_S = 15.0
+START_S = 80.0
+"""And a second a worker."""
+STOP_S = 25.0
+SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
+"""Variables the service's processes do not inherit: the programs they run could look for them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
+            env={name: value for name, value in os.environ.items() if name not in SECRETS},
             start_new_session=True,
         )
     assert process.stdin is not None
@@ -58,7 +62,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     try:
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-        ready = _ready(process.stdout, folder)
+        ready = _ready(process.stdout, folder, START_S + settings.workers)
     except BaseException:
         stop_service(process)
         raise
@@ -70,13 +74,13 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     return process, handle
 
 
-def _ready(stream: IO[bytes], folder: Path) -> Ready:
-    deadline = time.monotonic() + START_S
+def _ready(stream: IO[bytes], folder: Path, patience_s: float) -> Ready:
+    deadline = time.monotonic() + patience_s
     text = b""
     while not text.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([stream], [], [], left)[0]:
-            raise Failure(f"the judge did not start within {START_S:.0f} s", f"see {folder / 'logs'}")
+            raise Failure(f"the judge did not start within {patience_s:.0f} s", f"see {folder / 'logs'}")
         data = os.read(stream.fileno(), 65536)
         if not data:
             raise Failure("the judge ended while it started", f"see {folder / 'logs'}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import select
 import shutil
@@ -30,9 +31,12 @@ from rstar2.judge.logs import log_to_stderr, tail
 from rstar2.judge.processes import start_module, stop
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
-START_S = 30.0
+START_S = 60.0
+"""And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 TICK_S = 0.1
+LEAVE_S = 10.0
+"""How long a worker that leaves a queue of others may take to end the program it is at."""
 log = logging.getLogger(__name__)
 
 
@@ -106,7 +110,7 @@ class Supervisor:
                 lambda: start_module("rstar2.judge.api", api, self.logs / "api.log", [fd]),
                 lambda: self.restarts.update(["api"]),
             )
-        return self._wait(time.monotonic() + START_S)
+        return self._wait(START_S + settings.workers)
 
     def _listen(self) -> socket.socket:
         settings = self.settings
@@ -141,7 +145,8 @@ class Supervisor:
             with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
                 probe.ping()
         except (redis.RedisError, ValueError) as error:
-            message = f"no Redis server answers at {self.redis_url}: {error}"
+            without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
+            message = f"no Redis server answers at {without_password}: {error}"
             raise UserError(message, "check --redis, or leave it out to have one started") from error
 
     def _worker(self, number: int) -> Part:
@@ -158,18 +163,24 @@ class Supervisor:
             )
             return start_module("rstar2.judge.worker", settings, self.logs / f"worker-{number}.log")
 
-        return Part(start, lambda: self._bury(self.names[number]))
+        def ended() -> None:
+            self.restarts.update(["worker"])
+            self._bury(self.names[number])
 
-    def _bury(self, name: str) -> None:
-        """Give a dead worker's programs to the others at once; if Redis is away, they will find out."""
-        self.restarts.update(["worker"])
+        return Part(start, ended)
+
+    def _bury(self, name: str) -> bool:
+        """Give a dead worker's programs to the others at once; if Redis is away, the front finds out."""
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
                 client.eval(*queue.reap_args(name))
         except redis.RedisError as error:
             log.warning("could not bury %s: %s", name, error)
+            return False
+        return True
 
-    def _wait(self, deadline: float) -> Ready:
+    def _wait(self, patience_s: float) -> Ready:
+        deadline = time.monotonic() + patience_s
         with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
             while time.monotonic() < deadline and not self.stopping:
                 for number, part in enumerate(self.workers):
@@ -180,7 +191,7 @@ class Supervisor:
                     tiers = [json.loads(state)["isolation"] for state in states]
                     return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
                 time.sleep(0.02)
-        raise Failure(f"the judge did not answer within {START_S:.0f} s", f"see {self.logs}")
+        raise Failure(f"the judge did not answer within {patience_s:.0f} s", f"see {self.logs}")
 
     def _worker_failure(self, number: int) -> Failure:
         log = self.logs / f"worker-{number}.log"
@@ -234,8 +245,13 @@ class Supervisor:
         for part in parts:
             if part.process.poll() is None:
                 part.process.terminate()
+        # With a queue of our own nobody will ask for what still runs.
+        patience_s = LEAVE_S if self.embedded is None else 1.0
+        deadline = time.monotonic() + patience_s
         for part in parts:
-            stop(part.process, 3.0)
+            stop(part.process, max(0.1, deadline - time.monotonic()))
+        if self.embedded is None:
+            all(self._bury(name) for name in self.names.values())
         if self.embedded is not None:
             self.embedded.stop()
 

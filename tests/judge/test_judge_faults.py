@@ -12,15 +12,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import redis
 from judge.faults import descendants, parts, run_through, status
 
+from rstar2.judge import queue
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop_service
+from rstar2.judge.settings import ServiceSettings
 
 RECOVERY_S = 5.0
 
@@ -128,6 +132,30 @@ def test_the_queue_loses_all_it_held(tmp_path: Path, server: EmbeddedRedis) -> N
         time.sleep(0.3)
         forget()
         assert [result.stdout for result in load.result(60)] == ["1\n"] * 60
+
+
+def test_a_worker_that_is_asked_to_leave_finishes_what_it_is_at_and_gives_the_rest_back(
+    tmp_path: Path, server: EmbeddedRedis
+) -> None:
+    with running_judge(tmp_path / "stays", workers=1, redis_url=server.url) as judge:
+        settings = ServiceSettings(
+            folder=str(tmp_path / "leaves"), workers=1, redis_url=server.url, api=False
+        )
+        process, _ = start_service(settings)
+        assert len(status(judge)["workers"]) == 2
+        assert run_through(judge, 100, lambda: stop_service(process)) < RECOVERY_S
+        time.sleep(0.6)
+        [left] = status(judge)["workers"]
+        assert 0 < left["done"] < 101
+
+
+def test_what_was_given_to_nobody_known_is_run_by_others(judge: JudgeHandle) -> None:
+    def steal() -> None:
+        with redis.Redis.from_url(judge.redis_url) as client:
+            stolen: Any = client.xreadgroup(queue.GROUP, "ghost", {queue.TASKS: ">"}, count=20, block=5000)
+        assert sum(len(entries) for _, entries in stolen) > 0
+
+    assert run_through(judge, 150, steal) < RECOVERY_S
 
 
 def test_a_client_that_hangs_up_has_its_queued_programs_dropped(judge: JudgeHandle) -> None:

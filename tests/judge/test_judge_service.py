@@ -8,62 +8,18 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+from judge.faults import descendants, status, wait_gone
 
-from rstar2.errors import UserError
+from rstar2.errors import Failure, UserError
 from rstar2.judge.client import JudgeError, SyncJudgeClient
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import running_judge
-
-
-def children(pid: int) -> list[int]:
-    """All descendants of a process."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found += [child, *children(child)]
-    return found
-
-
-def alive(pids: list[int]) -> list[int]:
-    left = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except FileNotFoundError:
-            continue
-        if state != "Z":
-            left.append(pid)
-    return left
-
-
-def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
-
-
-def test_killed_workers_lose_nothing(tmp_path: Path) -> None:
-    with running_judge(tmp_path) as judge, SyncJudgeClient(judge.url) as client:
-        status = httpx.get(f"{judge.url}/status").json()
-        victim = status["workers"][0]["pid"]
-        killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {victim}"])
-        code = "import time; time.sleep(0.05); print({})"
-        results = client.run_many([RunRequest(code=code.format(i)) for i in range(30)])
-        killer.wait(5)
-        assert [result.stdout for result in results] == [f"{i}\n" for i in range(30)]
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            workers = httpx.get(f"{judge.url}/status").json()["workers"]
-            if len(workers) == 2 and victim not in [worker["pid"] for worker in workers]:
-                break
-            time.sleep(0.05)
-        assert len(workers) == 2
-        assert victim not in [worker["pid"] for worker in workers]
+from rstar2.judge.service import running_judge, start_service, stop_service
+from rstar2.judge.settings import ServiceSettings
 
 
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
@@ -77,7 +33,7 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None
     supervisor = int(caller.stdout.readline())
-    everyone = [supervisor, *children(supervisor)]
+    everyone = [supervisor, *descendants(supervisor)]
     assert len(everyone) >= 5
     caller.kill()
     caller.wait(10)
@@ -87,9 +43,52 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
 
 def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     with running_judge(tmp_path) as judge:
-        parts = children(judge.pid)
+        parts = descendants(judge.pid)
         os.kill(judge.pid, signal.SIGKILL)
         assert wait_gone(parts, 10) == []
+
+
+def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> None:
+    docs = " ".join((Path(__file__).resolve().parents[2] / "docs" / "judge.md").read_text().split())
+    try:
+        with running_judge(tmp_path, workers=1, isolation="landlock") as judge:
+            assert judge.isolation == "landlock"
+            exceptions = status(judge)["exceptions"]
+            with SyncJudgeClient(judge.url) as client:
+                assert client.run(RunRequest(code="1")).isolation == "landlock"
+    except Failure as error:
+        pytest.skip(f"this machine gives no landlock tier: {error.message}")
+    assert exceptions
+    assert [sentence for sentence in exceptions if sentence not in docs] == []
+
+
+def test_none_is_never_taken_by_itself_and_stays_on_loopback(tmp_path: Path) -> None:
+    with running_judge(tmp_path, workers=1, isolation="none") as judge, SyncJudgeClient(judge.url) as client:
+        assert judge.isolation == "none"
+        assert client.run(RunRequest(code="1")).isolation == "none"
+    with (
+        pytest.raises(UserError, match="loopback"),
+        running_judge(tmp_path, host="0.0.0.0", token="t", isolation="none"),
+    ):
+        pass
+
+
+def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=10))
+    try:
+        with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(1) as pool:
+            sleeper = RunRequest(code="import time; time.sleep(0.3); print(1)")
+            load = pool.submit(client.run_many, [sleeper] * 10)
+            time.sleep(0.5)
+            answer = httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}, timeout=30)
+            assert answer.status_code == 429
+            assert float(answer.headers["Retry-After"]) >= 1
+            late = client.run(RunRequest(code="print(2)"))
+            assert [result.stdout for result in load.result(60)] == ["1\n"] * 10
+            assert late.stdout == "2\n"
+        assert status(judge)["outcomes"] == {"ok": 11}
+    finally:
+        stop_service(process)
 
 
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
@@ -112,9 +111,13 @@ def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
 
 
 def test_an_absent_queue_is_the_callers_mistake(tmp_path: Path) -> None:
-    url = "redis://127.0.0.1:1/0"
-    with pytest.raises(UserError, match="no Redis server answers"), running_judge(tmp_path, redis_url=url):
+    url = "redis://:s3cret@127.0.0.1:1/0"
+    with (
+        pytest.raises(UserError, match=r"no Redis server answers at redis://127\.0\.0\.1:1/0") as told,
+        running_judge(tmp_path, redis_url=url),
+    ):
         pass
+    assert "s3cret" not in str(told.value)
 
 
 def test_another_address_needs_a_token(tmp_path: Path) -> None:

@@ -108,6 +108,20 @@ def test_the_stages_are_the_papers() -> None:
     assert [table[n].drop_solved for n in (1, 2, 3)] == [0, 0, 8]
 
 
+def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
+    command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
+    config = composed("ppo_trainer", command.argv[3:])
+    handed = config.ray_kwargs.ray_init.runtime_env.env_vars
+    assert str(tmp_path / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
+    assert stage_command(stage_recipe(1, "laptop", []), paths(tmp_path)).env["RAY_ADDRESS"] == "local"
+
+
+def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
+    recipe = stage_recipe(1, None, ["verl.trainer.test_freq=5", "verl.data.seed=9"])
+    config = composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:])
+    assert (config.trainer.test_freq, config.data.seed) == (5, 9)
+
+
 def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], over={"verl": {"trainer.save_freq": 77}})
     assert composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:]).trainer.save_freq == 77
@@ -121,6 +135,7 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
         ("rollout.prompts=many", "rollout.prompts = 'many'"),
         ("roc.variant=other", "roc.variant = 'other'"),
         ("steps", "not of the form a.b=c"),
+        ("roc.down_sample_to_n=64", "more than rollout.rollouts = 32"),
     ],
 )
 def test_a_wrong_change_is_refused_by_name(change: str, said: str) -> None:

@@ -46,7 +46,45 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
 def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
     held = conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
     again = conversations(held.store(tmp_path / "x.parquet"))
-    assert [[dict(m) for m in row["messages"]] for row in again.rows] == [GOOD]
+    thoughtful = [GOOD[0], {"role": "assistant", "content": "<reason></reason>\n!"}]
+    assert [[dict(m) for m in row["messages"]] for row in again.rows] == [thoughtful]
+    twice = conversations(again.store(tmp_path / "y.parquet"))
+    assert [[dict(m) for m in row["messages"]] for row in twice.rows] == [thoughtful]
+
+
+def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> None:
+    """VERL masks the generation prompt; what comes after it, and only that, must be learnt."""
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    from omegaconf import OmegaConf
+    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+
+    from rstar2.data import builtin
+    from rstar2.prompts import load_codec
+    from rstar2.train.tiny import TinyModel, make_tiny_model
+
+    make_tiny_model(tmp_path / "model", TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
+    codec = load_codec(tmp_path / "model")
+    talk = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "<tool_call>x</tool_call>"},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "<reason>Seen.</reason>\nThe answer is 4."},
+    ]
+    data = conversations(lines(tmp_path / "x.jsonl", {"messages": talk})).store(tmp_path / "x.parquet")
+    rows = MultiTurnSFTDataset(str(data), codec.tokenizer, OmegaConf.create({"pad_mode": "no_padding"}))
+    ids, mask = rows[0]["input_ids"].tolist(), rows[0]["loss_mask"].tolist()
+    learnt = codec.tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])
+    assert (
+        learnt
+        == "</reason>\n<tool_call>x</tool_call><|im_end|>\nSeen.</reason>\nThe answer is 4.<|im_end|>\n"
+    )
+    prompt = codec.prompt(talk[:2])
+    assert ids[: len(prompt)] == prompt, "a rollout's prompt must be what SFT showed"
+    turn = codec.tool_turn(["4"])
+    assert any(ids[i : i + len(turn) - 1] == turn[1:] for i in range(len(ids))), (
+        "tool output must look the same"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all"])

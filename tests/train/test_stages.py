@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
+from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
-from rstar2.train.stages import drop_solved, mend_tracker, step_metrics
+from rstar2.train.stages import MAIN_METRIC, drop_solved, fitting, mend_tracker, step_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -47,6 +48,13 @@ def test_a_problem_with_too_few_samples_is_named() -> None:
         drop_solved([row("b")], [sample("b", 0, True)], times=2, fill=0)
 
 
+def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "word " * n}]} for n in (1, 200)]
+    assert fitting(rows, codec, 100) == rows[:1]
+    with pytest.raises(UserError, match="longer than rollout"):
+        fitting(rows, codec, 3)
+
+
 @pytest.mark.parametrize("torn", ["", "1", "xyz", "9"])
 def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(tmp_path: Path, torn: str) -> None:
     for step in (2, 4, 6):
@@ -73,9 +81,12 @@ def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
 
 def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:
     def line(step: int, value: float) -> str:
-        return json.dumps({"step": step, "data": {"x": value}}) + "\n"
+        return json.dumps({"step": step, "data": {MAIN_METRIC: value}}) + "\n"
 
     (tmp_path / "metrics-1.jsonl").write_text(line(1, 1.0) + line(2, 2.0) + line(3, 3.0) + '{"step": 4, "da')
     (tmp_path / "metrics-2.jsonl").write_text(line(3, 30.0))
     (tmp_path / "metrics-10.jsonl").write_text(line(4, 40.0))
-    assert step_metrics(tmp_path) == {1: {"x": 1.0}, 2: {"x": 2.0}, 3: {"x": 30.0}, 4: {"x": 40.0}}
+    validation = json.dumps({"step": 9, "data": {"val/acc": 1.0}}) + "\n"
+    (tmp_path / "metrics-11.jsonl").write_text(validation)
+    read = {step: data[MAIN_METRIC] for step, data in step_metrics(tmp_path).items()}
+    assert read == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}

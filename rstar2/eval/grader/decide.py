@@ -8,13 +8,31 @@ from itertools import product
 from rstar2.eval.grader.compare import compare
 from rstar2.eval.grader.extract import extract_answer
 from rstar2.eval.grader.latex import key, words
-from rstar2.eval.grader.nodes import Text
+from rstar2.eval.grader.nodes import (
+    Brackets,
+    Listing,
+    Node,
+    Number,
+    Product,
+    Quantity,
+    Quotient,
+    Relation,
+    SetOf,
+    Sum,
+    Symbol,
+    Text,
+    walk,
+)
 from rstar2.eval.grader.read import read
 from rstar2.eval.grader.values import NoValue
 from rstar2.eval.grader.verdict import Verdict
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
+TAME_CHARS = 100
+"""Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
+_TAME = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
+_IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+\S.*|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
@@ -36,11 +54,11 @@ def grade(gold: str | None, pred: str | None) -> Verdict:
     extracted = extract_answer(pred)
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
-    return _plain(wanted, extracted) or _by_type(wanted, extracted)
+    return _plain(wanted, extracted) or _by_type(wanted, extracted, read(wanted), read(extracted))
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
-    """`grade`'s verdict where it takes microseconds (nothing to compare, integers, the same text), else None."""
+    """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
     if not gold or not pred:
         return grade(gold, pred)
     if len(pred) > QUICK_CHARS or len(gold) > QUICK_CHARS:
@@ -48,7 +66,16 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred)
     if not wanted or extracted is None:
         return grade(gold, pred)
-    return _plain(wanted, extracted)
+    decided = _plain(wanted, extracted)
+    if decided is not None or max(len(wanted), len(extracted)) > TAME_CHARS:
+        return decided
+    golds, preds = read(wanted), read(extracted)
+    tame = all(
+        isinstance(part, _TAME) and part not in _IRRATIONAL
+        for node in (*golds, *preds)
+        for part in walk(node)
+    )
+    return _by_type(wanted, extracted, golds, preds) if tame else None
 
 
 def _plain(wanted: str, extracted: str) -> Verdict | None:
@@ -59,10 +86,9 @@ def _plain(wanted: str, extracted: str) -> Verdict | None:
     return None
 
 
-def _by_type(wanted: str, extracted: str) -> Verdict:
+def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    golds, preds = read(wanted), read(extracted)
     if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
     choice = _CHOICE.fullmatch(extracted)

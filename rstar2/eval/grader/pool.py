@@ -1,8 +1,8 @@
 """Grading in warm, killable processes, from any thread.
 
-Most gradings compare two plain integers or the same text twice; those are decided in this process, in
-microseconds, by the same rules. The rest go to a worker whose CPU time is limited, so that no model output
-can hang or exhaust the caller.
+Most gradings compare two plain integers, the same text twice or a few short fractions; those are decided in this
+process, in well under a millisecond, by the same rules. The rest go to a worker whose CPU time is limited, so that no
+model output can hang or exhaust the caller.
 """
 
 from __future__ import annotations

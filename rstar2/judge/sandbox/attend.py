@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.judge.sandbox.enclosure import Enclosure, Lost
+from rstar2.judge.sandbox.enclosure import SILENCE_S, Enclosure, Lost
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import Weight
 from rstar2.judge.schema import Outcome
 
-_SILENCE_S = 5.0
-"""How long a zygote may take to report a program it was told to kill."""
+_QUIET_S = 0.003
+"""How long output may wait in its pipe. Most programs end sooner, and cost one awakening, not several."""
 
 
 @dataclass
@@ -46,8 +46,8 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
     control = jail.control(weight)
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    streams.register(poll)
     verdict: Outcome | None = None
+    quiet = True
     while True:
         left = deadline - time.monotonic()
         if left <= 0 and verdict is not None:
@@ -55,9 +55,13 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
         if verdict is None and (left <= 0 or streams.flooded):
             verdict = "timeout" if left <= 0 else "output_limit"
             jail.tell(weight, "kill", key)
-            left = _SILENCE_S
+            left = SILENCE_S
             deadline = time.monotonic() + left
-        for fd, _ in poll.poll(left * 1000):
+        events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
+        if quiet and not events:
+            quiet = False
+            streams.register(poll)
+        for fd, _ in events:
             if fd != control.fileno():
                 streams.read(fd, poll)
             elif (report := jail.listen(weight, key)) is not None:

@@ -21,6 +21,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 20.0
 _MEMORY_MB = 256
+_SECRET_MODE = 0o666
 
 # Each attempt is a function that returns something true if it got out. They run in one program.
 _ATTEMPTS = """
@@ -33,6 +34,17 @@ def read_environment(): return set(os.environ) - set(T["environment"])
 def read_parent_environment(): return open(f"/proc/{T['pid']}/environ", "rb").read()
 def read_parent_memory(): return open(f"/proc/{T['pid']}/mem", "rb")
 def signal_worker(): return os.kill(T["pid"], 0) is None if T["pid"] != os.getpid() else False
+def limit_worker():
+    import resource
+    return resource.prlimit(T["pid"], resource.RLIMIT_CORE)
+def renice_worker(): return os.setpriority(os.PRIO_PROCESS, T["pid"], os.nice(0)) is None
+def pin_worker(): return os.sched_setaffinity(T["pid"], os.sched_getaffinity(0)) is None
+def change_mode():
+    os.chmod(T["secret"], 0o600); os.utime(T["secret"], (1, 1))
+def truncate_secret(): return os.truncate(T["secret"], 0) is None
+def send_local():
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return pair[0].sendto(b"x", T["local"])
 def signal_everyone(): return os.kill(os.getppid(), 0) is None if os.getppid() else False
 def connect_tcp(): return socket.create_connection(("127.0.0.1", T["port"]), 2)
 def send_udp():
@@ -51,7 +63,8 @@ def change_root(): return os.chroot("/tmp") is None
 def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
 out = []
 for attempt in (read_secret, write_outside, rename_outside, read_environment, read_parent_environment,
-                read_parent_memory, signal_worker, signal_everyone, connect_tcp, send_udp, connect_local,
+                read_parent_memory, limit_worker, renice_worker, pin_worker, change_mode, truncate_secret,
+                signal_worker, signal_everyone, connect_tcp, send_udp, send_local, connect_local,
                 connect_abstract, raw_socket, netlink_socket, become_root, mount, new_user_namespace, trace,
                 write_libraries, change_root, make_device):
     try:
@@ -121,7 +134,7 @@ def _listeners(folder: Path) -> list[socket.socket]:
 def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
     secret, outside = folder / "secret", folder / "outside"
     secret.write_text("a canary's secret")
-    secret.chmod(0o666)
+    secret.chmod(_SECRET_MODE)
     outside.mkdir(exist_ok=True)
     outside.chmod(0o777)
     return {
@@ -138,8 +151,11 @@ def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
 
 def _look_around(folder: Path, listeners: list[socket.socket]) -> None:
     """See from outside that nothing was touched."""
-    if any((folder / "outside").iterdir()) or not (folder / "secret").exists():
-        raise Failure("a canary got out: it changed a file outside")
+    secret = folder / "secret"
+    if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):
+        raise Failure("a canary got out: it changed files outside")
+    if secret.stat().st_mode & 0o777 != _SECRET_MODE or secret.stat().st_mtime < 1e9:
+        raise Failure("a canary got out: it changed the attributes of a file outside")
     for listener in listeners:
         try:
             listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept()

@@ -35,6 +35,8 @@ def _candidates(controller: str) -> list[Path]:
         places.append(_ROOT / controller)
     elif "" in groups:
         places.append(_ROOT / groups[""].lstrip("/"))
+        # A group that holds processes cannot be divided, which this process's own does.
+        places.append(_ROOT)
     return places
 
 
@@ -42,8 +44,13 @@ def _sweep(parent: Path) -> None:
     """Remove the groups of workers that died without doing so. The kernel refuses if one is in use."""
     for path in parent.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{path.name.split('-')[1]}").exists():
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a group, unless the kernel says that it is in use."""
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 class Cgroup:
@@ -54,12 +61,17 @@ class Cgroup:
         self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
         self.pids = self._make("pids", ("pids.max",))
         self._limit = 0
+        self._limit_file = ""
+        if self.memory is not None:
+            self._limit_file = self._choose_limit(self.memory)
         self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
         for parent in _candidates(controller):
             _sweep(parent)
             path = parent / self._name
+            # In version 2 one group serves all controllers, so it may be there already.
+            was_there = path.exists()
             try:
                 with contextlib.suppress(OSError):
                     (parent / "cgroup.subtree_control").write_text(f"+{controller}")
@@ -68,17 +80,22 @@ class Cgroup:
                 continue
             if any((path / name).exists() for name in files):
                 return path
-            with contextlib.suppress(OSError):
-                path.rmdir()
+            if not was_there:
+                _remove(path)
         return None
 
     def _paths(self) -> set[Path]:
         return {path for path in (self.memory, self.pids) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process, and so its children to come, into the group."""
+        """Move a process, and so its children to come, into the group; do without where that is refused."""
         for path in self._paths():
-            (path / "cgroup.procs").write_text(str(pid))
+            try:
+                (path / "cgroup.procs").write_text(str(pid))
+            except OSError:
+                self.memory = None if path == self.memory else self.memory
+                self.pids = None if path == self.pids else self.pids
+                _remove(path)
 
     def entrances(self) -> list[int]:
         """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""
@@ -101,11 +118,18 @@ class Cgroup:
         """Set the limit in bytes; no-op where it is in force already."""
         if self.memory is None or limit == self._limit:
             return
-        pairs = (("memory.limit_in_bytes", limit), ("memory.max", limit), ("memory.swap.max", 0))
-        for name, value in pairs:
-            with contextlib.suppress(OSError):
-                (self.memory / name).write_text(str(value))
-        self._limit = limit
+        # Version 1 refuses a limit below what is in use, where it cannot be freed: then the old one stays.
+        with contextlib.suppress(OSError):
+            (self.memory / self._limit_file).write_text(str(limit))
+            self._limit = limit
+
+    @staticmethod
+    def _choose_limit(group: Path) -> str:
+        if (group / "memory.limit_in_bytes").exists():
+            return "memory.limit_in_bytes"
+        with contextlib.suppress(OSError):
+            (group / "memory.swap.max").write_text("0")
+        return "memory.max"
 
     def _open_counter(self) -> int:
         for name in ("memory.oom_control", "memory.events"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,12 @@ from rstar2.judge.sandbox import layout, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.plan import Plan, Start
-from rstar2.judge.sandbox.weights import Weight
+from rstar2.judge.sandbox.weights import PARENTS, Weight
 
 _BUILD_S = 30.0
 _WARM_S = 120.0
+SILENCE_S = 5.0
+"""How long a zygote may take to answer, or to report a program it was told to kill."""
 
 
 class Lost(Exception):
@@ -44,6 +47,7 @@ class Enclosure:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[Weight, socket.socket] = {"bare": ours}
         self._warming: set[Weight] = set()
+        self._unfit: set[Weight] = set()
         self._log = Path(plan["log"])
         with theirs, self._log.open("wb") as log:
             self._process = _launch(theirs.fileno(), log)
@@ -66,9 +70,9 @@ class Enclosure:
                 if "failed" in answer:
                     raise Failure(f"the machine refuses it: {answer['failed']}")
                 if "ready" in answer:
-                    control.settimeout(None)
+                    _bound(control)
                     return
-                wire.send(control, _map_users(answer["map"]))
+                wire.send(control, _map_users(answer["map"], self.plan["first_outer_uid"]))
         except (wire.Closed, TimeoutError) as error:
             raise Failure(f"the jail did not start: {self._last_words() or 'no answer'}") from error
 
@@ -77,13 +81,15 @@ class Enclosure:
         return self._log.read_text(errors="replace").strip()[-2000:]
 
     def grow(self, weight: Weight) -> None:
-        """Start a zygote unless it is there; it gets warm while others work.
+        """Start a zygote, and those it grows from, unless they are there; they get warm while others work.
 
         Raises:
             Lost: the jail is gone.
         """
         if weight in self._sockets:
             return
+        parent = PARENTS[weight]
+        self.grow(parent)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_WARM_S)
         self._sockets[weight] = ours
@@ -91,7 +97,7 @@ class Enclosure:
         there, back = self._nursery.entrances(), self._cgroup.entrances()
         try:
             order = {"do": "grow", "weight": weight, "groups": len(there)}
-            self._send("bare", order, (theirs.fileno(), *there, *back))
+            self._send(parent, order, (theirs.fileno(), *there, *back))
         finally:
             theirs.close()
             for fd in there + back:
@@ -110,11 +116,21 @@ class Enclosure:
                 answer = wire.receive(control)[0]
             except (wire.Closed, OSError) as error:
                 raise Lost(f"the {weight} zygote did not become ready: {self._last_words()}") from error
-            if not answer["ready"]:
-                raise Lost(f"the {weight} zygote is of no use: {answer['failed']}")
             self._warming.discard(weight)
-            control.settimeout(None)
+            _bound(control)
+            if not answer["ready"]:
+                self._unfit.add(weight)
         return control
+
+    def fit(self, weight: Weight) -> Weight:
+        """The zygote for programs of this weight, once it is ready: this one, or if it turned out to be one that
+        must not be forked, one below.
+
+        Raises:
+            Lost: it did not become ready.
+        """
+        self.control(weight)
+        return self.fit(PARENTS[weight]) if weight in self._unfit else weight
 
     def start(self, weight: Weight, order: Start, fds: list[int]) -> None:
         """Have a zygote start a program."""
@@ -179,10 +195,17 @@ def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def _map_users(pid: int) -> dict[str, Any]:
+def _bound(control: socket.socket) -> None:
+    """Bound every wait on a zygote. In the kernel, because Python's own timeouts cost a call each."""
+    control.settimeout(None)
+    for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        control.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(SILENCE_S), 0))
+
+
+def _map_users(pid: int, first: int) -> dict[str, Any]:
     try:
         for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {tiers.FIRST_OUTER_UID} {tiers.USERS}")
+            Path(f"/proc/{pid}/{kind}").write_text(f"0 {first} {tiers.USERS}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

@@ -2,7 +2,8 @@
 
 An allow-list: what is not named here answers ENOSYS, as an old kernel would, so that libraries take their
 older path. What programs reach for and may not have answers EPERM. Compiled outside, once; loaded by each
-program.
+program. Where there are no namespaces (the landlock tier), everything Landlock does not look at and that
+could touch another process or another file's attributes is taken away as well.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any
 from rstar2.errors import Failure
 
 _FILES = """
-access chdir chmod close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
-fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat chown lchown fcntl fdatasync fgetxattr flistxattr
-flock fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr inotify_add_watch
-inotify_init inotify_init1 inotify_rm_watch lgetxattr link linkat listxattr llistxattr lseek lstat mkdir
-mkdirat mknod mknodat newfstatat open openat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead
-readlink readlinkat readv rename renameat renameat2 rmdir sendfile splice stat statfs statx symlink
-symlinkat sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes vmsplice write
-writev
+access chdir close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
+fchdir fcntl fdatasync fgetxattr flistxattr flock fstat fstatfs fsync ftruncate getcwd getdents getdents64
+getxattr lgetxattr link linkat listxattr llistxattr lseek lstat mkdir mkdirat mknod mknodat newfstatat open
+openat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
+renameat renameat2 rmdir sendfile splice stat statfs statx symlink symlinkat sync_file_range syncfs tee
+umask unlink unlinkat vmsplice write writev
 """
+_ATTRIBUTES = "chmod fchmod fchmodat fchmodat2 futimesat utime utimensat utimes"
+_OWNERS = "chown fchown fchownat lchown"
+_WATCHES = "inotify_add_watch inotify_init inotify_init1 inotify_rm_watch"
 _MEMORY = """
 brk madvise membarrier mincore mlock mlock2 mlockall mmap mprotect mremap msync munlock munlockall munmap
 pkey_alloc pkey_free pkey_mprotect remap_file_pages get_mempolicy set_mempolicy mbind
@@ -37,34 +39,39 @@ timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd
 _PROCESS = """
 arch_prctl capget exit exit_group get_robust_list getcpu getegid geteuid getgid getgroups getpgid getpgrp
 getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid getuid pipe pipe2
-prlimit64 rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait
+rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait
 sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
-sched_getscheduler sched_rr_get_interval sched_setaffinity sched_yield set_robust_list set_tid_address
-setpgid setpriority setrlimit setsid sigaltstack sysinfo times uname wait4 waitid
+sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_address setpgid setrlimit
+setsid sigaltstack sysinfo times uname wait4 waitid
 """
-_LOCAL_SOCKETS = """
-accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmmsg
-sendmsg sendto setsockopt shutdown
+_ON_PROCESSES = {"prlimit64": 0, "sched_setaffinity": 0, "setpriority": 1}
+"""Calls that may be made on another process → the argument that says which; 0 there is the caller."""
+_CONNECTED_SOCKETS = """
+getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendmmsg sendmsg sendto setsockopt shutdown
 """
+_LOCAL_SOCKETS = "accept accept4 bind connect listen"
 _SIGNALS = "tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal"
 _NEW_PROGRAMS = "fork vfork execve execveat"
 
 _REFUSED = """
-socket socketpair memfd_create memfd_secret ptrace process_vm_readv process_vm_writev mount umount2 pivot_root
-chroot unshare setns bpf perf_event_open userfaultfd keyctl add_key request_key io_uring_setup setuid setgid
-setreuid setregid setresuid setresgid setgroups capset shmget semget msgget sethostname setdomainname reboot
-swapon swapoff init_module finit_module delete_module kexec_load settimeofday clock_settime acct quotactl
+memfd_create memfd_secret ptrace process_vm_readv process_vm_writev mount umount2 pivot_root chroot unshare
+setns bpf perf_event_open userfaultfd keyctl add_key request_key io_uring_setup setuid setgid setreuid
+setregid setresuid setresgid setgroups capset shmget semget msgget sethostname setdomainname reboot swapon
+swapoff init_module finit_module delete_module kexec_load settimeofday clock_settime acct quotactl
 personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp seccomp
 """
 
-# Flags of clone() that make namespaces; clone3 hides its flags from a filter, so it answers ENOSYS.
-_NAMESPACE_FLAGS = 0x7E020000
+# Flags of clone() that make namespaces, and CLONE_PARENT, whose child nobody would reap. clone3 hides its
+# flags from a filter, so it answers ENOSYS.
+_CLONE_REFUSED = 0x7E020000 | 0x00008000
 _CLONE_THREAD = 0x00010000
-_AF_UNIX = 1
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 # What terminals and streams are asked by libc and Python; TIOCSTI and its like stay out.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
-# Names, death signals, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
-_PRCTLS = (1, 2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+# Names, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
+_PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
+"""Versions of Landlock from which it looks after truncate(2), after TCP, and after signals."""
 # libseccomp's switch to sort a filter into a binary tree, which shortens its loading and every call.
 _OPTIMISE, _AS_TREE = 8, 2
 
@@ -86,68 +93,109 @@ def library() -> Any:
     return pyseccomp
 
 
-def compile_filter(*, processes: bool, signals: bool) -> bytes:
-    """BPF of the allow-list.
+class _Rules:
+    """A libseccomp filter under construction."""
 
-    Args:
-        processes: programs may fork, execute and use sockets of their own namespace (the strict tier).
-        signals: programs may signal; False where nothing else keeps their signals inside.
+    def __init__(self) -> None:
+        self.lib = library()
+        self._filter = self.lib.SyscallFilter(self.lib.ERRNO(errno.ENOSYS))
+        self._filter.set_attr(_OPTIMISE, _AS_TREE)
+
+    def allow(self, names: str, *conditions: Any) -> None:
+        self._add(self.lib.ALLOW, names, conditions)
+
+    def refuse(self, names: str, *conditions: Any, with_errno: int = errno.EPERM) -> None:
+        self._add(self.lib.ERRNO(with_errno), names, conditions)
+
+    def _add(self, action: int, names: str, conditions: tuple[Any, ...]) -> None:
+        """Add rules for the calls that this machine has."""
+        for name in names.split():
+            try:
+                number = self.lib.resolve_syscall(self.lib.Arch.NATIVE, name)
+            except OSError:
+                continue
+            if number >= 0:
+                self._filter.add_rule(action, number, *conditions)
+
+    def when(self, argument: int, value: int, mask: int | None = None) -> Any:
+        """The condition that an argument, or the bits of it in `mask`, equals a value."""
+        if mask is None:
+            return self.lib.Arg(argument, self.lib.EQ, value)
+        return self.lib.Arg(argument, self.lib.MASKED_EQ, mask, value)
+
+    def unless(self, argument: int, value: int) -> Any:
+        return self.lib.Arg(argument, self.lib.NE, value)
+
+    def compile(self) -> bytes:
+        with os.fdopen(os.memfd_create("filter"), "w+b") as compiled:
+            self._filter.export_bpf(compiled)
+            compiled.seek(0)
+            return compiled.read()
+
+
+def _common() -> _Rules:
+    rules = _Rules()
+    for group in (_FILES, _MEMORY, _WAITING, _PROCESS, _CONNECTED_SOCKETS):
+        rules.allow(group)
+    rules.refuse(_REFUSED)
+    for request in _IOCTLS:
+        rules.allow("ioctl", rules.when(1, request))
+    for option in _PRCTLS:
+        rules.allow("prctl", rules.when(0, option))
+    return rules
+
+
+def strict_filter() -> bytes:
+    """BPF for programs in namespaces of their own: they may fork, execute, and signal one another.
 
     Raises:
         Failure: libseccomp is not installed.
     """
-    lib = library()
-    rules = lib.SyscallFilter(lib.ERRNO(errno.ENOSYS))
-    rules.set_attr(_OPTIMISE, _AS_TREE)
-    eperm = lib.ERRNO(errno.EPERM)
-    groups = [_FILES, _MEMORY, _WAITING, _PROCESS]
-    if processes:
-        groups += [_LOCAL_SOCKETS, _NEW_PROGRAMS]
-    if signals:
-        groups.append(_SIGNALS)
-    allowed = set(" ".join(groups).split())
-    refused = set(" ".join([_REFUSED, _LOCAL_SOCKETS, _SIGNALS, _NEW_PROGRAMS]).split()) - allowed
-    for name in sorted(allowed):
-        _add(lib, rules, lib.ALLOW, name)
-    for name in sorted(refused - {"socket", "socketpair"}):
-        _add(lib, rules, eperm, name)
-    _add_conditional(lib, rules, eperm, processes=processes, signals=signals)
-    with os.fdopen(os.memfd_create("filter"), "w+b") as compiled:
-        rules.export_bpf(compiled)
-        compiled.seek(0)
-        return compiled.read()
+    rules = _common()
+    for group in (_ATTRIBUTES, _OWNERS, _WATCHES, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS):
+        rules.allow(group)
+    rules.allow(" ".join(["truncate", *_ON_PROCESSES]))
+    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED))
+    for name in ("socket", "socketpair"):
+        rules.allow(name, rules.when(0, _AF_UNIX))
+        rules.refuse(name, rules.unless(0, _AF_UNIX))
+    _add_kill(rules)
+    return rules.compile()
 
 
-def _add_conditional(lib: Any, rules: Any, eperm: int, *, processes: bool, signals: bool) -> None:
-    """The calls that depend on their arguments."""
-    if processes:
-        _add(lib, rules, lib.ALLOW, "clone", lib.Arg(0, lib.MASKED_EQ, _NAMESPACE_FLAGS, 0))
-        for name in ("socket", "socketpair"):
-            _add(lib, rules, lib.ALLOW, name, lib.Arg(0, lib.EQ, _AF_UNIX))
-            _add(lib, rules, eperm, name, lib.Arg(0, lib.NE, _AF_UNIX))
+def landlock_filter(abi: int) -> bytes:
+    """BPF for programs without namespaces: no new processes, no sockets but connected pairs.
+
+    Args:
+        abi: the kernel's version of Landlock; what it does not look after yet is refused here.
+
+    Raises:
+        Failure: libseccomp is not installed.
+    """
+    rules = _common()
+    rules.refuse(f"socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
+    # Landlock does not look at these. They pretend, because copying and unpacking files ends with them.
+    rules.refuse(_ATTRIBUTES, with_errno=0)
+    for name, argument in _ON_PROCESSES.items():
+        rules.allow(name, rules.when(argument, 0))
+        rules.refuse(name, rules.unless(argument, 0))
+    rules.allow("clone", rules.when(0, _CLONE_THREAD, _CLONE_THREAD))
+    rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
+    # Of streams only: a datagram socket, though one of a pair, could still send to anyone.
+    rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
+    if abi >= TRUNCATE_ABI:
+        rules.allow("truncate")
     else:
-        _add(lib, rules, lib.ALLOW, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, _CLONE_THREAD))
-        _add(lib, rules, eperm, "clone", lib.Arg(0, lib.MASKED_EQ, _CLONE_THREAD, 0))
-        # A socketpair reaches nobody, and asyncio cannot start without one.
-        _add(lib, rules, lib.ALLOW, "socketpair", lib.Arg(0, lib.EQ, _AF_UNIX))
-        _add(lib, rules, eperm, "socket")
-    if signals:
-        # The parent is outside the namespace and reads as 0, which kill() takes for "my whole group".
-        _add(lib, rules, lib.ALLOW, "kill", lib.Arg(0, lib.NE, 0))
-        _add(lib, rules, eperm, "kill", lib.Arg(0, lib.EQ, 0))
+        rules.refuse("truncate")
+    if abi >= SIGNAL_ABI:
+        rules.allow(_SIGNALS)
+        _add_kill(rules)
     else:
-        _add(lib, rules, eperm, "kill")
-    for request in _IOCTLS:
-        _add(lib, rules, lib.ALLOW, "ioctl", lib.Arg(1, lib.EQ, request))
-    for option in _PRCTLS:
-        _add(lib, rules, lib.ALLOW, "prctl", lib.Arg(0, lib.EQ, option))
+        rules.refuse(f"{_SIGNALS} kill")
+    return rules.compile()
 
 
-def _add(lib: Any, rules: Any, action: int, name: str, *conditions: Any) -> None:
-    """Add a rule unless this machine has no such call."""
-    try:
-        number = lib.resolve_syscall(lib.Arch.NATIVE, name)
-    except OSError:
-        return
-    if number >= 0:
-        rules.add_rule(action, number, *conditions)
+def _add_kill(rules: _Rules) -> None:
+    # A parent outside the namespace reads as 0, which kill() takes for "my whole group".
+    rules.allow("kill", rules.unless(0, 0))
+    rules.refuse("kill", rules.when(0, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -18,7 +19,7 @@ from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.weights import GROWN, Weight, weigh
+from rstar2.judge.sandbox.weights import PARENTS, Weight, weigh
 from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
 _MIB = 1 << 20
@@ -90,10 +91,12 @@ class Sandbox:
                 self._build()
                 canaries.release(self.run, plan, self._root)
                 return
-            except Failure:
+            except (Failure, OSError) as error:
                 self._drop_jail()
                 if place == len(ways) - 1:
-                    raise
+                    raise (
+                        error if isinstance(error, Failure) else Failure(f"{self._root}: {error}")
+                    ) from error
 
     @property
     def isolation(self) -> Isolation:
@@ -113,8 +116,13 @@ class Sandbox:
         return self._plan
 
     def _build(self) -> Enclosure:
+        plan = self._built_plan()
+        if plan["tier"] != "strict":
+            # What the last program of a lost jail wrote there must not be there for the next.
+            shutil.rmtree(plan["place"])
+            os.mkdir(plan["place"])
         self._cgroup, self._nursery = Cgroup(), Cgroup()
-        self._jail = Enclosure(self._built_plan(), self._cgroup, self._nursery)
+        self._jail = Enclosure(plan, self._cgroup, self._nursery)
         self._cgroup.limit_processes(tiers.PROCESSES + 64)
         self._baseline = self._cgroup.used()
         if self._wants_warm:
@@ -125,7 +133,7 @@ class Sandbox:
         """Start every zygote now; without this each starts when a program first wants it."""
         self._wants_warm = True
         jail = self._open_jail()
-        for weight in GROWN:
+        for weight in PARENTS:
             jail.grow(weight)
 
     def _open_jail(self) -> Enclosure:
@@ -148,8 +156,7 @@ class Sandbox:
 
     def _run(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
-        weight = weigh(request.code)
-        self._ready(jail, weight, request.memory_mb)
+        weight = self._ready(jail, weigh(request.code), request.memory_mb)
         self._key += 1
         assert self._cgroup is not None
         kills = self._cgroup.kills()
@@ -186,12 +193,12 @@ class Sandbox:
                 isolation=self.isolation,
             )
 
-    def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> None:
+    def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> Weight:
         """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
-        cgroup = self._cgroup
-        assert cgroup is not None
-        jail.control(weight)
-        cgroup.limit_memory(self._baseline + memory_mb * _MIB + _SLACK_BYTES)
+        assert self._cgroup is not None
+        weight = jail.fit(weight)
+        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _SLACK_BYTES)
+        return weight
 
     def _order(self, code: str | None, streams: Streams, memory_mb: int) -> Start:
         plan = self._built_plan()
@@ -217,14 +224,30 @@ class Sandbox:
         Raises:
             Failure: it could not be started.
         """
-        jail = self._open_jail()
+        try:
+            jail = self._open_jail()
+            weight = self._ready(jail, weight, memory_mb)
+            slot = next(number for number in range(1, tiers.USERS // 2) if number not in self._sessions)
+            with contextlib.ExitStack() as undo:
+                session = self._open_session(jail, weight, slot, memory_mb, undo)
+                undo.pop_all()
+        except Lost as error:
+            self._drop_jail()
+            raise Failure(f"the session could not be started: {error}") from error
+        self._sessions[slot] = session
+        return session
+
+    def _open_session(
+        self, jail: Enclosure, weight: Weight, slot: int, memory_mb: int, undo: contextlib.ExitStack
+    ) -> Session:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        slot = next(number for number in range(1, 60000) if number not in self._sessions)
+        undo.callback(ours.close)
+        uid = tiers.program_uid(jail.plan, slot)
+        streams = undo.enter_context(Streams("", tiers.outer_uid(jail.plan, uid), theirs.detach()))
         cgroup = Cgroup()
+        undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.PROCESSES + 8)
         cgroup.limit_memory(memory_mb * _MIB + _SLACK_BYTES)
-        uid = tiers.program_uid(jail.plan, slot)
-        streams = Streams("", tiers.outer_uid(jail.plan, uid), theirs.detach())
         for fd in cgroup.entrances():
             streams.add("group", fd)
         self._key += 1
@@ -234,16 +257,10 @@ class Sandbox:
         if self.isolation != "strict":
             order["place"] = str(self._root / f"session{slot}")
             os.makedirs(order["place"], exist_ok=True)
-        try:
-            self._ready(jail, weight, memory_mb)
-            jail.start(weight, order, streams.theirs)
-        except Lost as error:
-            self._drop_jail()
-            raise Failure(f"the session could not be started: {error}") from error
+        jail.start(weight, order, streams.theirs)
         streams.sent()
         on_close = partial(self._close_session, slot, cgroup, Path(order["place"]))
-        self._sessions[slot] = Session(jail, weight, self._key, streams, ours, cgroup, on_close)
-        return self._sessions[slot]
+        return Session(jail, weight, self._key, streams, ours, cgroup, on_close)
 
     def _close_session(self, slot: int, cgroup: Cgroup, place: Path) -> None:
         del self._sessions[slot]

@@ -21,7 +21,7 @@ _ETC = (
 )
 PROGRAM_UID = 1000
 ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/box",
     "USER": "program",
     "LANG": "C.UTF-8",

@@ -13,12 +13,16 @@ class Plan(TypedDict):
     """The worker is root: it binds files before it enters a user namespace and may map many users."""
     user_namespace: bool
     """Enter a user namespace. Without one the zygotes stay the machine's root, though locked in."""
+    first_outer_uid: int
+    """The outer user that stands behind the jail's user 0 (rooted)."""
     root: str
     """Empty folder the new root is mounted on (strict)."""
     log: str
     """File for what the zygotes complain of."""
     place: str
     """Work folder of programs."""
+    nursery: str
+    """Where zygotes may write while they get warm; programs may not."""
     binds: list[str]
     """Files and folders to show, read-only, at their own paths."""
     links: list[tuple[str, str]]

@@ -80,8 +80,17 @@ class Session:
         try:
             return self._run(code, began, timeout_s, cell_id)
         except (Lost, OSError) as error:
-            self.end(f"the session was lost: {error}")
+            self._give_up(f"the session was lost: {error}")
             return self._lost(cell_id)
+
+    def _give_up(self, reason: str) -> None:
+        """Kill whatever is left of the session, and let go of it."""
+        try:
+            self._jail.tell(self._weight, "kill", self._key)
+            self._await_end()
+        except Lost as error:
+            reason = f"{reason}; {error}"
+        self.end(reason)
 
     def _lost(self, cell_id: str) -> RunResult:
         return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=self._isolation)
@@ -136,6 +145,9 @@ class Session:
         Returns:
             (kind and text of the word or None, the limit that was hit or None, the end or None). All but the
             limit None: the cell does not stop and is to be killed.
+
+        Raises:
+            Lost: the zygote is gone, or what came on the channel was no word of ours.
         """
         control = self._jail.control(self._weight)
         poll = select.poll()
@@ -180,6 +192,9 @@ class Session:
             report = None
             while report is None:
                 report = self._jail.listen(self._weight, self._key)
+            if "status" in report:
+                # It ended just now; the next look at it will find that.
+                self._jail.ended[self._key] = report
             total = float(report["cpu_s"])
         else:
             total = final.cpu_s
@@ -201,15 +216,8 @@ class Session:
 
     def close(self) -> None:
         """End the session and everything in it."""
-        if not self.alive:
-            return
-        try:
-            self._jail.tell(self._weight, "kill", self._key)
-            self._await_end()
-        except Lost as error:
-            self.end(f"the session was lost: {error}")
-            return
-        self.end("the session was closed")
+        if self.alive:
+            self._give_up("the session was closed")
 
 
 def _parse(received: bytes) -> tuple[str, str] | None:

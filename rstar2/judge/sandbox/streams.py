@@ -9,7 +9,7 @@ from typing import Self
 from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
 _PIPE_BYTES = 65536
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 FLOOD_BYTES = 64 << 20
 """Bytes on one stream after which a program is killed instead of only being cut short."""
 

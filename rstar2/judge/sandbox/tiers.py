@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import layout
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.filters import compile_filter
+from rstar2.judge.sandbox.filters import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.sandbox.inside import jail, kernel
 from rstar2.judge.sandbox.plan import Plan
 from rstar2.judge.schema import Isolation
@@ -15,11 +15,11 @@ from rstar2.judge.schema import Isolation
 ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 """Weakest first."""
 PROCESSES = 128
-FIRST_OUTER_UID = 1_879_048_192
-"""First of the outer users that a jail's users are mapped to: a range no distribution hands out."""
+_FIRST_OUTER_UID = 1_879_048_192
+"""First of the outer users that jails' users are mapped to: a range no distribution hands out."""
 USERS = 65536
-_SIGNAL_SCOPE_ABI = 6
-_NETWORK_ABI = 4
+"""Users of one jail. Each worker process takes a range of its own, so that limits by user are its own too."""
+_RANGES = 4000
 
 
 def plans(tier: Isolation, root: Path) -> list[Plan]:
@@ -39,15 +39,17 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
     binds, links = layout.shown()
     abi = kernel.landlock_abi() if tier != "none" else 0
     strict = tier == "strict"
-    for name in ("mount", "box"):
+    for name in ("mount", "box", "nursery"):
         (root / name).mkdir(exist_ok=True)
     return Plan(
         tier=tier,
         rooted=rooted,
         user_namespace=user_namespace,
+        first_outer_uid=_FIRST_OUTER_UID + os.getpid() % _RANGES * USERS,
         root=str(root / "mount"),
         log=str(root / "zygotes.log"),
         place=jail.PLACE if strict else str(root / "box"),
+        nursery=jail.NURSERY if strict else str(root / "nursery"),
         binds=binds,
         links=links,
         files=layout.made_up_files(),
@@ -67,8 +69,8 @@ def _filter(tier: Isolation, abi: int) -> bytes:
     if tier == "none":
         return b""
     if tier == "strict":
-        return compile_filter(processes=True, signals=True)
-    return compile_filter(processes=False, signals=abi >= _SIGNAL_SCOPE_ABI)
+        return strict_filter()
+    return landlock_filter(abi)
 
 
 def program_uid(plan: Plan, session: int) -> int:
@@ -79,12 +81,12 @@ def program_uid(plan: Plan, session: int) -> int:
     """
     if plan["tier"] != "strict" or not plan["rooted"]:
         return -1
-    return layout.PROGRAM_UID + session
+    return layout.PROGRAM_UID + session + (0 if plan["user_namespace"] else plan["first_outer_uid"])
 
 
 def outer_uid(plan: Plan, uid: int) -> int:
     """The same user as the outside counts them."""
-    return uid + FIRST_OUTER_UID if uid >= 0 and plan["user_namespace"] else uid
+    return uid + plan["first_outer_uid"] if uid >= 0 and plan["user_namespace"] else uid
 
 
 def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:
@@ -122,18 +124,21 @@ def _strict_exceptions(plan: Plan) -> list[str]:
 def _landlock_exceptions(plan: Plan) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets of any kind but connected pairs.",
+        "Programs cannot open sockets of any kind but connected pairs of streams.",
         "Programs run as the worker's own user, without its capabilities.",
+        "chmod and utime do nothing, and chown is refused, because Landlock has no say over them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
         "The work folder is on disk: the size of one file is limited, not the space of all files together.",
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]
-    if plan["landlock_abi"] < _SIGNAL_SCOPE_ABI:
+    if plan["landlock_abi"] < SIGNAL_ABI:
         found.append(
             "This kernel cannot keep signals inside: programs cannot send any, not to themselves either."
         )
-    if plan["landlock_abi"] < _NETWORK_ABI:
+    if plan["landlock_abi"] < TRUNCATE_ABI:
+        found.append("This kernel's Landlock has no say over truncate: programs cannot truncate by name.")
+    if plan["landlock_abi"] < NETWORK_ABI:
         found.append("This kernel's Landlock has no say over the network: seccomp alone refuses sockets.")
     return found

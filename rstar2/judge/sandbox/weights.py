@@ -7,7 +7,8 @@ from typing import Literal
 
 Weight = Literal["bare", "numeric", "symbolic", "full"]
 """bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
-GROWN: tuple[Weight, ...] = ("numeric", "symbolic", "full")
+PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
+"""Which zygote each is forked from: it keeps what that one has, and shares the memory."""
 
 _NEEDS: dict[str, Weight] = {
     "numpy": "numeric",
@@ -21,7 +22,7 @@ _NAMES = re.compile(r"\b(?:" + "|".join(_NEEDS) + r")\b")
 _IMPORTS = re.compile(
     r"^\s*(?:from\s+([\w.]+)|import\s+([\w., \t]+))|__import__\(|import_module\(", re.MULTILINE
 )
-_ORDER: tuple[Weight, ...] = ("bare", *GROWN)
+_ORDER: tuple[Weight, ...] = ("bare", *PARENTS)
 
 
 def weigh(code: str) -> Weight:
@@ -36,4 +37,5 @@ def weigh(code: str) -> Weight:
         line = match.group(1) or match.group(2) or code[match.start() : match.end() + 40]
         for name in _NAMES.findall(line):
             heaviest = max(heaviest, _NEEDS[name], key=_ORDER.index)
-    return heaviest
+    # sympy's plots import matplotlib.
+    return "full" if heaviest == "symbolic" and "plot" in code else heaviest

@@ -12,10 +12,12 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rstar2.agent import Limits, rollout
 from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.tools import PythonTool
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
+from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
 
 ROC_FIELD = "rstar2_roc"
 """Where the sampler finds what RoC needs, in a trajectory's extra fields."""
@@ -43,7 +45,6 @@ class _ServerEngine:
     def __init__(self, client: Any, codec: ChatCodec, params: dict[str, Any]) -> None:
         self._client = client
         self._params = params
-        self._stop = {codec.end_id, codec.tokenizer.eos_token_id}
         self._end_id = codec.end_id
         self._request_id = uuid.uuid4().hex
         self.versions: dict[str, Any] = {}
@@ -58,13 +59,15 @@ class _ServerEngine:
                 **self._params,
                 "max_tokens": sampling.max_tokens,
                 "stop_token_ids": [self._end_id],
+                **({} if sampling.seed is None else {"seed": sampling.seed}),
             },
         )
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
-        stopped = bool(output.token_ids) and output.token_ids[-1] in self._stop
-        return Generation(list(output.token_ids), output.log_probs, "stop" if stopped else "length")
+        token_ids = list(output.token_ids)
+        full = len(token_ids) >= sampling.max_tokens and token_ids[-1:] != [self._end_id]
+        return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
     async def aclose(self) -> None:
         return None
@@ -78,6 +81,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         max_turns: the model's turns at most.
         tool_timeout_s: wall-clock seconds a program may take.
         traceback_lines: last lines of a traceback that the model sees.
+        seed: of the rollouts; see `_seed_of`.
         reward: "answer" grades the final turn; "constant" gives every trace 1, a control that cannot learn.
     """
 
@@ -90,6 +94,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         tool_timeout_s: float,
         traceback_lines: int,
         reward: Literal["answer", "constant"],
+        seed: int,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -97,6 +102,14 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._tools = PythonTool(_judge(judge_url, judge_token), tool_timeout_s, traceback_lines)
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
+        self._seed = seed
+
+    def _seed_of(self, row: dict[str, Any]) -> int | None:
+        """On a CPU, a seed of this rollout's own, so that a run can be repeated; vLLM is quicker without."""
+        if self.rollout_config.name != CPU_ROLLOUT:
+            return None
+        name = f"{row['global_steps']} {row['extra_info']['id']}"
+        return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
@@ -106,7 +119,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             tools=self._tools,
             codec=self._codec,
             limits=self._limits,
-            sampling=Sampling(temperature=float(sampling_params["temperature"])),
+            sampling=Sampling(temperature=float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
         )
         verdict = await _grader().agrade(kwargs["reward_model"]["ground_truth"], trace.final_text)
         right = verdict.verdict == "correct"
@@ -140,4 +153,5 @@ def roc_facts(trace: Trace, score: float, right: bool) -> dict[str, Any]:
         "balanced": text.count("<answer>") == text.count("</answer>"),
         "tokens": trace.tokens,
         "truncated": trace.finish == "max_tokens",
+        "lost_calls": sum(call.status == "lost" for call in trace.calls),
     }

@@ -11,6 +11,8 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 NAME = "cpu"
+CPU_ROLLOUT = "rstar2_cpu"
+"""The rollout backend's name in VERL's config."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -16,8 +16,6 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from rstar2.train.verl import cpu_platform
 
-CPU_ROLLOUT = "rstar2_cpu"
-
 
 def _load_replica() -> type:
     from rstar2.train.verl.cpu_rollout import CpuReplica
@@ -49,5 +47,7 @@ if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
     )
     # VERL registers FSDP engines for cuda and npu; with every tensor on the CPU the cuda one runs as it is.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    RolloutReplicaRegistry.register(CPU_ROLLOUT, _load_replica)
-    rollout_base._ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "rstar2.train.verl.cpu_rollout.CpuRollout"
+    RolloutReplicaRegistry.register(cpu_platform.CPU_ROLLOUT, _load_replica)
+    rollout_base._ROLLOUT_REGISTRY[(cpu_platform.CPU_ROLLOUT, "async")] = (
+        "rstar2.train.verl.cpu_rollout.CpuRollout"
+    )

@@ -87,6 +87,7 @@ def raw_metrics(
         "rstar2/tokens": float(np.mean([fact["tokens"] for fact in facts])),
         "rstar2/calls": float(np.mean([fact["calls"] for fact in facts])),
         "rstar2/truncated": float(np.mean([fact["truncated"] for fact in facts])),
+        "rstar2/lost_calls": float(sum(fact["lost_calls"] for fact in facts)),
         "rstar2/rollouts": float(len(facts)),
         "rstar2/kept": float(len(kept)),
         "rstar2/kept_failed_call_ratio_correct": _ratio(kept_right),

@@ -19,8 +19,8 @@ from typing import Any
 from rstar2.judge.sandbox.host import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
-MEMORY_MB = 512
 SECRET = "HOST_SECRET_CANARY"
+SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
 
 
@@ -32,6 +32,7 @@ class Case:
     stdin: str
     expect: dict[str, Any]
     timeout_s: float = 2.0
+    memory_mb: int = 512
 
 
 def read_cases(path: Path) -> list[Case]:
@@ -61,7 +62,7 @@ class Surroundings:
         self.outside.chmod(0o777)
         self.secret = self.folder / "secret.txt"
         self.secret.write_text(SECRET)
-        self.secret.chmod(0o666)
+        self.secret.chmod(SECRET_MODE)
         (self.folder / "task").mkdir()
         (self.folder / "task" / "data.txt").write_text("OTHER_TASK_CANARY")
         self.tcp = socket.create_server(("127.0.0.1", 0))
@@ -129,7 +130,7 @@ def run_case(sandbox: Sandbox, case: Case, host: Surroundings) -> list[str]:
     began = time.monotonic()
     # Built unchecked: what the service takes is its own matter, the sandbox stands more.
     request = RunRequest.model_construct(
-        code=code, stdin=case.stdin, timeout_s=case.timeout_s, memory_mb=MEMORY_MB
+        code=code, stdin=case.stdin, timeout_s=case.timeout_s, memory_mb=case.memory_mb
     )
     result = sandbox.run(request, case.id)
     wall = time.monotonic() - began
@@ -177,7 +178,8 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
             places = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
             return not any((place / LEFTOVER).exists() for place in places) and _next_sees_nothing(sandbox)
         case "secret_intact":
-            return host.secret.read_text() == SECRET
+            mode = host.secret.stat().st_mode & 0o777
+            return (host.secret.read_text(), mode) == (SECRET, SECRET_MODE)
         case "listener_untouched":
             return _untouched(host.tcp, host.tcp.accept) and _untouched(host.unix, host.unix.accept)
         case "udp_untouched":

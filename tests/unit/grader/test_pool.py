@@ -15,8 +15,9 @@ import pytest
 
 from rstar2.eval.grader import GraderPool, grade
 
-SLOW_GOLD = "\\frac{1}{2}"
-SLOW_PRED = "\\boxed{0.5}"
+SLOW_GOLD = "\\sqrt{8}"
+SLOW_PRED = "\\boxed{2\\sqrt{2}}"
+"""A pair that only a worker decides."""
 PAIRS = [
     ("7", "\\boxed{7}"),
     ("7", "\\boxed{8}"),

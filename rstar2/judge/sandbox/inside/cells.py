@@ -7,7 +7,6 @@ program's own word, unlike a single run's end. The worker outside keeps the dead
 from __future__ import annotations
 
 import os
-import sys
 
 from rstar2.judge.sandbox.inside import program
 
@@ -32,7 +31,7 @@ class Session:
 
     def run(self) -> NoReturn:
         """Run cells until the channel closes or a cell leaves, then leave this process."""
-        code = 0
+        code = 1
         try:
             _Cells(self).serve()
         except _Ended:
@@ -76,8 +75,7 @@ class _Cells:
                 text = None if value is None else repr(value)
             finally:
                 self._handler = self._signal(SIGINT, self._ignore)
-                sys.stdout.flush()
-                sys.stderr.flush()
+                program.flush()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result

@@ -56,6 +56,9 @@ class Confinement:
         self._limit(start["memory_mb"] * _MIB)
         if start["uid"] >= 0:
             kernel.become_user(start["uid"])
+        if not self._strict:
+            # No namespace dies with the zygote here.
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
         if self._plan["tier"] != "none":
             kernel.drop_capabilities()
         if landlock is not None:

@@ -25,6 +25,8 @@ _STAGE = "/tmp"
 """Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
 PLACE = "/box"
 """The work folder of programs."""
+NURSERY = "/.nursery"
+"""Where libraries leave their caches while zygotes get warm."""
 _WRITABLE = {"box": PLACE, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
 """What a program may write, all parts of one small file system in memory."""
@@ -63,7 +65,7 @@ def _build_root(plan: Plan) -> None:
     root = plan["root"]
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("rstar2", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
-    for place in (_SCRATCH, "/proc", "/dev", "/etc", *WRITABLE):
+    for place in (_SCRATCH, NURSERY, "/proc", "/dev", "/etc", *WRITABLE):
         os.makedirs(root + place, mode=0o755, exist_ok=True)
     for name in DEVICES:
         _bind_at(f"/dev/{name}", root + f"/dev/{name}", read_only=False)
@@ -109,6 +111,7 @@ def enter_root(plan: Plan) -> None:
     mount_proc(_STAGE + "/proc")
     kernel.make_root(_STAGE)
     kernel.set_host_name("box")
+    kernel.mount("nursery", NURSERY, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=700,size=64m")
     mount_scratch(plan)
     kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
 

@@ -43,15 +43,20 @@ def leave(code: int) -> NoReturn:
     _exit(code)
 
 
-def become_main(path: str) -> dict[str, Any]:
-    """Make a fresh __main__ and draw new random numbers; the namespace programs run in."""
+def become_main(path: str, source: str | None = None) -> dict[str, Any]:
+    """Make a fresh __main__ and draw new random numbers; the namespace programs run in.
+
+    Args:
+        source: the program, where it is known: reseeding takes time that most programs need not spend.
+    """
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
-    _reseed()
+    if source is None or "rand" in source or "scipy" in sys.modules:
+        _reseed()
     return module.__dict__
 
 
@@ -62,9 +67,6 @@ def _reseed() -> None:
         modules["numpy.random"].seed()
     if "sympy.core.random" in modules:
         modules["sympy.core.random"].rng.seed()
-    if "tempfile" in modules:
-        modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
-        modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
 
 
 def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
@@ -100,7 +102,7 @@ def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
 
 def _run(program: Program) -> int:
     path = f"{program.place}/{NAME}"
-    namespace = become_main(path)
+    namespace = become_main(path, program.code)
     if any(word in program.code for word in _READERS):
         _write_source(path, program.code)
         namespace["__file__"] = path
@@ -132,7 +134,7 @@ def show(error: BaseException, source: str, path: str) -> None:
     """Show an exception on standard error as the interpreter would, with lines of the source."""
     _write_source(path, source)
     error.__traceback__ = _without_harness(error.__traceback__)
-    sys.stdout.flush()
+    flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
@@ -148,7 +150,7 @@ def exit_code(code: object) -> int:
         return 0
     if isinstance(code, int):
         return code & 0xFF
-    sys.stdout.flush()
+    flush()
     print(code, file=sys.stderr)
     return 1
 
@@ -166,7 +168,7 @@ def wind_up(code: int, source: str = "") -> int:
     """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
     try:
         # Before the threads: if they never end, what was printed must be out already.
-        sys.stdout.flush()
+        flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         _run_exit_functions()
@@ -174,10 +176,20 @@ def wind_up(code: int, source: str = "") -> int:
             # What the interpreter does for all objects; for most it would only take time.
             namespace = sys.modules["__main__"].__dict__
             namespace.update({name: None for name in namespace if not name.startswith("__")})
-        sys.stdout.flush()
-        sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - as above
         error.__traceback__ = _without_harness(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-        return code or 120
-    return code
+    # 120 is what the interpreter says of output it could not write.
+    return code if flush() else code or 120
+
+
+def flush() -> bool:
+    """Flush both output streams, whatever a program has made of them; False if that failed."""
+    flushed = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except Exception:  # noqa: BLE001 - a program may have put anything in their place
+            flushed = False
+    return flushed

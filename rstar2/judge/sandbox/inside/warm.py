@@ -29,7 +29,7 @@ def bare() -> None:
 
 
 def numeric() -> None:
-    """numpy."""
+    """numpy, on top of bare."""
     with _Optional():
         import numpy as np
 
@@ -39,8 +39,7 @@ def numeric() -> None:
 
 
 def symbolic() -> None:
-    """numeric, and sympy."""
-    numeric()
+    """sympy, on top of numeric."""
     with _Optional():
         import sympy as sp
 
@@ -60,8 +59,7 @@ def symbolic() -> None:
 
 
 def full() -> None:
-    """symbolic, and scipy, pandas and matplotlib."""
-    symbolic()
+    """scipy, pandas and matplotlib, on top of symbolic."""
     with _Optional():
         import scipy.integrate
         import scipy.linalg
@@ -82,17 +80,21 @@ def full() -> None:
 
 
 class _Optional:
-    """A library that is not installed here is left out; programs that want it get its ImportError."""
+    """A library that is not installed or is broken is left out; programs that want it get its error."""
 
     def __enter__(self) -> None:
         return
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, ImportError)
+        return kind is not None and issubclass(kind, Exception)
 
 
 def settle() -> None:
     """Put what was loaded out of the garbage collector's sight and into huge pages."""
+    if "tempfile" in sys.modules:
+        # Programs have another folder for temporary files, and names of their own.
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+        sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     kernel.use_huge_pages()

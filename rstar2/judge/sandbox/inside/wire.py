@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_MESSAGE = 128 * 1024
+MAX_MESSAGE = 64 * 1024
 """Bytes of one message. Longer texts travel in a memfd."""
 _MAX_FDS = 8
 _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)

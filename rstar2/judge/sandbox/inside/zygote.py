@@ -58,8 +58,10 @@ def _hide() -> None:
 class _Child:
     """A running program: its process, and the first process of its namespace where it has one."""
 
-    def __init__(self, key: int, pid: int, init: kernel.BareInit | None) -> None:
-        self.key, self.pid, self.init = key, pid, init
+    def __init__(self, start: Start, pid: int, init: kernel.BareInit | None) -> None:
+        self.key, self.pid, self.init = start["key"], pid, init
+        # What a process with a space of its own wrote is gone with it, or is for the worker to remove.
+        self.shares_space = not start["session"] and not (start["own_space"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
 
 
@@ -128,7 +130,7 @@ class Zygote:
         if pid == 0:
             return self._become(start, fds)
         if pid > 0:
-            child = _Child(start["key"], pid, init)
+            child = _Child(start, pid, init)
             self._children[child.pidfd] = child
             self._ready.register(child.pidfd, select.POLLIN)
         for fd in fds:
@@ -196,7 +198,7 @@ class Zygote:
         del self._children[child.pidfd]
         if self._own_pids < 0:
             self._sweep({other.pid for other in self._children.values()})
-        clean = self._scratch.clean()
+        clean = not child.shares_space or self._scratch.clean()
         cpu = usage.ru_utime + usage.ru_stime
         wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "clean": clean})
 
@@ -223,7 +225,11 @@ class Zygote:
         control = _socket.socket(fileno=fd)
         for group in groups[:there]:
             os.write(group, b"0")
+        environment = dict(os.environ)
+        os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), self._plan["nursery"]))
         getattr(warm, weight)()
+        os.environ.clear()
+        os.environ.update(environment)
         warm.settle()
         for group in groups[there:]:
             os.write(group, b"0")

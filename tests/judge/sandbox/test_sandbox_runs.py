@@ -131,6 +131,18 @@ def test_long_source_and_long_input_arrive_whole(strict: Sandbox) -> None:
     assert run(strict, code, stdin="é" * 500_000, timeout_s=60).stdout == "1000000\n"
 
 
+def test_zygotes_leave_nothing_where_programs_write(strict: Sandbox) -> None:
+    # A jail whose scratch space cannot be cleaned is rebuilt, which would end the session.
+    session = strict.open_session(weight="bare")
+    look = "import os\nprint([os.listdir(p) for p in ('/box', '/tmp', '/var/tmp', '/dev/shm')])"
+    heavy = f"import matplotlib.pyplot, pandas\n{look}"
+    for code in (heavy, "open('/tmp/x', 'w').write('x')", heavy, look, heavy):
+        assert run(strict, code, timeout_s=60).stdout in ("[[], [], [], []]\n", "")
+    assert run(strict, heavy, timeout_s=60).stdout == "[[], [], [], []]\n"
+    assert session.alive
+    session.close()
+
+
 def test_programs_get_the_same_clean_process_each_time(strict: Sandbox) -> None:
     code = """
 import os, signal, sys, threading
@@ -155,6 +167,7 @@ print(os.getpid(), os.getppid(), os.getcwd(), sys.argv, len(os.listdir('.')), th
         ("import numpy\nimport sympy", "symbolic"),
         ("__import__('sympy')", "symbolic"),
         ("import pandas as pd", "full"),
+        ("from sympy import *\nplot(symbols('x'))", "full"),
         ("import matplotlib.pyplot as plt", "full"),
         ("if 1:\n\tfrom scipy.optimize import brentq", "full"),
     ],

@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sandbox_own_exhaust
+import sandbox_own_honest
+import sandbox_own_reach
 from attacks import Case, Surroundings, read_cases, run_case
-from own_attacks import CASES, NOT_IN_LANDLOCK
+from sandbox_own import CASES, NOT_IN_LANDLOCK
 
 from rstar2.judge.sandbox.host import Sandbox
 
+_FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)
+"""Importing them fills CASES."""
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"
 

@@ -61,6 +61,28 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
     assert descendants(os.getpid()) <= before
 
 
+def test_a_program_without_namespaces_dies_with_its_zygote(landlock: Sandbox, tmp_path: Path) -> None:
+    del landlock
+    before = descendants(os.getpid())
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    zygote = min(descendants(os.getpid()) - before)
+    timer = _later(0.3, lambda: os.kill(zygote, signal.SIGKILL))
+    stays = "import os, time\nprint(os.listdir('.'), flush=True)\nopen('mine', 'w').close()\ntime.sleep(60)"
+    again = sandbox.run(RunRequest(code=stays, timeout_s=1.0), "a")
+    timer.join()
+    assert (again.outcome, again.stdout) == ("timeout", "[]\n")
+    sandbox.close()
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _works_in(pid, tmp_path)]
+
+
+def _works_in(pid: str, folder: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
 def test_a_heavier_zygote_that_is_killed_comes_back(strict: Sandbox, tmp_path: Path) -> None:
     del strict
     before = descendants(os.getpid())
@@ -79,7 +101,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
-    monkeypatch.setattr(attend, "_SILENCE_S", 0.3)
+    monkeypatch.setattr(attend, "SILENCE_S", 0.3)
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()

@@ -1,0 +1,171 @@
+"""Odd but innocent input, and honest programs that must simply work."""
+
+from __future__ import annotations
+
+from sandbox_own import PROCESSES, SOON_S, case
+
+# Odd input.
+case("odd/empty", "", "ok", "")
+case("odd/comment", "# nothing", "ok", "")
+case("odd/byte order mark", "\ufeffprint('bom')", "ok", "bom\n")
+case("odd/carriage returns", "x = 1\r\nif x:\r\n    print('crlf')\r\n", "ok", "crlf\n")
+case("odd/syntax", "print('a'\nprint('b')", "runtime_error", "")
+case("odd/tabs", "if 1:\n\tx = 1\n        y = 2", "runtime_error", "")
+case("odd/nesting", "(" * 300 + ")" * 300, "runtime_error", checks=("worker_ok",))
+case(
+    "odd/minus signs",
+    "x = " + "-" * 100_000 + "1",
+    ("runtime_error", "memory", "killed"),
+    checks=("worker_ok",),
+)
+case("odd/attributes", "x = a" + ".a" * 100_000, ("runtime_error", "memory", "killed"), checks=("worker_ok",))
+case("odd/long line", "print(len('" + "x" * 900_000 + "'))", "ok", "900000\n")
+case(
+    "odd/future",
+    "from __future__ import annotations\ndef f(x: Nothing): pass\nprint(f.__annotations__)",
+    "ok",
+)
+case("odd/main", "import __main__\nx = 5\nprint(__name__, __main__.x)", "ok", "__main__ 5\n")
+case("odd/pickle", "import pickle\nclass A: pass\nprint(pickle.loads(pickle.dumps(A)).__name__)", "ok", "A\n")
+case("odd/big input", "import sys\nprint(len(sys.stdin.read()))", "ok", "6000000\n", stdin="ab\n" * 2_000_000)
+case("odd/input unread", "print('x')", "ok", "x\n", stdin="y" * 300_000)
+case("odd/lines of input", "print(input()[::-1], input())", "ok", "é1 2\n", stdin="1é\n2")
+case("odd/no input", "input()", "runtime_error", within=SOON_S)
+case("odd/names", "ä = 1\nprint(ä, '数学')", "ok", "1 数学\n")
+case("odd/exit", "print('a')\nexit()", "ok", "a\n")
+case(
+    "odd/source",
+    "import inspect\ndef f(): return 1\nprint(inspect.getsource(f), end='')",
+    "ok",
+    "def f(): return 1\n",
+)
+case("odd/own file", "print(open(__file__).read()[:5])", "ok", "print\n")
+
+# Honest programs.
+case(
+    "honest/exit handler",
+    "import atexit\natexit.register(print, 'last')\nprint('first')",
+    "ok",
+    "first\nlast\n",
+)
+case(
+    "honest/threads",
+    "from concurrent.futures import *\nprint(*ThreadPoolExecutor(8).map(abs, [-1, 2]))",
+    "ok",
+    "1 2\n",
+)
+case(
+    "honest/pool",
+    "from multiprocessing import Pool\ndef f(x): return x * x\nwith Pool(3) as p: print(p.map(f, range(4)))",
+    "ok",
+    "[0, 1, 4, 9]\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/executor",
+    """
+from concurrent.futures import ProcessPoolExecutor
+with ProcessPoolExecutor(2) as p: print(*p.map(abs, [-3]))
+""",
+    "ok",
+    "3\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/spawn",
+    """
+import multiprocessing as mp
+def f(x): return x + 1
+if __name__ == '__main__':
+    with mp.get_context('spawn').Pool(1) as p: print(p.map(f, [1]))
+""",
+    "ok",
+    "[2]\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/shared array",
+    """
+from multiprocessing import Process, Queue, Value
+def f(q, v):
+    with v.get_lock(): v.value += 1
+    q.put('x')
+q, v = Queue(), Value('i', 0)
+ps = [Process(target=f, args=(q, v)) for _ in range(2)]
+[p.start() for p in ps]; [p.join() for p in ps]
+print(q.get(), q.get(), v.value)
+""",
+    "ok",
+    "x x 2\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/shell",
+    "import subprocess\nprint(subprocess.getoutput('echo hi'))",
+    "ok",
+    "hi\n",
+    strict_only=PROCESSES,
+)
+case(
+    "honest/interpreter",
+    """
+import subprocess, sys
+print(subprocess.run([sys.executable, '-c', 'print(1+1)'], capture_output=True).stdout)
+""",
+    "ok",
+    "b'2\\n'\n",
+    strict_only=PROCESSES,
+)
+case("honest/async", "import asyncio\nasync def f(): return 3\nprint(asyncio.run(f()))", "ok", "3\n")
+case(
+    "honest/files", "open('a', 'w').write('x')\nprint(open('a').read())", "ok", "x\n", checks=("no_leftover",)
+)
+case(
+    "honest/temporary",
+    "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f: f.write('t'); f.seek(0); print(f.read())",
+    "ok",
+    "t\n",
+)
+case("honest/numpy", "import numpy as np\nprint(np.linalg.inv(np.eye(2) * 4).sum())", "ok", "0.5\n")
+case(
+    "honest/sympy",
+    "from sympy import *\nx = symbols('x')\nprint(solve(x**2 - 2))",
+    "ok",
+    "[-sqrt(2), sqrt(2)]\n",
+)
+case(
+    "honest/scipy",
+    "import scipy.integrate as i\nprint(round(i.quad(lambda x: x, 0, 2)[0], 6))",
+    "ok",
+    "2.0\n",
+)
+case("honest/mpmath", "import mpmath\nmpmath.mp.dps = 20\nprint(mpmath.pi)", "ok", "3.1415926535897932385\n")
+case(
+    "honest/plot",
+    """
+import matplotlib.pyplot as plt
+plt.plot([1, 2])
+plt.title('$x^2$')
+plt.savefig('p.png')
+plt.show()
+print('ok')
+""",
+    "ok",
+    "ok\n",
+)
+case(
+    "honest/recursion",
+    "import sys\nsys.setrecursionlimit(20000)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(15000))",
+)
+case(
+    "honest/deep native",
+    "import sys\nsys.setrecursionlimit(50000)\nx = []\nfor _ in range(20000): x = [x]\nrepr(x)\n0",
+)
+case("honest/cores", "import os\nprint(os.cpu_count() >= 1)", "ok", "True\n")
+case(
+    "honest/time",
+    "import time, datetime\nprint(time.time() > 1.6e9, datetime.date.today().year > 2023)",
+    "ok",
+)
+case("honest/user", "import getpass, pathlib\ngetpass.getuser(); pathlib.Path.home(); print(1)", "ok", "1\n")
+case("honest/big data", "x = list(range(3_000_000))\nprint(sum(x))", "ok", "4499998500000\n")

@@ -1,0 +1,288 @@
+"""Programs that reach for what is not theirs: secrets, files, the network, the kernel, other results."""
+
+from __future__ import annotations
+
+import os
+
+from sandbox_own import SOON_S, attempt, case
+
+# Secrets.
+attempt("secret/file", "open('@@SECRET_FILE@@').read()")
+attempt("secret/other task", "open('@@TASK_DIR@@/data.txt').read()")
+attempt("secret/shadow", "open('/etc/shadow').read()")
+attempt("secret/worker memory", "open('/proc/@@PID@@/mem', 'rb').read(1)")
+attempt("secret/worker environment", "open('/proc/@@PID@@/environ').read()")
+attempt("secret/hard link", "os.link('@@SECRET_FILE@@', 'mine')")
+case(
+    "secret/whole environment",
+    """
+import os, subprocess
+text = str(dict(os.environ))
+try: text += open('/proc/self/environ').read()
+except OSError: pass
+print('PWNED' if 'CANARY' in text or 'RSTAR2' in text else 'clean')
+""",
+    "ok",
+    "clean\n",
+)
+case(
+    "secret/other processes",
+    """
+import os
+mine = {'self', 'thread-self', 'sys'}
+try: seen = [p for p in os.listdir('/proc') if p.isdigit()]
+except OSError: seen = []
+def text(p):
+    try: return open(f'/proc/{p}/environ', 'rb').read() + open(f'/proc/{p}/cmdline', 'rb').read()
+    except OSError: return b''
+print('PWNED' if any(b'CANARY' in text(p) or b'pytest' in text(p) for p in seen) else 'clean')
+""",
+    "ok",
+    "clean\n",
+)
+case(
+    "secret/open descriptors",
+    """
+import os
+found = []
+for fd in range(3, 300):
+    try: found.append((fd, os.fstat(fd).st_mode & 0o170000))
+    except OSError: pass
+print('PWNED' if [f for f in found if f[0] != 3] or any(m == 0o140000 for _, m in found) else 'clean')
+""",
+    "ok",
+    "clean\n",
+)
+case(
+    "secret/objects in memory",
+    """
+import gc, sys
+hidden = [m for m in sys.modules if m.startswith('rstar2')]
+sockets = [o for o in gc.get_objects() if type(o).__name__ == 'socket']
+print('PWNED' if hidden or sockets else 'clean')
+""",
+    "ok",
+    "clean\n",
+)
+
+# Writing outside.
+attempt("write/outside", "open('@@OUTSIDE_DIR@@/x', 'w')", checks=("outside_clean",))
+attempt("write/secret", "open('@@SECRET_FILE@@', 'a').write('x')", checks=("secret_intact",))
+attempt(
+    "write/secret by rename", "os.replace('@@SECRET_FILE@@', '@@OUTSIDE_DIR@@/y')", checks=("secret_intact",)
+)
+attempt("write/library", "open(os.__file__, 'a')")
+attempt("write/package", "open(os.path.join(os.path.dirname(os.__file__), 'evil.py'), 'w')")
+attempt("write/device", "os.mknod('disk', 0o60600, os.makedev(8, 0))")
+attempt("write/etc", "open('/etc/evil', 'w')")
+attempt("write/kernel", "open('/proc/sys/kernel/core_pattern', 'w').write('x')")
+case(
+    "write/shared memory",
+    """
+for place in ('/dev/shm', '/tmp', '/var/tmp'):
+    try: open(place + '/rstar2_leftover', 'w').write('1')
+    except OSError: pass
+print('done')
+""",
+    "ok",
+    "done\n",
+    checks=("no_leftover",),
+)
+
+case(
+    "write/attributes",
+    """
+import os
+for change in (lambda: os.chmod('@@SECRET_FILE@@', 0o777), lambda: os.chown('@@SECRET_FILE@@', 12, 12)):
+    try: change()
+    except OSError: pass
+print('done')
+""",
+    "ok",
+    "done\n",
+    checks=("secret_intact",),
+)
+
+# Symbolic links.
+attempt(
+    "symlink/to secret",
+    "os.symlink('@@SECRET_FILE@@', 'link'); open('link').read()",
+    checks=("secret_intact",),
+)
+attempt(
+    "symlink/folder outside",
+    "os.symlink('@@OUTSIDE_DIR@@', 'out'); open('out/x', 'w').write('1')",
+    checks=("outside_clean",),
+)
+attempt("symlink/through descriptors", "open('/proc/self/fd/../../1/environ').read()")
+attempt("symlink/root of parent", "os.listdir('/proc/@@PID@@/root')")
+case(
+    "symlink/left for the cleaner",
+    """
+import os
+os.makedirs('a/b')
+os.symlink('@@OUTSIDE_DIR@@', 'a/b/out'); os.symlink('/', 'root'); os.symlink('loop', 'loop')
+os.mkfifo('pipe'); os.chmod('a', 0)
+print('done')
+""",
+    "ok",
+    "done\n",
+    checks=("outside_clean", "no_leftover", "worker_ok"),
+)
+
+# The network.
+case(
+    "network/tcp",
+    """
+import socket
+for make in (lambda: socket.create_connection(('127.0.0.1', @@PORT@@), 1),
+             lambda: socket.create_connection(('1.1.1.1', 53), 1),
+             lambda: socket.create_server(('0.0.0.0', 0))):
+    try: make(); print('PWNED')
+    except OSError: print('blocked')
+""",
+    "ok",
+    "blocked\n" * 3,
+    within=SOON_S,
+    checks=("listener_untouched",),
+)
+attempt(
+    "network/udp",
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', @@PORT@@))",
+    "import socket",
+    checks=("udp_untouched",),
+)
+attempt("network/local socket", "socket.socket(socket.AF_UNIX).connect('@@UNIX_SOCK@@')", "import socket")
+attempt(
+    "network/local datagram",
+    "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', '@@UNIX_SOCK@@')",
+    "import socket",
+)
+attempt("network/netlink", "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)", "import socket")
+attempt("network/vsock", "socket.socket(40, socket.SOCK_STREAM)", "import socket")
+attempt("network/names", "socket.gethostbyname('example.org')", "import socket", within=SOON_S)
+attempt(
+    "network/url", "urllib.request.urlopen('http://127.0.0.1:@@PORT@@/', timeout=1)", "import urllib.request"
+)
+
+# The kernel.
+_LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)"
+for _name, _call in {
+    "trace parent": "libc.ptrace(16, os.getppid() or 1, 0, 0)",
+    "trace worker": "libc.ptrace(16, @@PID@@, 0, 0)",
+    "read worker": "libc.syscall(310, @@PID@@, 0, 0, 0, 0, 0)",
+    "mount": "libc.mount(b'none', b'/tmp', b'tmpfs', 0, None)",
+    "user namespace": "libc.unshare(0x10000000)",
+    "namespace by clone": "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)",
+    "clone for the parent": "libc.syscall(56, 0x8000 | 17, 0, 0, 0, 0)",
+    "limits of the worker": "libc.syscall(302, @@PID@@, 4, 0, ctypes.create_string_buffer(16))",
+    "priority of the worker": "libc.setpriority(0, @@PID@@, 19)",
+    "clone3": "libc.syscall(435, 0, 0)",
+    "bpf": "libc.syscall(321, 0, 0, 0)",
+    "io_uring": "libc.syscall(425, 1, ctypes.create_string_buffer(256))",
+    "keyring": "libc.syscall(250, 0, -3, 0, 0, 0)",
+    "userfaultfd": "libc.syscall(323, 0)",
+    "perf": "libc.syscall(298, ctypes.create_string_buffer(256), 0, -1, -1, 0)",
+    "handles": "libc.syscall(304, -100, 0, 0)",
+    "change root": "libc.chroot(b'/tmp')",
+    "root user": "libc.setuid(0) if os.getuid() else -1",
+    "module": "libc.syscall(313, 0, b'', 0)",
+    "reboot": "libc.syscall(169, 0, 0, 0, 0)",
+    "clock": "libc.settimeofday(ctypes.create_string_buffer(16), None)",
+    "terminal": "libc.ioctl(0, 0x5412, b'x')",
+}.items():
+    if "syscall(" in _call and os.uname().machine != "x86_64":
+        continue  # The numbers are those of x86-64.
+    case(f"kernel/{_name}", f"{_LIBC}\nprint('blocked' if ({_call}) < 0 else 'PWNED')", "ok", "blocked\n")
+
+case(
+    "kernel/foreign call",
+    f"{_LIBC}\nlibc.syscall(0x40000000 + 39)\nprint('PWNED')",
+    ("killed", "runtime_error"),
+)
+
+# Spoofed results.
+case(
+    "spoof/every descriptor",
+    """
+import os
+for fd in range(3, 256):
+    for forged in (b'v"PWNED"', b'{"outcome": "ok"}', b'\\xfb\\xda\\x06status\\xe9\\0\\0\\0\\0'):
+        try: os.write(fd, forged)
+        except OSError: pass
+raise SystemExit(1)
+""",
+    "runtime_error",
+    checks=("worker_ok",),
+)
+case("spoof/exit code", "print('out', flush=True)\nimport os\nos._exit(7)", "runtime_error", "out\n")
+case("spoof/exit text", "import sys\nsys.exit('a message')", "runtime_error", "")
+case("spoof/exit at exit", "import atexit, os\natexit.register(os._exit, 3)", "runtime_error")
+case("spoof/value flood", "'x' * (8 << 20)", "ok", "")
+case("spoof/bad repr", "class A:\n    def __repr__(self): raise ValueError\nA()", "runtime_error")
+case(
+    "spoof/no leave",
+    "import os, sys\nos._exit = sys.exit = exit = quit = lambda *a: None\nraise ValueError",
+    "runtime_error",
+)
+case(
+    "spoof/own hook",
+    "import sys\nsys.excepthook = lambda *a: print('mine')\n1 / 0",
+    "runtime_error",
+    "mine\n",
+)
+case(
+    "spoof/frames",
+    """
+import sys
+frame = sys._getframe()
+while frame:
+    for name, value in list(frame.f_locals.items()) + list(frame.f_globals.items()):
+        if type(value).__name__ in ('Zygote', 'socket'): print('PWNED', name)
+    frame = frame.f_back
+""",
+    "ok",
+    "",
+)
+
+# What would reach the next run.
+case(
+    "poison/built-ins",
+    """
+import builtins, math, sys, os
+builtins.print = builtins.len = lambda *a: 7
+math.pi = 3
+sys.path.insert(0, '/tmp/evil'); sys.modules['random'] = None
+os.environ['X'] = '/tmp/evil'
+sys.setrecursionlimit(50)
+""",
+    "ok",
+    checks=("next_clean", "worker_ok"),
+)
+case(
+    "poison/module in work folder",
+    """
+open('math.py', 'w').write('pi = 3')
+open('os.py', 'w').write('')
+open('sitecustomize.py', 'w').write('')
+""",
+    "ok",
+    checks=("next_clean",),
+)
+case(
+    "poison/limits",
+    """
+import resource, os, gc
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+gc.disable()
+os.umask(0o777)
+""",
+    "ok",
+    checks=("next_clean", "worker_ok"),
+)
+case(
+    "poison/numpy",
+    "import numpy as np\nnp.array = None\nnp.random.seed(1)",
+    "ok",
+    checks=("next_numpy_clean",),
+)
