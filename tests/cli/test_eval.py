@@ -75,7 +75,7 @@ def start(*words: object, cwd: Path, **how: Any) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 90) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
     try:
         out, err = process.communicate(timeout=timeout)
     finally:
@@ -87,7 +87,7 @@ def run(*words: object, cwd: Path, **how: Any) -> tuple[int, str, str]:
     return finish(start(*words, cwd=cwd, **how))
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], timeout: float = 180) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
@@ -192,7 +192,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     time.sleep(0.5)
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    code, _, err = finish(process, timeout=20)
+    code, _, err = finish(process, timeout=60)
     assert code == 130, err
     assert "Traceback" not in err
     assert lines(traces) == first
