@@ -105,7 +105,8 @@ def _own_words(text: str) -> str:
         turn = _without_blocks(turn, opening, closing)
     for closing in ("</think>", "</reason>"):
         rest = turn.rpartition(closing)[2]
-        if rest.strip():
+        # Where nothing follows the reasoning, a box inside it is the answer, and nothing else in it is.
+        if rest.strip() or not _BOX.search(turn):
             turn = rest
     return turn.strip()
 
