@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("model")
     talks = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]
-    make_tiny_model(folder, TinyModel(vocab=400, hidden=32, layers=1, heads=2), talks, PROMPT, seed=1)
+    make_tiny_model(folder, TinyModel(vocab=512, hidden=32, layers=1, heads=2), talks, PROMPT, seed=1)
     return folder
 
 
