@@ -76,11 +76,19 @@ class Confinement:
 
     def _limit(self, memory: int) -> None:
         for kind, limit in self._limits:
-            resource.setrlimit(kind, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_DATA, (self._data + memory, self._data + memory))
+            _lower(kind, limit)
+        _lower(resource.RLIMIT_DATA, self._data + memory)
         # The address space is only a backstop for shared mappings, which the data limit does not count.
         space = self._space + 2 * memory + 1024 * _MIB
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+        _lower(resource.RLIMIT_AS, space)
+
+
+def _lower(kind: int, limit: int) -> None:
+    """Set a limit; where the judge itself was started under a lower one, that one stays."""
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(kind, (limit, limit))
 
 
 def _landlock(plan: Plan, place: str) -> kernel.Landlock | None:
