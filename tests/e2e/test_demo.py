@@ -27,6 +27,7 @@ SMALL = [
     "rl.rollout.rollouts=8",
     "rl.roc.down_sample_to_n=4",
     "stage1.steps=6",
+    "stage2.steps=6",
     "stage3.steps=2",
     "stage3.drop_solved=2",
 ]
