@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+# A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

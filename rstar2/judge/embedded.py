@@ -69,8 +69,8 @@ class EmbeddedRedis:
     def url(self) -> str:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
-    def start(self) -> None:
-        """Start on a free port and wait until it answers.
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start on a free port and wait until it answers. → its process.
 
         Raises:
             UserError: no server is installed.
@@ -80,26 +80,28 @@ class EmbeddedRedis:
         for _ in range(PORTS_TRIED):
             # Somebody may take the port between our look and the server's bind.
             self.port = _free_port()
-            if self._launch():
-                return
+            if (process := self._launch()) is not None:
+                return process
         raise self._failure()
 
-    def restart(self) -> None:
-        """Start again after it died, on the same port, with the same data.
+    def restart(self) -> subprocess.Popen[bytes]:
+        """Start again after it died, on the same port, with the same data. → the new process.
 
         Raises:
             Failure: it did not come up.
         """
-        if not self._launch():
+        if (process := self._launch()) is None:
             raise self._failure()
+        return process
 
     def _failure(self) -> Failure:
         return Failure("the embedded Redis server did not start", f"see {self.log}")
 
-    def _launch(self) -> bool:
+    def _launch(self) -> subprocess.Popen[bytes] | None:
+        """→ the process, or None if it does not answer."""
         self.stop()
         self.process = start_bound([server_binary(), "-"], self.log, self._config())
-        return self._answers(time.monotonic() + START_S)
+        return self.process if self._answers(self.process, time.monotonic() + START_S) else None
 
     def _config(self) -> str:
         return "\n".join(
@@ -116,10 +118,9 @@ class EmbeddedRedis:
             )
         )
 
-    def _answers(self, deadline: float) -> bool:
-        assert self.process is not None
+    def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
-            while time.monotonic() < deadline and self.process.poll() is None:
+            while time.monotonic() < deadline and process.poll() is None:
                 try:
                     probe.ping()
                 except redis.RedisError:
@@ -127,9 +128,6 @@ class EmbeddedRedis:
                 else:
                     return True
         return False
-
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
 
     def stop(self) -> None:
         if self.process is not None:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -153,15 +154,24 @@ class Link:
         client: connection with decoded responses, without retries of its own.
         desk: shared with the thread that runs programs.
         about: what a heartbeat tells of the worker besides.
+        abort: ends the program with this id, if it is the one that runs.
     """
 
-    def __init__(self, name: str, client: redis.Redis, desk: Desk, about: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: redis.Redis,
+        desk: Desk,
+        about: dict[str, Any],
+        abort: Callable[[str], None],
+    ) -> None:
         self.name = name
         self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
         """Read in this order."""
         # redis-py's own types are too wide for streams whose responses are decoded.
         self.client: Any = client
         self.desk = desk
+        self.abort = abort
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
         self.done = 0
         self.beats = 0
@@ -224,16 +234,25 @@ class Link:
             desk.pause(self.next_beat)
             back = desk.take_back()
             results = list(desk.outbox)
+            running = desk.current if desk.is_long() else None
             want, block = desk.wants(), BLOCK_MS if desk.idle() else None
         pipe = self.client.pipeline(transaction=False)
+        if running is not None:
+            pipe.get(queue.state_key(running.id))
         for task, result in results:
-            pipe.eval(*queue.commit_args(task, result))
+            if result.outcome == "refused" and not task.is_cell:
+                # Cancelled as it ran. Whoever asks for this id again has it run again.
+                pipe.xack(task.stream, queue.GROUP, task.entry)
+            else:
+                pipe.eval(*queue.commit_args(task, result))
         for task in back:
             pipe.eval(*queue.give_back_args(task))
         self._beat(pipe)
         if want:
             pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
         answers = pipe.execute() if len(pipe) else []
+        if running is not None and answers[0] == queue.CANCELLED:
+            self.abort(running.id)
         with desk.changed:
             for _ in results:
                 desk.outbox.popleft()

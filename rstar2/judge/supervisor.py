@@ -46,25 +46,36 @@ class Part:
     Args:
         start: starts it.
         ended: told when it has died, before it is started again.
+        process: the first one, if it was started already.
     """
 
-    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        start: Callable[[], subprocess.Popen[bytes]],
+        ended: Callable[[], None],
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         self.start = start
         self.ended = ended
-        self.process = start()
+        self.process = process or start()
         self.started = time.monotonic()
         self.delay = 0.0
         self.again_at: float | None = None
 
     def tend(self) -> None:
-        """Start it again if it died; ever more slowly if it dies at once."""
+        """Start it again if it died; ever more slowly if it dies at once.
+
+        Raises:
+            Failure: it did not start; it is tried again at a later call.
+        """
         now = time.monotonic()
         if self.again_at is None and self.process.poll() is not None:
             self.delay = 0.0 if now - self.started > 5 else min(5.0, self.delay * 2 or 0.1)
             self.again_at = now + self.delay
             self.ended()
         if self.again_at is not None and now >= self.again_at:
-            self.process, self.started, self.again_at = self.start(), now, None
+            self.started, self.again_at = now, None
+            self.process = self.start()
 
 
 class Supervisor:
@@ -76,6 +87,8 @@ class Supervisor:
         self.logs = self.folder / "logs"
         self.stopping = False
         self.embedded: EmbeddedRedis | None = None
+        self.queue: Part | None = None
+        """The process of `embedded`."""
         self.redis_url = settings.redis_url or ""
         self.restarts: Counter[str] = Counter()
         """Of parts, since Redis was last told."""
@@ -138,7 +151,8 @@ class Supervisor:
             # What an earlier service left there nobody waits for; its clients ask again.
             shutil.rmtree(data, ignore_errors=True)
             self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
-            self.embedded.start()
+            process = self.embedded.start()
+            self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
             self.redis_url = self.embedded.url
             return
         try:
@@ -214,17 +228,14 @@ class Supervisor:
         while not self.stopping:
             if select.select(lifeline, [], [], TICK_S)[0]:
                 return
-            self._tend_queue()
-            for part in (*self.workers, *((self.api,) if self.api else ())):
-                part.tend()
+            for part in (self.queue, *self.workers, self.api):
+                if part is not None:
+                    self._tend(part)
             self._tell_restarts()
 
-    def _tend_queue(self) -> None:
-        if self.embedded is None or self.embedded.running():
-            return
-        self.restarts.update(["redis"])
+    def _tend(self, part: Part) -> None:
         try:
-            self.embedded.restart()
+            part.tend()
         except Failure as error:
             log.error("%s", error.message)
 

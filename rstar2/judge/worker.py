@@ -50,7 +50,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
     try:
         sandbox.warm()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
-        link = threading.Thread(target=Link(name, client, desk, about).run, name="link")
+        link = threading.Thread(target=Link(name, client, desk, about, sandbox.abort).run, name="link")
         link.start()
         try:
             while not desk.stopping:

@@ -71,6 +71,32 @@ async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> N
     assert after.get("ok", 0) - before.get("ok", 0) < 10
 
 
+async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: JudgeHandle) -> None:
+    endless = {"code": "while True: pass", "timeout_s": 60}
+    async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
+        before = (await http.get("/status")).json()["outcomes"]
+        waiting = asyncio.create_task(client.run_many([RunRequest.model_validate(endless)] * 3))
+        under_key = asyncio.create_task(
+            http.post("/v1/runs", json=endless, headers={"Idempotency-Key": "again"}, timeout=60)
+        )
+        await asyncio.sleep(0.5)
+        waiting.cancel()
+        await asyncio.sleep(1.5)
+        under_key.cancel()
+        started = time.monotonic()
+        body, key = {"code": "print(6)"}, {"Idempotency-Key": "again"}
+        [result, answer] = await asyncio.gather(
+            client.run(RunRequest(code="print(5)")), http.post("/v1/runs", json=body, headers=key, timeout=60)
+        )
+        assert time.monotonic() - started < 10
+        after = (await http.get("/status")).json()["outcomes"]
+    assert (result.outcome, result.stdout) == ("ok", "5\n")
+    assert (answer.json()["outcome"], answer.json()["stdout"]) == ("ok", "6\n")
+    assert {name: after[name] - before.get(name, 0) for name in after} == {
+        name: 2 * (name == "ok") for name in after
+    }
+
+
 async def test_one_cancelled_call_of_a_batch_is_taken_back_alone(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
         before = (await http.get("/status")).json()["outcomes"].get("ok", 0)

@@ -26,6 +26,7 @@ class Hangs:
     def warm(self): pass
     def close(self): pass
     def exceptions(self): return []
+    def abort(self, run_id): pass
     def run(self, request, run_id): time.sleep(600)
 
 link.WEDGED_S = 0.5

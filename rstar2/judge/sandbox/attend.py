@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +37,45 @@ def ending(report: dict[str, Any], verdict: Outcome | None) -> Ending:
     return Ending(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"], report["clean"])
 
 
-def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, deadline: float) -> Ending:
+class Abort:
+    """Lets another thread end the program that runs."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._run_id: str | None = None
+
+    @contextlib.contextmanager
+    def heard(self, run_id: str) -> Iterator[int]:
+        """For the length of one program: a descriptor that becomes readable when its end is asked for."""
+        with self._lock:
+            self._run_id = run_id
+        try:
+            yield self._fd
+        finally:
+            with self._lock:
+                self._run_id = None
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._fd)
+
+    def ask(self, run_id: str) -> None:
+        """Ask for the end of a program, unless it is over."""
+        with self._lock:
+            if run_id == self._run_id:
+                os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def wait_for_end(
+    jail: Enclosure, weight: Weight, key: int, streams: Streams, deadline: float, abort: int | None = None
+) -> Ending:
     """Read a program's output until its zygote reports its end; kill it at the deadline or for flooding.
 
     Args:
         deadline: on the monotonic clock.
+        abort: a descriptor; the program is killed, and its verdict `refused`, when it becomes readable.
 
     Raises:
         Lost: the zygote died or does not answer.
@@ -46,14 +83,17 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
     control = jail.control(weight)
     poll = select.poll()
     poll.register(control, select.POLLIN)
+    if abort is not None:
+        poll.register(abort, select.POLLIN)
     verdict: Outcome | None = None
     quiet = True
+    aborted = False
     while True:
         left = deadline - time.monotonic()
         if left <= 0 and verdict is not None:
             raise Lost(f"the {weight} zygote does not answer")
-        if verdict is None and (left <= 0 or streams.flooded):
-            verdict = "timeout" if left <= 0 else "output_limit"
+        if verdict is None and (left <= 0 or streams.flooded or aborted):
+            verdict = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
             jail.tell(weight, "kill", key)
             left = SILENCE_S
             deadline = time.monotonic() + left
@@ -62,7 +102,10 @@ def wait_for_end(jail: Enclosure, weight: Weight, key: int, streams: Streams, de
             quiet = False
             streams.register(poll)
         for fd, _ in events:
-            if fd != control.fileno():
+            if fd == abort:
+                aborted = True
+                poll.unregister(fd)
+            elif fd != control.fileno():
                 streams.read(fd, poll)
             elif (report := jail.listen(weight, key)) is not None:
                 streams.drain()

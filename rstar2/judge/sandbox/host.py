@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import canaries, tiers
-from rstar2.judge.sandbox.attend import Ending, wait_for_end
+from rstar2.judge.sandbox.attend import Abort, Ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.enclosure import Enclosure, Lost
 from rstar2.judge.sandbox.inside import wire
@@ -33,7 +33,7 @@ _SLACK_BYTES = 64 * _MIB
 class Sandbox:
     """Runs one program at a time, each in a fresh process of a jail that is built once.
 
-    Use it from one thread.
+    Use it from one thread; only `abort` is for any.
 
     Args:
         root: a folder of this sandbox's own for its mount point and work files; made if missing.
@@ -62,6 +62,7 @@ class Sandbox:
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
+        self._abort = Abort()
 
     def start(self) -> None:
         """Build the jail of the best tier that can be had, and have canaries try to get out of it.
@@ -172,7 +173,8 @@ class Sandbox:
             began = time.monotonic()
             jail.start(weight, order, streams.theirs)
             streams.sent()
-            end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s)
+            with self._abort.heard(run_id) as abort:
+                end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s, abort)
             wall = time.monotonic() - began
             killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
             if not end.clean:
@@ -192,6 +194,10 @@ class Sandbox:
                 wall_s=wall,
                 isolation=self.isolation,
             )
+
+    def abort(self, run_id: str) -> None:
+        """Kill a program, unless it is over, and all it started; its result is `refused`."""
+        self._abort.ask(run_id)
 
     def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> Weight:
         """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
@@ -282,6 +288,7 @@ class Sandbox:
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
+        self._abort.close()
 
 
 def _outcome(end: Ending, *, for_memory: bool) -> Outcome:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from rstar2.judge.sandbox.host import Sandbox
@@ -77,6 +79,21 @@ def test_a_loop_is_killed_within_100_ms_of_its_limit(strict: Sandbox, code: str)
     # The best of some tries: what is measured is the sandbox, not how busy the machine is.
     late = min(run(strict, code, timeout_s=0.2).wall_s - 0.2 for _ in range(3))
     assert 0 <= late < 0.1
+
+
+def test_another_thread_can_end_the_program_that_runs_and_only_that(strict: Sandbox) -> None:
+    endless = RunRequest(
+        code="import time\nprint('began', flush=True)\nwhile True: time.sleep(1)", timeout_s=30
+    )
+    aborts = [threading.Timer(0.2, strict.abort, ["another"]), threading.Timer(0.5, strict.abort, ["mine"])]
+    for timer in aborts:
+        timer.start()
+    result = strict.run(endless, "mine")
+    assert (result.outcome, result.stdout) == ("refused", "began\n")
+    assert 0.4 < result.wall_s < 5
+    strict.abort("mine")
+    again = strict.run(RunRequest(code="import time\ntime.sleep(0.1)\nprint(1)"), "mine")
+    assert (again.outcome, again.stdout) == ("ok", "1\n")
 
 
 def test_times_are_those_of_the_program(strict: Sandbox) -> None:
