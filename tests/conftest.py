@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rstar2.judge.service import JudgeHandle, running_judge
 from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -54,3 +56,10 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def codec(tokenizer: Any) -> ChatCodec:
     return ChatCodec(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A real judge: Valkey, HTTP process, two workers."""
+    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
+        yield handle

@@ -22,7 +22,7 @@ from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
 from rstar2.errors import UserError
-from rstar2.judge.service import running_judge
+from rstar2.judge.service import JudgeHandle
 from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat
 from rstar2.train.tiny import TinyModel, make_tiny_model
 
@@ -57,12 +57,6 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
         yield standin
 
 
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
-        yield handle.url
-
-
 def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
     """One question in this process; standard input is a pipe."""
     asked = CliRunner().invoke(app, ["chat", "--url", standin.url, *words], input=stdin)
@@ -80,18 +74,18 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
 
 
-def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: str) -> None:
-    assert r"\boxed{42}" in _ask(standin, "--judge", judge, stdin="Compute 6 * 7.\n").stdout
+def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: JudgeHandle) -> None:
+    assert r"\boxed{42}" in _ask(standin, "--judge", judge.url, stdin="Compute 6 * 7.\n").stdout
 
 
-def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: str) -> None:
-    shown = _ask(standin, "--judge", judge, "--question", "Compute 1 / 0.").stdout
+def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: JudgeHandle) -> None:
+    shown = _ask(standin, "--judge", judge.url, "--question", "Compute 1 / 0.").stdout
     assert "error, " in shown
     assert "ZeroDivisionError" in shown
 
 
-def test_a_cut_answer_says_so(standin: StandIn, judge: str) -> None:
-    asked = _ask(standin, "--judge", judge, "--max-tokens", "3", "--question", "Hello")
+def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
+    asked = _ask(standin, "--judge", judge.url, "--max-tokens", "3", "--question", "Hello")
     assert "out of tokens" in asked.stderr
 
 
@@ -142,8 +136,8 @@ def _terminal(*words: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
-def test_a_conversation_goes_on_and_begins_anew(standin: StandIn, judge: str) -> None:
-    with _terminal("--url", standin.url, "--judge", judge) as person:
+def test_a_conversation_goes_on_and_begins_anew(standin: StandIn, judge: JudgeHandle) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url) as person:
         person.type("Hello")
         person.wait_for("this is question 1")
         person.type("And again")
@@ -202,13 +196,13 @@ def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
     assert f"cannot load a model from {folder}" in _refused("--run", str(tmp_path), stdin="x")
 
 
-def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: str) -> None:
+def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: JudgeHandle) -> None:
     words = PromptFormat(system="Use Python.", user="{problem}")
     make_tiny_model(
         tmp_path / "stage3", TinyModel(layers=1), [words.messages("What is 2 + 2?")], words, seed=0
     )
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
-    more = ["--judge", judge, "--max-tokens", "8", "--question", "What is 2 + 2?"]
+    more = ["--judge", judge.url, "--max-tokens", "8", "--question", "What is 2 + 2?"]
     asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
     assert asked.exit_code == 0, asked.output
     assert f"model: {tmp_path}/stage3" in asked.stderr

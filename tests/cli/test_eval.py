@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
+from rstar2.judge.service import JudgeHandle
 from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 
@@ -224,12 +225,13 @@ def test_a_server_that_goes_away_is_waited_for_and_then_told_of_with_all_kept(
 
 
 def test_a_file_system_that_takes_no_more_is_told_of_without_a_traceback(
-    problems: Path, tmp_path: Path
+    problems: Path, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    words = (problems, "--oracle", "-n", 4, "--run", "r")
+    # A judge of its own would write files too, its queue's.
+    words = (problems, "--oracle", "-n", 4, "--run", "r", "--judge", judge.url)
     code, _, err = run(*words, cwd=tmp_path, preexec_fn=small_files)
     assert code == 1, err
     assert "cannot write r/numbers/traces.jsonl: File too large" in err

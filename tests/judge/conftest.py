@@ -1,4 +1,4 @@
-"""One real judge for the tests of this folder: Valkey, HTTP process, two workers."""
+"""What the tests of the judge share."""
 
 from __future__ import annotations
 
@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from rstar2.judge.service import JudgeHandle, running_judge
-
-
-@pytest.fixture(scope="session")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
-        yield handle
+from rstar2.judge.service import JudgeHandle
 
 
 @pytest.fixture
