@@ -32,7 +32,7 @@ def command(
     workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Grading processes.")] = 2,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.1, help="Processor seconds for one row.")
-    ] = 2.0,
+    ] = 1.5,
 ) -> None:
     """Grade answers that were made elsewhere.
 

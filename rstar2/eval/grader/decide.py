@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import product
 
 from rstar2.eval.grader.compare import compare
@@ -24,6 +25,7 @@ from rstar2.eval.grader.nodes import (
     walk,
 )
 from rstar2.eval.grader.read import read
+from rstar2.eval.grader.symbolic import unsolved
 from rstar2.eval.grader.values import NoValue
 from rstar2.eval.grader.verdict import Verdict
 
@@ -41,10 +43,14 @@ _CHOICE = re.compile(
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 
-def grade(gold: str | None, pred: str | None) -> Verdict:
+def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] | None = None) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
     Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises.
+
+    Args:
+        work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
+            take long. Without it answers that hinge on one are not verified.
     """
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
@@ -54,7 +60,21 @@ def grade(gold: str | None, pred: str | None) -> Verdict:
     extracted = extract_answer(pred)
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
-    return _plain(wanted, extracted) or _by_type(wanted, extracted, read(wanted), read(extracted))
+    plain = _plain(wanted, extracted)
+    if plain is not None:
+        return plain
+    golds, preds = read(wanted), read(extracted)
+    verdict = _by_type(wanted, extracted, golds, preds)
+    if verdict.verdict == "correct" or not any(map(unsolved, (*golds, *preds))):
+        return verdict
+    if work_out is not None:
+        golds, preds = list(map(work_out, golds)), list(map(work_out, preds))
+        verdict = _by_type(wanted, extracted, golds, preds)
+        if verdict.verdict == "correct":
+            return Verdict("correct", extracted, "symbolic")
+        if not any(map(unsolved, (*golds, *preds))):
+            return verdict
+    return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:

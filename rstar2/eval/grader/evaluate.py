@@ -144,7 +144,7 @@ def _determinant(args: tuple[Node, ...], setting: Setting) -> Value:
 
 def _series(node: Series, setting: Setting) -> Value:
     """Added up between whole numbers that are near each other; otherwise a value of its own."""
-    if node.kind == "lim":
+    if node.kind in {"lim", "int"}:
         return _unknown_series(node, setting)
     try:
         low, high = whole((_value(node.low, setting), _value(node.high, setting)))

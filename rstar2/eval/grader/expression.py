@@ -13,8 +13,10 @@ from rstar2.eval.grader.nodes import (
     Node,
     Number,
     Power,
+    Product,
     Quotient,
     Series,
+    Sum,
     Symbol,
     negative,
     number,
@@ -270,11 +272,16 @@ class ExpressionParser(ArithmeticParser):
         return Series(kind, index, low, high, self._term())
 
     def _integral(self, kind: str) -> Node:
-        limits: list[Node] = []
+        limits: dict[str, Node] = {}
         while self._is("sign", "_", "^"):
-            self._take()
-            limits.append(self._argument(whole_number=True))
-        return Apply(kind, (*limits, self.sum()))
+            sign = self._take().text
+            limits[sign] = self._argument(whole_number=True)
+        body = self.sum()
+        integrand = _before_differential(body)
+        if kind == "int" and len(limits) == 2 and integrand is not None:
+            inner, variable = integrand
+            return Series("int", variable, limits["_"], limits["^"], inner)
+        return Apply(kind, (*limits.values(), body))
 
     def _matrix(self) -> Node:
         self._expect("sign", "{")
@@ -299,3 +306,17 @@ class ExpressionParser(ArithmeticParser):
         if not filled or len({len(row) for row in filled}) != 1:
             raise ParseError("rows of different length")
         return Call("det", (Matrix(filled),)) if name in {"vmatrix", "Vmatrix"} else Matrix(filled)
+
+
+def _before_differential(body: Node) -> tuple[Node, str] | None:
+    """f and the name x, where the body of an integral is f dx."""
+    match body:
+        case Product(factors=(*rest, Symbol(name="d"), Symbol(name=variable))):
+            if not rest:
+                return number(1), variable
+            return (Product(tuple(rest)) if len(rest) > 1 else rest[0]), variable
+        case Sum(terms=(*terms, last)) if (found := _before_differential(last)) is not None:
+            return Sum((*terms, found[0])), found[1]
+        case Quotient(over=over, under=under) if (found := _before_differential(over)) is not None:
+            return Quotient(found[0], under), found[1]
+    return None

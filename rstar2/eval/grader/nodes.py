@@ -69,9 +69,10 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A sum or product over an index that `body` uses."""
+    """A sum or product over an index that `body` uses; an integral; a limit, whose `high` is `none`."""
 
     kind: str
+    """`sum`, `prod`, `int` or `lim`."""
     index: str
     low: Node
     high: Node

@@ -124,7 +124,7 @@ class GraderPool:
     `timeout`; one whose worker was killed from outside is graded again on a fresh worker.
     """
 
-    def __init__(self, workers: int = 1, timeout_s: float = 2.0) -> None:
+    def __init__(self, workers: int = 1, timeout_s: float = 1.5) -> None:
         if workers < 1 or timeout_s <= 0:
             raise ValueError(
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
