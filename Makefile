@@ -17,7 +17,7 @@ demo: $(STAMP)
 	$(BIN)/rstar2 demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(BIN)/ruff check .

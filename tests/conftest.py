@@ -19,6 +19,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest file first, so that everything else can run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_demo.py" or item.path.parent.name != "e2e")
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The data that lies beside a developer's checkout; tests that need it are skipped without it."""

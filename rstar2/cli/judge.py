@@ -102,10 +102,14 @@ def up(
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
-    out.print(f"judge at [bold]{judge.url}[/], {workers} workers, isolation [bold]{judge.isolation}[/]")
+    out.print(f"judge at [bold]{judge.url}[/], {_counted(workers)}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
         err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
     out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
+
+
+def _counted(workers: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 def _warn_of_open_queue(redis: str | None) -> None:
@@ -242,7 +246,7 @@ def worker(
         folder=str(place.resolve()), workers=workers, redis_url=redis, isolation=isolation, api=False
     )
     process, judge = start_service(settings)
-    out.print(f"{workers} workers, isolation [bold]{judge.isolation}[/]")
+    out.print(f"{_counted(workers)}, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
     _warn_of_open_queue(redis)
     try:

@@ -135,8 +135,10 @@ def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: 
     assert list((tmp_path / "runs").iterdir()) == [folder]
 
 
-def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(problems: Path, tmp_path: Path) -> None:
-    words = (problems, "--oracle", "-n", 1, "--run", "r")
+def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
+    problems: Path, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    words = (problems, "--oracle", "-n", 1, "--run", "r", "--judge", judge.url)
     assert run(*words, cwd=tmp_path)[0] == 0
     before = stable(tmp_path / "r" / "numbers")
     code, _, err = run(*words, "--temperature", 1, "--max-turns", 5, "--limit", 3, cwd=tmp_path)
@@ -146,10 +148,11 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(problems: P
 
 
 def test_killed_in_the_middle_it_goes_on_and_ends_as_if_uninterrupted(
-    problems: Path, model: Path, standin: StandIn, tmp_path: Path
+    problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     def words(folder: str) -> tuple[object, ...]:
-        return (problems, "--url", standin.url, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
+        servers = ("--url", standin.url, "--judge", judge.url)
+        return (problems, *servers, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
 
     assert run(*words("whole"), cwd=tmp_path)[0] == 0
     standin.delay_s = 0.1
@@ -168,9 +171,10 @@ def test_killed_in_the_middle_it_goes_on_and_ends_as_if_uninterrupted(
 
 
 def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
-    problems: Path, model: Path, standin: StandIn, tmp_path: Path
+    problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
 ) -> None:
-    words = (problems, "--url", standin.url, "--model", model, "-n", 1, "--in-flight", 4, "--run", "r")
+    servers = ("--url", standin.url, "--judge", judge.url)
+    words = (problems, *servers, "--model", model, "-n", 1, "--in-flight", 4, "--run", "r")
     traces, status = tmp_path / "r" / "numbers" / "traces.jsonl", tmp_path / "r" / "status.json"
     standin.delay_s = 0.4
     process = start(*words, cwd=tmp_path)
@@ -205,10 +209,11 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
 
 
 def test_a_server_that_goes_away_is_waited_for_and_then_told_of_with_all_kept(
-    problems: Path, model: Path, codec: ChatCodec, tmp_path: Path
+    problems: Path, model: Path, codec: ChatCodec, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     answer = [*codec.tokenizer.encode("x</reason><answer>\\boxed{1}</answer>"), codec.end_id]
-    words = ("--model", model, "-n", 1, "--in-flight", 2, "--wait", 2, "--run", "r", "--url")
+    bounds = ("-n", 1, "--in-flight", 2, "--wait", 2)
+    words = ("--model", model, *bounds, "--run", "r", "--judge", judge.url, "--url")
     traces = tmp_path / "r" / "numbers" / "traces.jsonl"
     standin = StandIn(lambda prompt: answer)
     standin.delay_s = 0.2
@@ -243,10 +248,12 @@ def test_a_file_system_that_takes_no_more_is_told_of_without_a_traceback(
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
 
 
-def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path) -> None:
+def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path, judge: JudgeHandle) -> None:
     other = tmp_path / "more.jsonl"
     other.write_text(problems.read_text().replace("aloud", "twice"))
-    code, out, err = run(problems, other, "--oracle", "-n", 1, "--limit", 5, "--run", "r", cwd=tmp_path)
+    bounds = ("-n", 1, "--limit", 5)
+    words = (problems, other, "--oracle", *bounds, "--run", "r", "--judge", judge.url)
+    code, out, err = run(*words, cwd=tmp_path)
     assert code == 0, err
     assert re.search(r"numbers\s+more", out)
     assert "10/10 samples" in err

@@ -48,7 +48,8 @@ def net() -> Iterator[Net]:
         sh("ip", "addr", "add", f"{HERE}/24", "dev", name)
         sh("ip", "link", "set", name, "up")
         sh("ip", "-n", name, "addr", "add", f"{THERE}/24", "dev", "eth0")
-        sh("ip", "-n", name, "link", "set", "eth0", "up")
+        for device in ("lo", "eth0"):
+            sh("ip", "-n", name, "link", "set", device, "up")
         yield Net(name)
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
@@ -82,14 +83,17 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
     with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
         there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", code])
         try:
-            deadline = time.monotonic() + 20
-            while len(status(judge)["workers"]) < 2 and time.monotonic() < deadline:
+            deadline = time.monotonic() + 60
+            while len(status(judge)["workers"]) < 2:
+                assert there.poll() is None, "the second machine's worker ended"
+                assert time.monotonic() < deadline, "the second machine's worker did not join"
                 time.sleep(0.1)
             with SyncJudgeClient(judge.url) as client:
                 results = client.run_many([RunRequest(code=f"print({i})") for i in range(200)])
             assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
             time.sleep(1.0)
             done = [worker["done"] for worker in status(judge)["workers"]]
+            assert len(done) == 2
             assert sum(done) == 200
             assert min(done) > 20
         finally:

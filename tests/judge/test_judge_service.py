@@ -74,19 +74,19 @@ def test_none_is_never_taken_by_itself_and_stays_on_loopback(tmp_path: Path) -> 
 
 
 def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
-    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=10))
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=3))
     try:
         with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(1) as pool:
-            sleeper = RunRequest(code="import time; time.sleep(0.3); print(1)")
-            load = pool.submit(client.run_many, [sleeper] * 10)
+            sleeper = RunRequest(code="import time; time.sleep(0.4); print(1)")
+            load = pool.submit(client.run_many, [sleeper] * 3)
             time.sleep(0.5)
             answer = httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}, timeout=30)
             assert answer.status_code == 429
             assert float(answer.headers["Retry-After"]) >= 1
             late = client.run(RunRequest(code="print(2)"))
-            assert [result.stdout for result in load.result(60)] == ["1\n"] * 10
+            assert [result.stdout for result in load.result(60)] == ["1\n"] * 3
             assert late.stdout == "2\n"
-        assert status(judge)["outcomes"] == {"ok": 11}
+        assert status(judge)["outcomes"] == {"ok": 4}
     finally:
         stop_service(process)
 
