@@ -149,6 +149,17 @@ def test_paired_intervals_cover_the_mean_difference():
     assert covered / 2000 >= 0.92
 
 
+def test_paired_intervals_cover_the_rare_large_difference():
+    rng = np.random.default_rng(10)
+    covered = 0
+    for _ in range(2000):
+        solved = rng.random(30) < 0.5
+        gained = solved | (rng.random(30) < 0.1)  # 0.05 on average: one or two problems, or none
+        found = paired_difference([[s] * 4 for s in solved], [[g] * 4 for g in gained]).by_problem
+        covered += found.low <= 0.05 <= found.high
+    assert covered / 2000 >= 0.92
+
+
 def test_equal_runs_do_not_claim_certainty_and_swapping_flips_the_sign():
     same = paired_difference([[1], [0]] * 15, [[1], [0]] * 15)
     assert same.difference == 0
