@@ -16,6 +16,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
+from rstar2.jsonlines import read_objects
 
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200
@@ -125,14 +126,8 @@ def read_problems(path: Path) -> list[Problem]:
     Raises:
         UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", "Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    rows = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    problems = [_from_line(f"{path}, line {number}", line, str(number)) for number, line in rows]
+    rows = list(read_objects(path, _FORMAT_HINT, decimals_as_text=True))
+    problems = [_from_line(f"{path}, line {number}", row, str(number)) for number, row in rows]
     _refuse_doubles(problems, [f"{path}, line {number}" for number, _ in rows])
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
@@ -147,20 +142,9 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _from_line(where: str, line: str, number: str) -> Problem:
-    try:
-        # A decimal keeps the digits it was written with.
-        row = json.loads(line, parse_float=str, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}", _FORMAT_HINT) from error
-    if not isinstance(row, dict):
-        raise UserError(f"{where}: not a JSON object", _FORMAT_HINT)
+def _from_line(where: str, row: dict[str, Any], number: str) -> Problem:
     name = _text(where, row, "id") if "id" in row else number
     return Problem(id=name, problem=_text(where, row, "problem"), answer=_text(where, row, "answer"))
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON value")
 
 
 def _text(where: str, row: Mapping[str, Any], field: str) -> str:

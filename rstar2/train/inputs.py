@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
+from rstar2.jsonlines import read_objects
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -99,23 +99,7 @@ def _reasoned(message: dict[str, Any]) -> dict[str, str]:
 
 
 def _json_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", "Give parquet or JSON lines.") from error
-    rows = []
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(
-                f"{path}, line {number}: not JSON ({error})", "Mend or remove the line."
-            ) from error
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, line {number}: not an object", "A line is {messages: [{role, content}, …]}."
-            )
-        rows.append(row)
+    rows = [row for _, row in read_objects(path, "A line is {messages: [{role, content}, …]}.")]
     if not rows:
         raise UserError(f"{path} is empty", "Give at least one conversation.")
     return rows

@@ -66,7 +66,8 @@ def test_an_empty_file_is_no_rows(tmp_path):
     ("line", "message"),
     [
         ("{", "line 2: not JSON"),
-        ("[1]", "line 2: not an object but list"),
+        ("[" * 100_000, "line 2: not JSON"),
+        ("[1]", "line 2: not a JSON object but list"),
         ('{"gold": "1"}', "line 2: `pred` is missing"),
         ('{"pred": "1"}', "line 2: `gold` is missing"),
         ('{"gold": 1, "pred": "1"}', "line 2: `gold` is int, not text or null"),

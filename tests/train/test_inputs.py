@@ -27,7 +27,7 @@ def lines(path: Path, *rows: object) -> Path:
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
         ({"messages": [{"role": "user", "content": 3}]}, "row 2: message 1 has no text content"),
         ({}, "row 2: no messages"),
-        ([], "line 2: not an object"),
+        ([], "line 2: not a JSON object"),
     ],
 )
 def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:

@@ -61,6 +61,14 @@ def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: object, 
     assert caught.value.hint
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    text = "a\u2028b\x85c"
+    row = json.dumps({"problem": text, "answer": "1"}, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf" + f"{row}\r\n\r\n{row}".encode())
+    assert [(problem.id, problem.problem) for problem in read_problems(path)] == [("1", text), ("3", text)]
+
+
 def test_a_missing_an_empty_and_a_binary_file_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         read_problems(tmp_path / "none.jsonl")

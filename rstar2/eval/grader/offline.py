@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader.pool import GraderPool
+from rstar2.jsonlines import read_objects
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""
@@ -35,12 +36,7 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         UserError: there is no such file, or a line is not a row; names the line and the field.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"cannot read {path}: {reason}", "Name a JSON Lines file.") from None
-    return [_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    return [_row(f"{path}, line {number}", value) for number, value in read_objects(path, _ROW)]
 
 
 def graded(rows: list[Row], pool: GraderPool) -> Iterator[dict[str, Any]]:
@@ -87,17 +83,11 @@ def _write(file: TextIO, row: dict[str, Any]) -> None:
     file.write(json.dumps(row) + "\n")
 
 
-def _row(path: Path, number: int, line: str) -> Row:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{path}, line {number}: not JSON ({error})", _ROW) from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path}, line {number}: not an object but {type(value).__name__}", _ROW)
+def _row(where: str, value: dict[str, Any]) -> Row:
     for field in ("gold", "pred"):
         if field not in value:
-            raise UserError(f"{path}, line {number}: `{field}` is missing", _ROW)
+            raise UserError(f"{where}: `{field}` is missing", _ROW)
         if not isinstance(value[field], str | None):
             kind = type(value[field]).__name__
-            raise UserError(f"{path}, line {number}: `{field}` is {kind}, not text or null", _ROW)
+            raise UserError(f"{where}: `{field}` is {kind}, not text or null", _ROW)
     return Row(value["gold"], value["pred"], {"id": value["id"]} if "id" in value else {})
