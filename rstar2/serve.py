@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 
 from rstar2.errors import Failure, UserError
+from rstar2.judge.processes import die_with
 
 _FIND = """
 import importlib.metadata, json
@@ -180,6 +181,8 @@ def running_server(
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
+                # It ends its own processes when asked to, which a kill would leave behind.
+                preexec_fn=die_with(os.getpid(), signal.SIGTERM),
             )
         except OSError as error:
             raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM anew.") from error

@@ -16,11 +16,11 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with(parent: int) -> Callable[[], None]:
-    """What a child runs before it becomes its program: be killed when the thread that forked it ends."""
+def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """What a child runs before it becomes its program: be sent a signal when the thread that forked it ends."""
 
     def arrange() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(_PR_SET_PDEATHSIG, sent)
         if os.getppid() != parent:
             os._exit(1)
 

@@ -137,6 +137,16 @@ def test_the_server_runs_until_it_is_asked_to_end_and_ends_cleanly(
     assert log.read_text().endswith("ended cleanly\n")
 
 
+def test_the_server_ends_cleanly_when_the_verb_is_killed(tmp_path: Path, model: Path, vllm: Path) -> None:
+    log = tmp_path / "serve.log"
+    with _started(model, vllm, log) as (process, _):
+        process.kill()
+        deadline = time.monotonic() + 20
+        while "ended cleanly" not in log.read_text():
+            assert time.monotonic() < deadline, "the server outlived the verb"
+            time.sleep(0.05)
+
+
 def test_a_server_that_dies_later_is_a_failure_with_its_log(tmp_path: Path, model: Path, vllm: Path) -> None:
     log = tmp_path / "serve.log"
     with _started(model, vllm, log) as (process, _):
