@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from rstar2.eval.grader import GraderPool
+from rstar2.jsonlines import read_objects
 
 PATIENCE_S = 10.0
 Grade = Callable[[str, str], bool | None]
@@ -105,8 +105,7 @@ class Answer:
 def measure(path: Path, grade: Grade) -> list[Answer]:
     """Grade every row of a file, one after the other."""
     answers = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        row: dict[str, Any] = json.loads(line)
+    for _, row in read_objects(path, "Each line has gold, pred and expected."):
         started = time.perf_counter()
         correct = grade(row["gold"], row["pred"])
         taken = (time.perf_counter() - started) * 1000

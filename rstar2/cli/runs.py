@@ -30,15 +30,18 @@ def list_(
     """List the runs below a folder, oldest first."""
     from datetime import datetime
 
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from rstar2.errors import UserError
     from rstar2.runs import list_runs, load_config, load_status
 
     if not root.is_dir():
         raise UserError(f"no folder at {root}", "Runs are made by demo, eval, sft and train; or give --root.")
-    table = Table("run", "kind", "state", "attempt", "last change", box=None, padding=(0, 3, 0, 0))
-    for path in list_runs(root):
+    found = list_runs(root)
+    # A path is there to be copied, so it is never cut, however narrow the terminal.
+    name = Column("run", min_width=max((len(str(path)) for path in found), default=0))
+    table = Table(name, "kind", "state", "attempt", "last change", box=None, padding=(0, 3, 0, 0))
+    for path in found:
         kind, _ = load_config(path)
         status = load_status(path)
         at = f"{datetime.fromtimestamp(status['at']):%Y-%m-%d %H:%M}" if "at" in status else ""
@@ -46,7 +49,7 @@ def list_(
     if not table.row_count:
         out.print(f"no runs below {root}")
         return
-    out.print(table)
+    out.print(table, crop=False)
 
 
 @app.command(epilog=examples(("settings and results", "rstar2 runs show runs/demo")))

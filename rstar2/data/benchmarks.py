@@ -158,6 +158,10 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
         shown = json.dumps(value, default=str)[:60]
         raise UserError(f'{where}: field "{field}" is not text: {shown}', _FORMAT_HINT)
     text = str(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f'{where}: field "{field}" holds half a surrogate pair', "Mend the text.") from error
     if not text.strip():
         raise UserError(f'{where}: field "{field}" is empty', "Every row needs its text and its answer.")
     return text

@@ -81,15 +81,6 @@ def avg_at_n(correct: Samples, level: float = 0.95) -> AvgAtN:
     )
 
 
-def mean_by_problem(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The interval, clustered by problem, of the mean of one share a problem (for pass@k and maj@n).
-
-    Raises:
-        ValueError: no problems.
-    """
-    return _by_problem(_problem_values(values), (0.0, 1.0), level)
-
-
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
     """The unbiased chance, for each problem, that at least one of k samples is correct: 1 - C(n-c,k)/C(n,k).
 
@@ -168,12 +159,6 @@ def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         raise ValueError(f"problem {empty} has no samples")
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
     return np.array([_count(row) for row in correct], dtype=np.float64) / sizes, sizes
-
-
-def _problem_values(values: Sequence[float]) -> NDArray[np.float64]:
-    if not len(values):
-        raise ValueError("no problems")
-    return np.array(values, dtype=np.float64)
 
 
 def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64], level: float) -> Interval:

@@ -7,10 +7,8 @@ it is until the viewer asks for a trace, so that a page with ten thousand of the
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any, TextIO
 from rstar2.errors import Failure
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.segments import trace_parts
-from rstar2.trace import Trace, read_traces
+from rstar2.trace import Trace, read_traces, whole_file
 
 _CHUNK_BYTES = 1 << 19
 _SCRIPTS = ("kit.js", "plots.js", "viewer.js", "main.js")
@@ -40,15 +38,11 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     """
     page = collect(run)
     output = output or run / "report.html"
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
+        with whole_file(output) as file:
             _write(page, file)
-        part.replace(output)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
         raise Failure(
             f"cannot write {output}: {error.strerror or error}", "Make room, or use --output."
         ) from error

@@ -122,7 +122,7 @@ def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):
         cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 60
-    while not any(path.suffix == ".partial" for path in tmp_path.iterdir()):
+    while not any(path.suffix == ".part" for path in tmp_path.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)

@@ -39,6 +39,7 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ("{oops", "line 2: not JSON"),
+        ('{"problem": "a \\ud800", "answer": "1"}', 'line 2: field "problem" holds half a surrogate'),
         ("[1]", "line 2: not a JSON object"),
         ('{"problem": "x", "answer": NaN}', "line 2: not JSON: NaN"),
         ("[" * 100_000, "line 2: not JSON"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.eval.statistics import avg_at_n, maj_at_n, mean_by_problem, paired_difference, pass_at_k, share
+from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k, share
 
 
 def population_rates(rng, problems):
@@ -180,7 +180,3 @@ def test_share_is_wilsons_interval():
     assert (found.low, found.high) == (pytest.approx(0.722467, abs=1e-6), 1.0)
     with pytest.raises(ValueError, match="11 of 10"):
         share(11, 10)
-
-
-def test_the_interval_of_per_problem_values_is_the_clustered_one():
-    assert mean_by_problem([1.0, 0.0, 0.5, 0.5]) == avg_at_n([[1, 1], [0, 0], [1, 0], [0, 1]]).by_problem

@@ -133,7 +133,7 @@ class ArithmeticParser(Cursor):
         if token.kind == "word":
             return token.text not in {"and", "or", "mod", "base"} and not is_unit_word(token)
         if token.kind == "text":
-            return token.text in FUNCTIONS
+            return self._is_function_text()
         if token.kind == "sign":
             return (
                 token.text in {"(", "{"}
@@ -146,6 +146,11 @@ class ArithmeticParser(Cursor):
             or token.text in {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
             or (token.text == "begin" and self._matrix_name() is not None)
         )
+
+    def _is_function_text(self) -> bool:
+        """Whether the next token is a function set upright; min is minutes unless arguments follow."""
+        minutes = self._next.text == "min" and self._peek().text not in {"(", "{", "_"}
+        return self._next.kind == "text" and self._next.text in FUNCTIONS and not minutes
 
     def _matrix_name(self) -> str | None:
         """The matrix environment that starts at `\\begin`, if the next token is that."""

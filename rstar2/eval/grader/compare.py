@@ -196,7 +196,7 @@ def _one_relation(a: Node, b: Node) -> Outcome:
         return any(_same(side, plain) for side in approximate[0].sides), "relation"
     relation, plain = (a, right) if name is not None else (b, left)
     assert isinstance(relation, Relation)
-    if "~" in relation.operators and any(_same(side, plain) for side in relation.sides[1:]):
+    if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"
     if isinstance(name or other, Brackets) and isinstance(plain, Listing):
         return _lists(expanded(name, left) or left, expanded(other, right) or right)

@@ -36,6 +36,7 @@ TAME_CHARS = 100
 _TAME = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
 _IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
+_WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _CHOICE = re.compile(
     r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+\S.*|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
 )
@@ -106,16 +107,24 @@ def _plain(wanted: str, extracted: str) -> Verdict | None:
     return None
 
 
+def _chosen(text: str) -> str | None:
+    """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
+    bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
+    letter = _LETTER.fullmatch(bare)
+    if letter:
+        return letter[1]
+    choice = _CHOICE.fullmatch(bare)
+    return (choice[1] or choice[2]) if choice else None
+
+
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
     if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
-    choice = _CHOICE.fullmatch(extracted)
-    letter = _LETTER.fullmatch(wanted)
-    if choice and letter:
-        same = (choice[1] or choice[2]) == letter[1]
-        return Verdict("correct" if same else "wrong", extracted, "choice")
+    letters = _chosen(wanted), _chosen(extracted)
+    if letters[0] and letters[1]:
+        return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
     for gold, pred in product(golds, preds):
         try:
             same, rule = compare(gold, pred)

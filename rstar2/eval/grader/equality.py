@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.evaluate import evaluate
-from rstar2.eval.grader.nodes import CONSTANTS, Apply, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
 from rstar2.eval.grader.values import NoValue, Setting, Value
 
 ROUNDED_DIGITS = 7
@@ -38,7 +38,26 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
-    return any(_identical(a, b, names, reading) for reading in _readings(a, b))
+    if any(_identical(a, b, names, reading) for reading in _readings(a, b)):
+        return True
+    _refuse_unknown(a, b)
+    return False
+
+
+def _refuse_unknown(a: Node, b: Node) -> None:
+    """Two expressions that came out different may be equal, if one of them uses what is not known.
+
+    Raises:
+        NoValue: so it is.
+    """
+    if _unknown(a) != _unknown(b):
+        raise NoValue("a function or command that is not known")
+
+
+def _unknown(node: Node) -> set[str]:
+    functions = {part.name for part in walk(node) if isinstance(part, Apply)}
+    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
+    return functions | {name for name in names if name.startswith(UNKNOWN)}
 
 
 def infinite(node: Node) -> int:

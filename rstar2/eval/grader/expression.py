@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from rstar2.eval.grader.arithmetic import ArithmeticParser
 from rstar2.eval.grader.nodes import (
+    UNKNOWN,
     Apply,
     Call,
     Matrix,
@@ -62,7 +63,7 @@ class ExpressionParser(ArithmeticParser):
             )
         if token.kind == "word":
             return self._word()
-        if token.kind == "text" and token.text in FUNCTIONS:
+        if self._is_function_text():
             self._take()
             return self._function(token.text)
         if token.kind == "command":
@@ -180,7 +181,7 @@ class ExpressionParser(ArithmeticParser):
         if name == "begin":
             return self._matrix()
         if name.isalpha() and name not in NOT_NAMES:
-            return Symbol(name)
+            return Symbol(UNKNOWN + name)
         raise ParseError(f"\\{name} is not in the grammar")
 
     def _repeats(self) -> bool:

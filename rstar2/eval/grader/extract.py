@@ -34,15 +34,21 @@ _TOOL_BLOCKS = (
 _BOX = re.compile(r"(?:\\(?:boxed|fbox)|(?<![\\A-Za-z])boxed(?=\{))\s*(?=[{\d])")
 _BARE_NUMBER = re.compile(r"\d+(?:[.,/]\d+)*")
 _EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_LABEL = re.compile(
+    r"\s*\\(?:text\w*|mathrm|mbox)\s*\{(?![^{}]*\b(?:not|no|or)\b)[^{}]*(?:\b(?:is|are|USD)|[:=])\s*\}"
+)
+"""Words in front of a boxed value, as in \\text{The probability is } 1/2."""
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\band\b|\bor\b|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
-_FINAL = re.compile(r"final\s+answer\b", re.IGNORECASE)
+_FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
     r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
+_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]")
+"""What tells sentences from a formula by itself."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
@@ -52,6 +58,12 @@ _NUMBER = re.compile(
 )
 _TOTAL = re.compile(rf"=\s*({_NUMBER.pattern})")
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
+_CHOSEN = re.compile(
+    r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
+    re.IGNORECASE,
+)
+_LISTED_CHOICE = re.compile(r"\(?[A-J]\)\s|[A-J][.:]\s")
+_DENIAL = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
@@ -74,9 +86,16 @@ def _find(turn: str) -> str | None:
     if box is not None:
         content, end = box
         later = _after_last(_FINAL, turn[end:])
-        return (_from_sentence(later) if later is not None else None) or _from_box(content)
-    if len(turn) <= BARE_CHARS and not _PROSE_FIRST.match(turn) and understood(turn):
+        stated = _from_sentence(later) if later is not None else None
+        # A remark about the final answer is not one.
+        return stated if stated is not None and understood(stated) else _from_box(content)
+    if len(turn) <= BARE_CHARS and (
+        not _PROSE_FIRST.match(turn) and understood(turn) if _PROSE.search(turn) else "\n" not in turn
+    ):
         return turn
+    chosen = _last_match(_CHOSEN, turn)
+    if chosen is not None:
+        return chosen[1] or chosen[2]
     stated = _after_last(_STATED, turn)
     found = _from_sentence(stated) if stated is not None else None
     found = found or _last_formula_or_number(turn)
@@ -87,10 +106,13 @@ def _find(turn: str) -> str | None:
 
 def _from_box(content: str) -> str:
     """A box's content, less a phrase such as `the answer is` inside it."""
-    stated = _after_last(_STATED, content)
-    if stated is None or understood(content):
+    if understood(content):
         return content
-    return _from_sentence(stated) or content
+    label = _LABEL.match(content)
+    if label is not None and understood(content[label.end() :]):
+        return content[label.end() :]
+    stated = _after_last(_STATED, content)
+    return (_from_sentence(stated) if stated is not None else None) or content
 
 
 def _own_words(text: str) -> str:
@@ -178,12 +200,17 @@ def _after_last(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _from_sentence(text: str) -> str | None:
     """The answer in the sentence that `text` starts with."""
-    start = re.sub(r"^(?:[\s:=*\"']|is\b|the answer is\b)+", "", text[:2000], flags=re.IGNORECASE)
+    start = re.sub(
+        r"^(?:[\s:=*\"']|is\b|the answer is\b|either\b|between\b)+", "", text[:2000], flags=re.IGNORECASE
+    )
     block = _formula_at(start)
     end = _SENTENCE_END.search(start, block)
     sentence = start[: end.start()] if end else start
-    clause = re.split(r",\s|\s(?:because|since|as|which|so|for|but)\s", sentence, maxsplit=1)[0]
-    tail = re.split(r"\b(?:is|are|equals)\s", sentence)[-1]
+    if _LISTED_CHOICE.match(sentence):
+        return sentence
+    rest = re.split(r",\s|\s(?:because|since|as|which|so|for|but)\s", sentence[block:], maxsplit=1)[0]
+    clause = sentence[:block] + rest
+    tail = re.split(r"\b(?:is|are|equals|be|either|between)\s", sentence)[-1]
     for candidate in (sentence, clause, tail):
         if understood(candidate):
             return candidate
@@ -230,6 +257,8 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(_NUMBER, text)
+        if number and _DENIAL.search(text, max(0, number.start() - 30), number.start()):
+            return None
         line = number and text.rfind("\n", 0, number.start()) + 1
         total = _last_match(_TOTAL, text, line) if line is not None else None
         return total[1] if total else number.group() if number else None

@@ -79,7 +79,7 @@ _DOUBLED = re.compile(
 _ROW_SKIP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\]")
 _SILENT = re.compile(
     r"\\(?:left|right|middle)(?:\s*\.)?(?![A-Za-z])|\\[bB]ig{1,2}[lrm]?(?![A-Za-z])"
-    r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal)"
+    r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal|tt|sf|sl|pmb)"
     r"(?![A-Za-z])|\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag|color|textcolor)\*?\s*\{[^{}]*\}"
     r"|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|cases)\*?\}"
 )
@@ -87,7 +87,7 @@ _THIN = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
-_ENDS = re.compile(r"^[\s\"'`*]+|(?:[\s\"`*,;:]|\\\\|(?<!\.)\.)+$|(?<=\s)'+$")
+_ENDS = re.compile(r"^[\s\"'`*]+|(?:[\s\"`*,;:\\]|(?<!\.)\.)+$|(?<=\s)'+$")
 
 
 def clean(text: str) -> str:
@@ -108,8 +108,8 @@ def clean(text: str) -> str:
     cleaned = _DOUBLED.sub(r"\\", cleaned)
     cleaned = cleaned.replace(r"\$", r"\money ").replace("$", " ")
     cleaned = re.sub(r"(?<!\\)\\[()\[\]]", " ", cleaned)
-    cleaned = _SILENT.sub(" ", cleaned)
-    cleaned = re.sub(r",\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
+    cleaned = _SILENT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
+    cleaned = re.sub(r",\s*\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
     cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
     cleaned = _THIN.sub(" ", cleaned)
     cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
@@ -126,7 +126,7 @@ def key(text: str) -> str:
     """A form in which only spacing, sizes and delimiters are lost, for comparing texts as they stand."""
     plain = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
     plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
-    return re.sub(r"\s+(?!\w)|(?<!\w)\s+", "", plain).rstrip(".")
+    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+", "", plain).rstrip(".")
 
 
 def words(text: str) -> tuple[str, ...]:

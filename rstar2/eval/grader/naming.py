@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rstar2.eval.grader.equality import variables
+from rstar2.eval.grader.equality import equal, variables
 from rstar2.eval.grader.nodes import (
     Apply,
     Brackets,
@@ -20,6 +20,7 @@ from rstar2.eval.grader.nodes import (
     number,
     walk,
 )
+from rstar2.eval.grader.values import NoValue
 
 EQUALS = frozenset({"=", "~"})
 _POLYNOMIAL = Number | Symbol | Sum | Product | Quotient | Power
@@ -39,6 +40,9 @@ def named(node: Node) -> tuple[Node | None, Node]:
     if is_name(last):
         return last, first
     if not variables(last) and not _open(first):
+        constant = not variables(first) and not any(isinstance(part, Apply) for part in walk(first))
+        if constant and node.operators == ("=",) and not equal(first, last):
+            raise NoValue("an equation that is false")
         return first, last
     return None, node
 
@@ -76,11 +80,16 @@ def same_name(a: Node, b: Node) -> bool:
 
 
 def states_a_value(node: Relation) -> bool:
-    """Whether an equation says what an expression amounts to, as a·b = xy = 125 does and x^2 + y^2 = 1 does not."""
+    """Whether an equation says what an expression amounts to, as m + n = 33 does.
+
+    x^2 + y^2 = 1 is a curve, and 2x = 42 is to be solved.
+    """
     value = node.sides[-1]
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
-    return len(node.sides) > 2 or not all(isinstance(part, _POLYNOMIAL) for part in walk(node.sides[0]))
+    parts = list(walk(node.sides[0]))
+    linear = len(variables(node.sides[0])) > 1 and not any(isinstance(part, Power) for part in parts)
+    return len(node.sides) > 2 or linear or not all(isinstance(part, _POLYNOMIAL) for part in parts)
 
 
 def expanded(name: Node | None, value: Node) -> Node | None:

@@ -27,6 +27,8 @@ class Symbol:
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
+UNKNOWN = "\\"
+"""What the name of a symbol begins with that is a command nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

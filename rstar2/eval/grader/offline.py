@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.jsonlines import read_objects
+from rstar2.trace import whole_file
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""
@@ -66,17 +66,13 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
         return
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder", "Name a file for --output.")
     try:
-        with partial.open("w", encoding="utf-8") as file:
+        with whole_file(path) as file:
             yield lambda row: _write(file, row)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write(file: TextIO, row: dict[str, Any]) -> None:

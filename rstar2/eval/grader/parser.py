@@ -26,7 +26,7 @@ from rstar2.eval.grader.nodes import (
     walk,
 )
 from rstar2.eval.grader.tokens import ParseError, Token
-from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, measure
+from rstar2.eval.grader.units import DEGREES, PERCENTS, SCALES, is_remark, measure
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -179,6 +179,8 @@ class AnswerParser(ExpressionParser):
         unit = self._unit_words()
         if not unit:
             return node
+        if is_remark(unit):
+            raise ParseError("words that are no unit")
         if not any(isinstance(part, Number) for part in walk(node)):
             raise ParseError("a unit without a number")
         if unit.lower() in PERCENTS:

@@ -25,6 +25,12 @@ from rstar2.eval.grader.values import NoValue
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
     a, b = _with_letter_unit(a), _with_letter_unit(b)
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Quantity) and isinstance(other, Call) and other.name == "degree":
+            if units.measure(one.unit) != units.measure("radian"):
+                return False
+            turned = Quotient(Product((other.args[0], Symbol("pi"))), number(180))
+            return same(one.value, turned)
     values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
     written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
     if len(written) < 2 or units.same_words(*written):

@@ -18,11 +18,12 @@ from rstar2.eval.grader.nodes import (
     SetOf,
     Symbol,
     Text,
+    number,
 )
 from rstar2.eval.grader.numerals import based
 from rstar2.eval.grader.parser import AnswerParser
 from rstar2.eval.grader.tokens import ParseError, Token, tokenize
-from rstar2.eval.grader.vocabulary import SHORT_WORDS
+from rstar2.eval.grader.vocabulary import NUMBER_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -31,6 +32,15 @@ _CONCLUSIONS = {"implies", "Rightarrow", "Longrightarrow", "therefore", "rightar
 _LETTERED_NUMERAL = re.compile(
     r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
 )
+_LEADING = re.compile(r"^(?:=|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
+_WHOLE = r"[a-z]\s*\\in\s*\\?(?:mathbb\s*)?\{?\s*[ZN]\s*\}?"
+_CONDITION = re.compile(
+    rf"(?<=\S)\s*(?:\(\s*{_WHOLE}\s*\)"
+    r"|(?:[,;]|\\text\s*\{[^{}]*\}|\b(?:where|for|with)\b)(?:\s|\\text\s*\{[^{}]*\}|\b(?:where|for|with|all|any)\b)*"
+    rf"\(?\s*{_WHOLE}\s*\)?"
+    r"|[,;]?\s*(?:\\text\s*\{)?\s*(?:where|for|with)\b[^=<>]{1,60}\bintegers?\s*\}?)$"
+)
+"""`, k \\in \\mathbb{Z}` behind a formula with a whole number k."""
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
     ("all", "real", "number"): NumberSet("R"),
@@ -69,6 +79,8 @@ def _read(text: str, thousands: bool) -> Node:
         found = words(text[:MAX_CHARS])
         if found in _PHRASES:
             return _PHRASES[found]
+        if len(found) == 1 and found[0] in NUMBER_WORDS:
+            return number(NUMBER_WORDS[found[0]])
         return Text(found, plain=all(word.isalpha() for word in found))
 
 
@@ -96,7 +108,8 @@ def parse(text: str, thousands: bool = True) -> Node:
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
-    cleaned = clean(text).removeprefix("=").lstrip()
+    cleaned = _LEADING.sub("", clean(text))
+    cleaned = _CONDITION.sub("", cleaned)
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])

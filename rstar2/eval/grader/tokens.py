@@ -28,7 +28,7 @@ END = Token("end", "")
 
 _TOKEN = re.compile(
     r"(?P<wrap>\\(?:text\w*|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|mathcal|mathfrak|mathnormal|operatorname\*?"
-    r"|boldsymbol|bm|bold|emph|rm|bf|fbox|boxed)\s*\{)"
+    r"|boldsymbol|bm|bold|emph|rm|bf|fbox|framebox|boxed)\s*\{)"
     r"|(?P<set>\\mathbb\s*(?:\{\s*[A-Z]\s*\}|[A-Z])|\\[RZNQC](?![A-Za-z]))"
     r"|(?P<command>\\(?:[A-Za-z]+|.))"
     # 2e-1 is 2e - 1, but 1e-9, 2.5e-1, 2e-05 and 2e5 are numbers

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from rstar2.eval.grader.vocabulary import NUMBER_WORDS
+
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 """A factor to the basic unit, and the powers of the basic units, sorted."""
 
@@ -68,6 +70,12 @@ SCALES = {
 }
 _AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
 """Read as variables or functions unless they stand in `\\text{}`."""
+_REMARK = re.compile(
+    r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if"
+    r"|when|where)\b|(?:times|to) \w|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross"
+    rf"|lakhs?|crore|infinity|plus|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
+)
+"""Words that change a number, or begin a remark about it, rather than say what it counts."""
 _PLAIN = frozenset({"unit", "sq unit"})
 _AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _PART = re.compile(r"([a-z.]+|/)(?:\s*\^?\s*\{?\s*([-+]?\d)\s*\}?)?")
@@ -80,6 +88,11 @@ def is_unit(word: str) -> bool:
     if word in {"AM", "PM"}:
         return True
     return lowered not in _AMBIGUOUS and (lowered in named or _lookup(lowered) is not None)
+
+
+def is_remark(words: str) -> bool:
+    """Whether words after a number say something else than what it measures or counts: 3 and a half, 42 or more."""
+    return _REMARK.match(words.lower()) is not None
 
 
 def no_unit(text: str) -> bool:

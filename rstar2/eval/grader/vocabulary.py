@@ -68,7 +68,10 @@ SHORT_WORDS = _set("""
 """Words of up to three letters that, standing alone, are words and not products of variables."""
 
 NUMBER_WORDS = {
-    word: value + 2
-    for value, word in enumerate("two three four five six seven eight nine ten eleven twelve".split())  # noqa: SIM905
-} | {"sixteen": 16}
-"""Bases written out."""
+    word: value
+    for value, word in enumerate(
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "  # noqa: SIM905
+        "seventeen eighteen nineteen twenty".split()
+    )
+}
+"""Numbers written out."""
