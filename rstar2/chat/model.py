@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.engines.base import Engine
+from rstar2.engines.folder import open_folder
 from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec, load_codec
@@ -45,24 +46,14 @@ def run_model(run: Path) -> Path:
     return path
 
 
-def open_folder(folder: Path) -> Opened:
+def open_model(folder: Path) -> Opened:
     """Load a model folder into this process.
 
     Raises:
         UserError: it holds no model or tokenizer, or torch is not installed.
     """
-    codec = load_codec(folder)
-    try:
-        from transformers.utils import logging
-
-        from rstar2.engines.hf import HFEngine
-    except ImportError as error:
-        raise UserError(
-            f"a model folder is run with torch, which is not installed ({error.name})",
-            "pip install -e '.[laptop]', or name a vLLM server with --url.",
-        ) from error
-    logging.disable_progress_bar()
-    return Opened(HFEngine(folder, [codec.end_id], max_batch=1), codec, str(folder))
+    engine, codec = open_folder(folder, max_batch=1)
+    return Opened(engine, codec, str(folder))
 
 
 async def ask_server(url: str, name: str | None) -> Served:

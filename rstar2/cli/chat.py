@@ -107,13 +107,13 @@ def _given(question: str | None) -> str | None:
 def _open(
     runner: asyncio.Runner, run: Path | None, model: Path | None, url: str | None, model_name: str | None
 ) -> Opened:
-    from rstar2.chat.model import ask_server, open_folder, open_server, run_model
+    from rstar2.chat.model import ask_server, open_model, open_server, run_model
 
     if url is not None:
         return open_server(url, runner.run(ask_server(url, model_name)), model)
     folder = run_model(run) if run is not None else model
     assert folder is not None
-    return open_folder(folder)
+    return open_model(folder)
 
 
 def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str | None) -> ToolRunner:

@@ -12,6 +12,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
+from rstar2.engines.folder import open_folder
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec, load_codec
 
@@ -85,15 +86,7 @@ def open_target(target: Target, problems: Sequence[Problem], in_flight: int) -> 
     if target.url is not None:
         return _served(target, target.url)
     assert target.model is not None
-    codec = load_codec(target.model)
-    try:
-        from rstar2.engines.hf import HFEngine
-    except ImportError as error:
-        raise UserError(
-            f"a model folder is run with torch, which is not installed ({error.name})",
-            'Install it: pip install "rstar2[laptop]"; or name a vLLM server with --url.',
-        ) from error
-    engine = HFEngine(target.model, [codec.end_id], max_batch=in_flight)
+    engine, codec = open_folder(target.model, in_flight)
     return Opened.of(engine, codec, name=target.short_name, sha256=model_hash(target.model))
 
 

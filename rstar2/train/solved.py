@@ -10,6 +10,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
+from rstar2.engines.folder import open_folder
 from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
@@ -50,7 +51,7 @@ def sample(
     judge: tuple[str, str | None],
     out: Path,
     on_progress: Callable[[Progress], None],
-    engine: Callable[[ChatCodec], Engine] | None = None,
+    engine: Callable[[Path], tuple[Engine, ChatCodec]] | None = None,
 ) -> EvalResult:
     """Sample problems with a policy, on the tools it is trained with.
 
@@ -64,10 +65,10 @@ def sample(
     """
 
     async def work() -> EvalResult:
-        codec = load_codec(model)
+        opened, codec = engine(model) if engine else _local(model, settings)
         client = JudgeClient(*judge)
         tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
-        async with _closing(engine(codec) if engine else _local(model, codec, settings)) as opened:
+        async with _closing(opened):
             with GraderPool(workers=1) as grader:
                 try:
                     return await evaluate(
@@ -135,18 +136,17 @@ def sample_solved(
     command, environment = vllm_command(vllm, serve)
     with running_server(command, environment, serve.url, logs / "vllm.log", SERVER_READY_S):
 
-        def engine(codec: ChatCodec) -> Engine:
-            return VLLMEngine(serve.url, stop_token_ids=[codec.end_id])
+        def engine(folder: Path) -> tuple[Engine, ChatCodec]:
+            codec = load_codec(folder)
+            return VLLMEngine(serve.url, stop_token_ids=[codec.end_id]), codec
 
         sample(model, problems, settings, recipe.rollout, judge, out, on_progress, engine)
     return out / "traces.jsonl"
 
 
-def _local(model: Path, codec: ChatCodec, settings: EvalSettings) -> Engine:
-    from rstar2.engines.hf import HFEngine
-
+def _local(model: Path, settings: EvalSettings) -> tuple[Engine, ChatCodec]:
     # One thread: for so small a model a second one costs more in waiting than it brings.
-    return HFEngine(model, [codec.end_id], max_batch=settings.in_flight, threads=1)
+    return open_folder(model, settings.in_flight, threads=1)
 
 
 @asynccontextmanager

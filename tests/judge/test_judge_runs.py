@@ -133,7 +133,7 @@ def test_status_counts_what_was_run(http: httpx.Client) -> None:
 
 
 def test_results_come_as_lines_when_asked_for(http: httpx.Client) -> None:
-    items: list[object] = [{"code": "import time; time.sleep(0.5); print(0)"}, {"code": "print(1)"}, {}]
+    items: list[object] = [{"code": "import time; time.sleep(2); print(0)"}, {"code": "print(1)"}, {}]
     headers = {"Accept": "application/x-ndjson"}
     with http.stream("POST", "/v1/runs/batch", json={"runs": items}, headers=headers) as answer:
         lines = [json.loads(line) for line in answer.iter_lines()]
