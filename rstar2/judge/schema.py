@@ -18,6 +18,7 @@ MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
 MAX_BATCH = 1024
+MAX_TIMEOUT_S = 300.0
 
 
 def _checked_text(text: str, most: int, nul: bool) -> str:
@@ -45,7 +46,7 @@ class RunRequest(BaseModel):
     """Python source, at most MAX_CODE_BYTES as UTF-8, without NUL bytes and lone surrogates."""
     stdin: str = ""
     """Text on standard input, at most MAX_STDIN_BYTES as UTF-8."""
-    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
     """Wall-clock seconds the program may take once it runs."""
     memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
     """Memory in MiB the program may take."""
@@ -89,9 +90,9 @@ class SessionRequest(BaseModel):
 
     memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
     """Memory in MiB the session may take in all."""
-    idle_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 600.0
+    idle_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds without a cell after which the session ends."""
-    total_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 3600.0
+    total_s: Annotated[float, Field(gt=0, le=86400)] = 3600.0
     """Seconds after which the session ends in any case."""
 
 
@@ -111,7 +112,7 @@ class CellRequest(BaseModel):
 
     code: str
     """As of a run."""
-    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
     """Wall-clock seconds; the cell is interrupted then, and the session ended if it does not stop."""
 
     @field_validator("code")

@@ -91,6 +91,17 @@ def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
         stop_service(process)
 
 
+def test_more_calls_than_the_queue_holds_are_all_answered(tmp_path: Path) -> None:
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=20))
+    try:
+        with SyncJudgeClient(judge.url, patience_s=30) as client:
+            results = client.run_many([RunRequest(code=f"print({i})") for i in range(130)])
+        assert [result.stdout for result in results] == [f"{i}\n" for i in range(130)]
+        assert status(judge)["outcomes"] == {"ok": 130}
+    finally:
+        stop_service(process)
+
+
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
     with running_judge(tmp_path, workers=1, token="s3cret") as judge:
         assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
