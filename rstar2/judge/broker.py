@@ -164,11 +164,21 @@ class Broker:
             return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
 
     def cancel(self, run_id: str) -> None:
-        """Take a program back whoever waits for it; those who do are told that it was refused."""
+        """Take a program back whoever waits for it; those who do are told that it was refused.
+
+        Not a cell that somebody waits for: it may run already, and then its result counts.
+        """
+        ticket = self.waiting.get(run_id)
+        if ticket is not None and ticket.worker is not None:
+            return
         reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
         self._resolve(run_id, reason)
         self.dropped.append(run_id)
         self.wake.set()
+
+    async def forget(self, run_id: str, result: str) -> None:
+        """Forget a result that is no use to whoever asks again."""
+        await self.client.eval(*queue.forget_args(run_id, result))
 
     def _join(self, asked: Ticket) -> Ticket:
         ticket = self.waiting.get(asked.id)

@@ -56,6 +56,8 @@ class Desk:
         self.stopping = False
         self.sessions = 0
         """How many sessions the worker holds."""
+        self.asked_at = 0.0
+        """Monotonic seconds at which Redis was last asked for work and answered."""
 
     def next(self, patience_s: float) -> Task | None:
         """Wait for the next program; None when there is none in time or the worker is to end."""
@@ -118,9 +120,15 @@ class Desk:
             self.inbox.extend(cells)
         return back
 
-    def got(self, asked: int, tasks: list[Task]) -> None:
+    def heard(self) -> tuple[float, set[str]]:
+        """Until when everything queued for this worker has come here, and the sessions whose cells wait."""
+        with self.changed:
+            return self.asked_at, {task.session for task in self.inbox if task.is_cell}
+
+    def got(self, asked: int, tasks: list[Task], asked_at: float) -> None:
         """Take in what was fetched, and learn from it how long the queue is."""
         with self.changed:
+            self.asked_at = asked_at
             self.inbox.extend(tasks)
             # Ahead of programs that are mostly long, it would only be given back.
             most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
@@ -250,6 +258,7 @@ class Link:
         self._beat(pipe)
         if want:
             pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
+        asked_at = time.monotonic()
         answers = pipe.execute() if len(pipe) else []
         if running is not None and answers[0] == queue.CANCELLED:
             self.abort(running.id)
@@ -259,7 +268,7 @@ class Link:
             desk.oldest = time.monotonic()
         self.done += len(results)
         if want:
-            desk.got(want, _tasks(answers[-1]))
+            desk.got(want, _tasks(answers[-1]), asked_at)
         if desk.stopping and desk.current is None and not desk.outbox:
             self.client.eval(*queue.reap_args(self.name))
             return False

@@ -56,7 +56,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
             while not desk.stopping:
                 if (task := desk.next(IDLE_S)) is not None:
                     desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
-                sessions.sweep()
+                sessions.sweep(desk.heard)
                 desk.sessions = len(sessions.held)
         finally:
             desk.stop()
