@@ -19,7 +19,8 @@ from typing import Any
 
 import redis
 
-from rstar2.judge import queue
+from rstar2.errors import UserError
+from rstar2.judge import promise, queue
 from rstar2.judge.queue import Task
 from rstar2.judge.schema import CellResult, RunResult
 
@@ -184,11 +185,15 @@ class Link:
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
+        self.refused: UserError | None = None
+        """Why the worker may not work for this queue."""
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
         try:
             self._run()
+        except UserError as error:
+            self.refused = error
         finally:
             self.desk.stop()
 
@@ -198,6 +203,7 @@ class Link:
         while True:
             try:
                 if not ready:
+                    self._join()
                     self._make_groups()
                     self._recover()
                     ready = True
@@ -212,6 +218,19 @@ class Link:
                     return
                 time.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
+
+    def _join(self) -> None:
+        """Become a worker of the queue, also of one that has forgotten us.
+
+        Raises:
+            UserError: a judge promises its clients more than this worker's tier.
+        """
+        promised = self.client.eval(*promise.join_args(self.name, self._state(time.monotonic())))
+        if promised:
+            raise UserError(
+                f"isolation {self.about['isolation']} is below the {promised} that a judge of this queue promises",
+                f"run the worker under {promised}, or start the judge with a lower --isolation",
+            )
 
     def _make_groups(self) -> None:
         for stream in self.streams:
@@ -279,10 +298,15 @@ class Link:
         now = time.monotonic()
         if now < self.next_beat:
             return
-        desk = self.desk
         self.beats += 1
         self.next_beat = now + BEAT_S
-        state = {
+        pipe.hset(queue.WORKERS, self.name, json.dumps(self._state(now)))
+        self._end_if_wedged(now)
+
+    def _state(self, now: float) -> dict[str, Any]:
+        """What a heartbeat tells."""
+        desk = self.desk
+        return {
             **self.about,
             "beat": self.beats,
             "at": time.time(),
@@ -291,8 +315,6 @@ class Link:
             "sessions": desk.sessions,
             "running_s": now - desk.since if desk.current else 0.0,
         }
-        pipe.hset(queue.WORKERS, self.name, json.dumps(state))
-        self._end_if_wedged(now)
 
     def _end_if_wedged(self, now: float) -> None:
         """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
