@@ -21,11 +21,20 @@ MAX_BATCH = 1024
 MAX_TIMEOUT_S = 300.0
 
 
-def _checked_text(text: str, most: int, nul: bool) -> str:
+def encodable(text: str) -> bytes:
+    """Text as UTF-8.
+
+    Raises:
+        ValueError: it holds a lone surrogate.
+    """
     try:
-        size = len(text.encode())
+        return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError("holds a lone surrogate") from error
+
+
+def _checked_text(text: str, most: int, nul: bool) -> str:
+    size = len(encodable(text))
     if size > most:
         raise ValueError(f"holds {size} bytes, at most {most} are allowed")
     if not nul and "\0" in text:
