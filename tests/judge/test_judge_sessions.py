@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import statistics
@@ -18,10 +19,10 @@ import redis
 from judge.faults import parts
 
 from rstar2.judge import queue
-from rstar2.judge.client import JudgeClient
+from rstar2.judge.client import JudgeClient, JudgeError
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.service import JudgeHandle, running_judge
-from rstar2.judge.session_client import JudgeSession
+from rstar2.judge.session_client import OPEN_S, JudgeSession
 
 
 def open_session(http: httpx.Client, **limits: Any) -> str:
@@ -258,6 +259,50 @@ async def test_the_client_keeps_many_sessions_apart(judge: JudgeHandle) -> None:
                 return result.value
 
         assert await asyncio.gather(*(count(10 * i) for i in range(8))) == [str(10 * i + 3) for i in range(8)]
+
+
+async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_once(
+    judge: JudgeHandle,
+) -> None:
+    address = httpx.URL(judge.url)
+    open_ends: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(address.host, address.port)
+        open_ends.extend((writer, far_writer))
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    async with await asyncio.start_server(pass_on, "127.0.0.1") as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        async with JudgeClient(url) as client, JudgeSession(client) as session:
+            await session.run(CellRequest(code="n = 0"))
+            waiting = asyncio.create_task(
+                session.run(CellRequest(code="import time\nn += 1\ntime.sleep(1)\nn"))
+            )
+            await asyncio.sleep(0.4)
+            for writer in open_ends:
+                writer.transport.abort()
+            assert (await waiting).value == "1"
+
+
+async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience() -> None:
+    async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>")
+        writer.close()
+
+    async with await asyncio.start_server(page, "127.0.0.1") as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with JudgeClient(url) as client:
+            session = JudgeSession(client, patience_s=0.3 - OPEN_S)
+            with pytest.raises(JudgeError, match="in time"):
+                await asyncio.wait_for(session.__aenter__(), 3)
 
 
 def test_a_worker_that_dies_tells_its_sessions(tmp_path: Path) -> None:
