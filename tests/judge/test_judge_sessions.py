@@ -289,6 +289,7 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             for writer in open_ends:
                 writer.transport.abort()
             assert (await waiting).value == "1"
+            assert (await session.run(CellRequest(code="n"))).value == "1"
 
 
 async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience() -> None:
