@@ -38,13 +38,16 @@ Tier = Literal["strict", "landlock", "none"]
         ("in the background, 16 programs at a time", "rstar2 judge up --workers 16 --detach"),
         (
             "for other machines too",
-            "rstar2 judge up --host 0.0.0.0 --port 8088 --token $TOKEN --redis redis://queue:6379",
+            "rstar2 judge up --host 0.0.0.0 --token $TOKEN --redis redis://:$PASSWORD@queue:6379",
         ),
     )
 )
 def up(
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
-    redis: Annotated[str | None, typer.Option(help="URL of the queue; without it one is started.")] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue; without it one is started."),
+    ] = None,
     isolation: Annotated[
         Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
     ] = None,
@@ -91,7 +94,6 @@ def up(
         )
     )
     _announce(judge, workers, folder)
-    _warn_of_open_queue(redis)
     if detach:
         return
     try:
@@ -110,17 +112,6 @@ def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
 
 def _counted(workers: int) -> str:
     return f"{workers} worker{'s' * (workers != 1)}"
-
-
-def _warn_of_open_queue(redis: str | None) -> None:
-    from urllib.parse import urlsplit
-
-    where = urlsplit(redis or "")
-    if redis and where.password is None and where.hostname not in (None, "127.0.0.1", "localhost", "::1"):
-        err.print(
-            f"[yellow]the queue at {where.hostname} has no password: "
-            "whoever reaches it can run programs here[/]"
-        )
 
 
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
@@ -248,7 +239,6 @@ def worker(
     process, judge = start_service(settings)
     out.print(f"{_counted(workers)}, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
-    _warn_of_open_queue(redis)
     try:
         process.wait()
     finally:

@@ -29,6 +29,8 @@ MAX_WAIT_S = 3600.0
 """A program that is not done this long after its own time limit is answered `lost`."""
 MAX_WAITING_BYTES = 2 << 30
 """Programs this process holds for the queue; from there on, new ones are answered 429."""
+LONGEST_SENT_AWAY_S = 10.0
+"""At most so much is said in `Retry-After`."""
 PIPELINE = 256
 SWEEP_S = 3.0
 LONGEST_RETRY_S = 0.25
@@ -123,14 +125,16 @@ class Broker:
         await self.client.aclose()
 
     def admit(self, count: int) -> None:
-        """Pass if so many programs more may be queued.
+        """Pass if so many programs more may be queued: all or none, so that large requests do not starve.
 
         Raises:
-            QueueFull: they may not.
+            QueueFull: the queue holds already what it may.
         """
-        many = max(self.depth, len(self.waiting)) + count > self.max_queued
-        if count and (many or self.waiting_bytes > MAX_WAITING_BYTES):
-            raise QueueFull(min(60.0, max(1.0, self.depth / max(self.rate, 1.0))))
+        full = max(self.depth, len(self.waiting)) >= self.max_queued
+        if count and (full or self.waiting_bytes > MAX_WAITING_BYTES):
+            drained_s = self.depth / self.rate if self.rate else 0.0
+            # Not when it will be empty: the workers must not run dry before those sent away come back.
+            raise QueueFull(min(LONGEST_SENT_AWAY_S, max(1.0, drained_s / 4)))
 
     @contextmanager
     def holding(self, asked: Sequence[Ticket]) -> Iterator[list[Ticket]]:
@@ -160,11 +164,21 @@ class Broker:
             return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
 
     def cancel(self, run_id: str) -> None:
-        """Take a program back whoever waits for it; those who do are told that it was refused."""
+        """Take a program back whoever waits for it; those who do are told that it was refused.
+
+        Not a cell that somebody waits for: it may run already, and then its result counts.
+        """
+        ticket = self.waiting.get(run_id)
+        if ticket is not None and ticket.worker is not None:
+            return
         reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
         self._resolve(run_id, reason)
         self.dropped.append(run_id)
         self.wake.set()
+
+    async def forget(self, run_id: str, result: str) -> None:
+        """Forget a result that is no use to whoever asks again."""
+        await self.client.eval(*queue.forget_args(run_id, result))
 
     def _join(self, asked: Ticket) -> Ticket:
         ticket = self.waiting.get(asked.id)

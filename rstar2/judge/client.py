@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,9 +23,11 @@ from weakref import WeakKeyDictionary
 import httpx
 
 from rstar2.errors import Failure
-from rstar2.judge.schema import BatchLine, BatchResponse, RunRequest, RunResult
+from rstar2.judge.schema import MAX_TIMEOUT_S, BatchLine, BatchResponse, Outcome, RunRequest, RunResult
 
 BATCH = 64
+BATCH_BYTES = 8 << 20
+"""A request is sent before it grows longer, if it holds more than one program."""
 LINGER_S = 0.001
 """How long a call waits for others to travel with while a request is under way."""
 FIRST_RETRY_S = 0.1
@@ -43,7 +45,8 @@ class _Call:
     """One program on its way."""
 
     def __init__(self, request: RunRequest, result: asyncio.Future[RunResult]) -> None:
-        self.request = request
+        self.body = _as_json(request)
+        self.limit_s = _limit_s(request)
         self.result = result
         self.run_id = ""
         """Given once it is sent."""
@@ -55,6 +58,21 @@ class _Call:
     def fail(self, error: Exception) -> None:
         if not self.result.done():
             self.result.set_exception(error)
+
+
+def _as_json(request: RunRequest) -> bytes:
+    """A request as it is, valid or not: the judge answers what is wrong with it."""
+    program = request.model_dump(warnings=False)
+    try:
+        return json.dumps(program, default=repr, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return json.dumps(program, default=repr).encode()
+
+
+def _limit_s(request: RunRequest) -> float:
+    """A program's own time limit, 0 where it is none that the judge accepts."""
+    limit: object = request.timeout_s
+    return float(limit) if isinstance(limit, int | float) and 0 < limit <= MAX_TIMEOUT_S else 0.0
 
 
 class _Line:
@@ -70,11 +88,16 @@ class _Line:
         )
         self.patience_s = client.patience_s
         self.calls: list[_Call] = []
+        self.bytes = 0
+        """Of the bodies of `calls`."""
         self.timer: asyncio.TimerHandle | None = None
         self.batches: set[asyncio.Task[None]] = set()
 
     def add(self, call: _Call) -> None:
+        if self.calls and self.bytes + len(call.body) > BATCH_BYTES:
+            self._flush()
         self.calls.append(call)
+        self.bytes += len(call.body)
         if len(self.calls) >= BATCH:
             self._flush()
         elif self.timer is None:
@@ -83,15 +106,41 @@ class _Line:
             self.timer = asyncio.get_running_loop().call_later(wait_s, self._flush)
 
     def _flush(self) -> None:
+        calls = [call for call in self._take() if not call.result.done()]
+        if calls:
+            task = self._keep(asyncio.create_task(self._ask(calls)))
+            task.add_done_callback(partial(self._over, calls))
+            for call in calls:
+                call.result.add_done_callback(partial(self._dropped, call, calls, task))
+
+    def _take(self) -> list[_Call]:
+        """The calls that wait to be sent, which are none afterwards."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        calls = [call for call in self.calls if not call.result.done()]
-        self.calls = []
-        if calls:
-            task = self._keep(asyncio.create_task(self._send(calls)))
-            for call in calls:
-                call.result.add_done_callback(partial(self._dropped, call, calls, task))
+        calls, self.calls, self.bytes = self.calls, [], 0
+        return calls
+
+    def _over(self, calls: Sequence[_Call], task: asyncio.Task[None]) -> None:
+        """Leave no call without an answer, however its request ended."""
+        error = None if task.cancelled() else task.exception()
+        for call in calls:
+            if task.cancelled():
+                call.result.cancel()
+            elif error is not None:
+                call.fail(error if isinstance(error, JudgeError) else self._broken(error))
+
+    def _broken(self, error: BaseException) -> JudgeError:
+        return JudgeError(f"asking the judge at {self.http.base_url} failed: {error!r}")
+
+    async def close(self) -> None:
+        """Cancel what waits or is on its way, and close the connections."""
+        for call in self._take():
+            call.result.cancel()
+        for batch in list(self.batches):
+            batch.cancel()
+        await asyncio.gather(*self.batches, return_exceptions=True)
+        await self.http.aclose()
 
     def _dropped(
         self,
@@ -112,46 +161,44 @@ class _Line:
         task.add_done_callback(self.batches.discard)
         return task
 
-    async def _send(self, calls: Sequence[_Call]) -> None:
-        try:
-            await self._ask(calls)
-        except JudgeError as error:
-            for call in calls:
-                call.fail(error)
-
     async def _ask(self, calls: Sequence[_Call]) -> None:
-        """Ask until every call has its result, again under the same key when a connection breaks."""
+        """Ask until every call has its result, again under the same key when no good answer comes."""
         key = uuid.uuid4().hex
         for index, call in enumerate(calls):
             call.run_id = f"{key}-{index}"
-        # Requests go as they are, valid or not: the judge answers for each what is wrong with it.
-        programs = [call.request.model_dump(warnings=False) for call in calls]
-        body = json.dumps({"runs": programs}, default=repr).encode()
-        deadline = time.monotonic() + self.patience_s + max(call.request.timeout_s for call in calls)
+        body = b'{"runs":[' + b",".join(call.body for call in calls) + b"]}"
+        # A stream costs more than a plain answer, and one program has nothing to wait behind.
+        send = self._stream if len(calls) > 1 else self._plain
+        deadline = time.monotonic() + self.patience_s + max(call.limit_s for call in calls)
         delay = FIRST_RETRY_S
         while not all(call.result.done() for call in calls):
-            left = deadline - time.monotonic()
             try:
-                async with asyncio.timeout(max(left, 0.1)):
-                    # A stream costs more than a plain answer, and one program has nothing to wait behind.
-                    await (
-                        self._stream(key, body, calls) if len(calls) > 1 else self._plain(key, body, calls[0])
-                    )
-            except (httpx.HTTPError, _Busy, TimeoutError) as error:
-                delay = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
-                if left <= delay:
+                async with asyncio.timeout(max(deadline - time.monotonic(), 0.1)):
+                    await send(key, body, calls)
+            except _TooLong as error:
+                self._answer_all(calls, "invalid", str(error))
+            # ValueError: what came was no answer of a judge, such as a proxy's page.
+            except (httpx.HTTPError, _Busy, TimeoutError, ValueError) as error:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     reason = f"the judge at {self.http.base_url} did not answer in time: {error!r}"
-                    for call in calls:
-                        call.give(RunResult(id=call.run_id, outcome="lost", stderr=reason))
+                    self._answer_all(calls, "lost", reason)
                     return
-                await asyncio.sleep(delay)
+                wait_s = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
+                await asyncio.sleep(min(wait_s, left))
                 delay = min(delay * 2, LONGEST_RETRY_S)
 
-    async def _plain(self, key: str, body: bytes, call: _Call) -> None:
+    @staticmethod
+    def _answer_all(calls: Sequence[_Call], outcome: Outcome, reason: str) -> None:
+        for call in calls:
+            call.give(RunResult(id=call.run_id, outcome=outcome, stderr=reason))
+
+    async def _plain(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
         answer = await self.http.post("/v1/runs/batch", content=body, headers=_headers(key))
         _raise_unless_ok(self.http.base_url, answer)
-        [result] = BatchResponse.model_validate_json(answer.content).results
-        call.give(result)
+        results = BatchResponse.model_validate_json(answer.content).results
+        for call, result in zip(calls, results, strict=True):
+            call.give(result)
 
     async def _stream(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
         headers = _headers(key) | {"Accept": "application/x-ndjson"}
@@ -159,8 +206,10 @@ class _Line:
             if answer.status_code != 200:
                 await answer.aread()
             _raise_unless_ok(self.http.base_url, answer)
-            async for line in answer.aiter_lines():
+            async for line in _lines(answer):
                 found = BatchLine.model_validate_json(line)
+                if found.index not in range(len(calls)):
+                    raise ValueError(f"a result for item {found.index} of {len(calls)}")
                 calls[found.index].give(found.result)
         if not all(call.result.done() for call in calls):
             raise httpx.RemoteProtocolError("the stream of results ended early")
@@ -176,9 +225,19 @@ class _Line:
 class _Busy(Exception):
     """The judge answers that it cannot, now."""
 
-    def __init__(self, status: int, retry_after_s: float) -> None:
-        super().__init__(f"HTTP {status}")
-        self.retry_after_s = retry_after_s
+    def __init__(self, answer: httpx.Response) -> None:
+        super().__init__(f"HTTP {answer.status_code}")
+        self.retry_after_s = retry_after_s(answer)
+
+
+class _TooLong(Exception):
+    """The judge answers that the request is longer than any may be."""
+
+
+def retry_after_s(answer: httpx.Response) -> float:
+    """The seconds that `Retry-After` asks to wait; 0 where it names none, or a date."""
+    text = answer.headers.get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0
 
 
 def _headers(key: str) -> dict[str, str]:
@@ -189,12 +248,25 @@ def _raise_unless_ok(url: httpx.URL, answer: httpx.Response) -> None:
     if answer.status_code == 200:
         return
     if answer.status_code == 429 or answer.status_code >= 500:
-        raise _Busy(answer.status_code, float(answer.headers.get("Retry-After", "0")))
+        raise _Busy(answer)
+    if answer.status_code == 413:
+        raise _TooLong(f"the judge at {url} refused the request: HTTP 413 {answer.text[:300]}")
     if answer.status_code == 401:
         raise JudgeError(
             f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
         )
     raise JudgeError(f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}")
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of an answer; only a newline ends one, whatever Unicode takes for an end of line."""
+    rest = b""
+    async for chunk in answer.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 class JudgeClient:
@@ -274,12 +346,8 @@ class JudgeClient:
     async def aclose(self) -> None:
         """Close this event loop's connections; what is on its way is cancelled."""
         line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is None:
-            return
-        for batch in list(line.batches):
-            batch.cancel()
-        await asyncio.gather(*line.batches, return_exceptions=True)
-        await line.http.aclose()
+        if line is not None:
+            await line.close()
 
     async def __aenter__(self) -> JudgeClient:
         return self

@@ -7,16 +7,16 @@ The wire format is that of github.com/0xWJ/code-judge; what is ours is that a ba
 from __future__ import annotations
 
 import uuid
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rstar2.judge.broker import Broker, Ticket
 from rstar2.judge.http import checked, read_json, unless_gone, why
 from rstar2.judge.native import ticket_for
-from rstar2.judge.schema import Outcome, RunRequest, RunResult
+from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
 
 LIMIT_S = 10.0
 """code-judge's own default; its requests cannot say another."""
@@ -31,20 +31,30 @@ _REASONS: dict[Outcome, Reason] = {
 }
 
 
-class Submission(BaseModel):
+def _returnable(sub_id: str) -> str:
+    """An id that can be sent back."""
+    encodable(sub_id)
+    return sub_id
+
+
+class Named(BaseModel):
+    """What carries an id, the client's or ours."""
+
+    sub_id: Annotated[str, AfterValidator(_returnable)] = Field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class Submission(Named):
     """One program; fields this service has no use for are let pass, as code-judge does."""
 
-    sub_id: str = Field(default_factory=lambda: str(uuid.uuid4()))
     type: Literal["python"]
     solution: str
     input: str | None = None
     expected_output: str | None = None
 
 
-class Batch(BaseModel):
+class Batch(Named):
     """Several; items stay raw here, so that a bad one is bad alone."""
 
-    sub_id: str = Field(default_factory=lambda: str(uuid.uuid4()))
     type: Literal["batch"] = "batch"
     submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)
 
@@ -65,9 +75,12 @@ def _prepare(item: object) -> tuple[Submission, Ticket]:
 
 
 def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
-    given = item.get("sub_id") if isinstance(item, dict) else None
+    try:
+        named = Named.model_validate(_named(item))
+    except ValidationError:
+        named = Named()
     return {
-        "sub_id": given if isinstance(given, str) else str(uuid.uuid4()),
+        "sub_id": named.sub_id,
         "success": False,
         "run_success": False,
         "cost": 0.0,

@@ -17,12 +17,15 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from redis.exceptions import RedisError
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rstar2.judge.broker import QueueFull
 
 MAX_BODY_BYTES = 64 << 20
+MAX_NAME_CHARS = 200
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Answered without the token: they tell nothing but that the service lives."""
 T = TypeVar("T")
@@ -63,8 +66,18 @@ class TokenGuard:
 
 def why(error: ValidationError) -> str:
     """The faults of a request as `field: message`, without echoing what was sent."""
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'body'}: {fault['msg']}" for fault in faults[:5])
+    faults = error.errors(include_url=False, include_context=False)
+    return "; ".join(f"{_field(fault)}: {fault['msg']}" for fault in faults[:5])
+
+
+def _field(fault: ErrorDetails) -> str:
+    """The name of a field, which the caller chose if there is no such field: cut, and encodable."""
+    place = fault["loc"]
+    if not place and fault["type"] == "string_unicode":
+        # Only the name of a field is faulted so without a place; it is the input.
+        place = (str(fault["input"]),)
+    name = ".".join(map(str, place)) or "body"
+    return name[:MAX_NAME_CHARS].encode(errors="backslashreplace").decode()
 
 
 async def read_json(request: Request) -> object:
@@ -145,6 +158,17 @@ def add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(QueueFull)
     async def full(_request: Request, error: QueueFull) -> Response:
         return JSONResponse({"error": str(error)}, 429, {"Retry-After": f"{error.retry_after_s:.0f}"})
+
+    @app.exception_handler(HTTPException)
+    async def no_such_place(_request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def our_fault(_request: Request, error: Exception) -> Response:
+        # The framework raises it again after this answer, so that the log has its traceback.
+        return JSONResponse(
+            {"error": f"a fault of the judge ({type(error).__name__}); its log has more"}, 500
+        )
 
     @app.exception_handler(RedisError)
     async def no_queue(_request: Request, error: RedisError) -> Response:

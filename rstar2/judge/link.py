@@ -19,7 +19,8 @@ from typing import Any
 
 import redis
 
-from rstar2.judge import queue
+from rstar2.errors import UserError
+from rstar2.judge import promise, queue
 from rstar2.judge.queue import Task
 from rstar2.judge.schema import CellResult, RunResult
 
@@ -56,6 +57,8 @@ class Desk:
         self.stopping = False
         self.sessions = 0
         """How many sessions the worker holds."""
+        self.asked_at = 0.0
+        """Monotonic seconds at which Redis was last asked for work and answered."""
 
     def next(self, patience_s: float) -> Task | None:
         """Wait for the next program; None when there is none in time or the worker is to end."""
@@ -118,9 +121,15 @@ class Desk:
             self.inbox.extend(cells)
         return back
 
-    def got(self, asked: int, tasks: list[Task]) -> None:
+    def heard(self) -> tuple[float, set[str]]:
+        """Until when everything queued for this worker has come here, and the sessions whose cells wait."""
+        with self.changed:
+            return self.asked_at, {task.session for task in self.inbox if task.is_cell}
+
+    def got(self, asked: int, tasks: list[Task], asked_at: float) -> None:
         """Take in what was fetched, and learn from it how long the queue is."""
         with self.changed:
+            self.asked_at = asked_at
             self.inbox.extend(tasks)
             # Ahead of programs that are mostly long, it would only be given back.
             most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
@@ -176,11 +185,15 @@ class Link:
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
+        self.refused: UserError | None = None
+        """Why the worker may not work for this queue."""
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
         try:
             self._run()
+        except UserError as error:
+            self.refused = error
         finally:
             self.desk.stop()
 
@@ -190,6 +203,7 @@ class Link:
         while True:
             try:
                 if not ready:
+                    self._join()
                     self._make_groups()
                     self._recover()
                     ready = True
@@ -204,6 +218,19 @@ class Link:
                     return
                 time.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
+
+    def _join(self) -> None:
+        """Become a worker of the queue, also of one that has forgotten us.
+
+        Raises:
+            UserError: a judge promises its clients more than this worker's tier.
+        """
+        promised = self.client.eval(*promise.join_args(self.name, self._state(time.monotonic())))
+        if promised:
+            raise UserError(
+                f"isolation {self.about['isolation']} is below the {promised} that a judge of this queue promises",
+                f"run the worker under {promised}, or start the judge with a lower --isolation",
+            )
 
     def _make_groups(self) -> None:
         for stream in self.streams:
@@ -250,6 +277,7 @@ class Link:
         self._beat(pipe)
         if want:
             pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
+        asked_at = time.monotonic()
         answers = pipe.execute() if len(pipe) else []
         if running is not None and answers[0] == queue.CANCELLED:
             self.abort(running.id)
@@ -259,7 +287,7 @@ class Link:
             desk.oldest = time.monotonic()
         self.done += len(results)
         if want:
-            desk.got(want, _tasks(answers[-1]))
+            desk.got(want, _tasks(answers[-1]), asked_at)
         if desk.stopping and desk.current is None and not desk.outbox:
             self.client.eval(*queue.reap_args(self.name))
             return False
@@ -270,10 +298,15 @@ class Link:
         now = time.monotonic()
         if now < self.next_beat:
             return
-        desk = self.desk
         self.beats += 1
         self.next_beat = now + BEAT_S
-        state = {
+        pipe.hset(queue.WORKERS, self.name, json.dumps(self._state(now)))
+        self._end_if_wedged(now)
+
+    def _state(self, now: float) -> dict[str, Any]:
+        """What a heartbeat tells."""
+        desk = self.desk
+        return {
             **self.about,
             "beat": self.beats,
             "at": time.time(),
@@ -282,8 +315,6 @@ class Link:
             "sessions": desk.sessions,
             "running_s": now - desk.since if desk.current else 0.0,
         }
-        pipe.hset(queue.WORKERS, self.name, json.dumps(state))
-        self._end_if_wedged(now)
 
     def _end_if_wedged(self, now: float) -> None:
         """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ValidationError
+from starlette.types import Receive, Scope, Send
 
-from rstar2.judge.broker import Broker, QueueFull, Ticket
+from rstar2.judge.broker import Broker, Ticket
 from rstar2.judge.http import Refused, checked, hung_up, read_json, request_key, unless_gone, why
 from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
 
@@ -35,8 +37,25 @@ def split_batch(key: str, items: list[object]) -> tuple[dict[int, Ticket], dict[
     return good, bad
 
 
+class _Stream(StreamingResponse):
+    """Results as lines; lets go of what is held for them when it ends, also if it never began.
+
+    Args:
+        lines: what to send.
+        held: closed at the end.
+    """
+
+    def __init__(self, lines: AsyncIterator[bytes], held: ExitStack) -> None:
+        super().__init__(lines, media_type=LINES)
+        self.held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.held:
+            await super().__call__(scope, receive, send)
+
+
 async def _lines(
-    request: Request, broker: Broker, good: dict[int, Ticket], bad: dict[int, str]
+    request: Request, good: Sequence[int], tickets: Sequence[Ticket], bad: dict[int, str]
 ) -> AsyncIterator[bytes]:
     ready: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
     for index, text in bad.items():
@@ -49,26 +68,22 @@ async def _lines(
 
         ticket.result.add_done_callback(put)
 
+    for index, ticket in zip(good, tickets, strict=True):
+        arrange(index, ticket)
     gone = asyncio.create_task(hung_up(request))
     try:
-        with broker.holding(list(good.values())) as tickets:
-            for index, ticket in zip(good, tickets, strict=True):
-                arrange(index, ticket)
-            left = len(good) + len(bad)
-            while left:
-                getter = asyncio.create_task(ready.get())
-                await asyncio.wait({getter, gone}, return_when=asyncio.FIRST_COMPLETED)
-                if gone.done():
-                    getter.cancel()
-                    return
-                found = [getter.result()]
-                while not ready.empty():
-                    found.append(ready.get_nowait())
-                left -= len(found)
-                yield b"".join(f'{{"index":{i},"result":{text}}}\n'.encode() for i, text in found)
-    except QueueFull as error:
-        # The headers are sent already; a stream that ends early is asked for again by the client.
-        yield f'{{"error":"{error}"}}\n'.encode()
+        left = len(good) + len(bad)
+        while left:
+            getter = asyncio.create_task(ready.get())
+            await asyncio.wait({getter, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                getter.cancel()
+                return
+            found = [getter.result()]
+            while not ready.empty():
+                found.append(ready.get_nowait())
+            left -= len(found)
+            yield b"".join(f'{{"index":{i},"result":{text}}}\n'.encode() for i, text in found)
     finally:
         gone.cancel()
 
@@ -87,8 +102,10 @@ def runs_router(broker: Broker) -> APIRouter:
         key = request_key(request)
         good, bad = split_batch(key, checked(BatchRequest, await read_json(request)).runs)
         if LINES in request.headers.get("accept", ""):
-            broker.admit(len(good))
-            return StreamingResponse(_lines(request, broker, good, bad), media_type=LINES)
+            held = ExitStack()
+            # Queued before anything is sent: a full queue must still be able to say 429.
+            tickets = held.enter_context(broker.holding(list(good.values())))
+            return _Stream(_lines(request, list(good), tickets, bad), held)
         results = await unless_gone(request, broker.run(list(good.values())))
         texts = {**bad, **dict(zip(good, results, strict=True))}
         body = ",".join(texts[index] for index in range(len(texts)))

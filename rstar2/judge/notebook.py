@@ -45,14 +45,19 @@ def sessions_router(broker: Broker) -> APIRouter:
 
     @router.post("/v1/sessions")
     async def open_session(request: Request) -> Response:
-        key = request_key(request)
+        # No key holds a slash: an opening is never taken for a run or a cell under the same key.
+        run_id = f"open/{request_key(request)}"
         asked = checked(SessionRequest, await read_json(request))
         order = Order(do="open", session=f"{await _roomiest(broker)}.{uuid.uuid4().hex}", open=asked)
-        result = CellResult.model_validate_json(await ask(request, key, order, OPEN_S))
-        if result.outcome != "ok" or result.isolation is None:
+        text = await ask(request, run_id, order, OPEN_S)
+        result = CellResult.model_validate_json(text)
+        if result.outcome != "ok" or result.isolation is None or result.value is None:
+            # Whoever tries again under this key may find room, or a worker that lives.
+            await broker.forget(run_id, text)
             raise Refused(503, f"the session could not be opened: {result.stderr}")
+        # Not the order's: an earlier request under this key may have opened it.
         info = SessionInfo(
-            id=order.session, isolation=result.isolation, idle_s=asked.idle_s, total_s=asked.total_s
+            id=result.value, isolation=result.isolation, idle_s=asked.idle_s, total_s=asked.total_s
         )
         return Response(info.model_dump_json(), 201, media_type="application/json")
 

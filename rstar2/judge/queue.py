@@ -7,7 +7,9 @@ result as JSON once it is done. The state makes an id run once: asking again for
 or joins the wait. `done` is a stream of what was finished, which every API process follows.
 
 A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
-`cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`.
+`cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`. A cell changes
+what its session holds, so one that was delivered can no longer be cancelled: whoever asks again under its id
+must find what became of it.
 
 The scripts are sent whole with EVAL, so a Redis that was restarted needs no loading of scripts.
 """
@@ -78,11 +80,22 @@ CANCEL = """
 local state = redis.call('GET', KEYS[1])
 local stream, entry = string.match(state or '', '^@(%S+) (%S+)$')
 if not stream then return 0 end
+if string.sub(stream, 1, #ARGV[4]) == ARGV[4] then
+  local delivered = redis.pcall('XPENDING', stream, ARGV[3], entry, entry, 1)
+  if #delivered > 0 then return 0 end
+end
 redis.call('XDEL', stream, entry)
 redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
 return 1
 """
-"""KEYS state. ARGV CANCELLED, ttl. → 1 if it was queued or running."""
+"""KEYS state. ARGV CANCELLED, ttl, group, prefix of streams of cells. → 1 if it was queued, or running and no
+cell."""
+
+FORGET = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call('DEL', KEYS[1])
+"""
+"""KEYS state. ARGV the result it must hold. → 1 if it was forgotten."""
 
 _RETURN_ONE = """
 local function give_back(prefix, returned, f, tries)
@@ -185,6 +198,11 @@ class Task:
         return float((body.get("cell") or body).get("timeout_s", 0.0))
 
     @property
+    def session(self) -> str:
+        """The session it is for; empty for a plain program."""
+        return str(json.loads(self.body).get("session", ""))
+
+    @property
     def is_cell(self) -> bool:
         """Whether only this worker can do it."""
         return self.stream not in (TASKS, RETURNED)
@@ -216,8 +234,13 @@ def commit_args(task: Task, result: RunResult) -> Eval:
 
 
 def cancel_args(run_id: str) -> Eval:
-    """Takes a queued program back; has its result dropped if it runs already."""
-    return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S)
+    """Takes a queued program back; has its result dropped if it runs already, unless it is a cell."""
+    return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream(""))
+
+
+def forget_args(run_id: str, result: str) -> Eval:
+    """Forgets a result, so that its id can be asked for anew; nothing if the id has another by now."""
+    return (FORGET, 1, state_key(run_id), result)
 
 
 def delivered_args(run_id: str) -> tuple[str, int]:

@@ -18,13 +18,23 @@ MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
 MAX_BATCH = 1024
+MAX_TIMEOUT_S = 300.0
+
+
+def encodable(text: str) -> bytes:
+    """Text as UTF-8.
+
+    Raises:
+        ValueError: it holds a lone surrogate.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("holds a lone surrogate") from error
 
 
 def _checked_text(text: str, most: int, nul: bool) -> str:
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as error:
-        raise ValueError("holds a lone surrogate") from error
+    size = len(encodable(text))
     if size > most:
         raise ValueError(f"holds {size} bytes, at most {most} are allowed")
     if not nul and "\0" in text:
@@ -45,7 +55,7 @@ class RunRequest(BaseModel):
     """Python source, at most MAX_CODE_BYTES as UTF-8, without NUL bytes and lone surrogates."""
     stdin: str = ""
     """Text on standard input, at most MAX_STDIN_BYTES as UTF-8."""
-    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
     """Wall-clock seconds the program may take once it runs."""
     memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
     """Memory in MiB the program may take."""
@@ -89,9 +99,9 @@ class SessionRequest(BaseModel):
 
     memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
     """Memory in MiB the session may take in all."""
-    idle_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 600.0
+    idle_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
     """Seconds without a cell after which the session ends."""
-    total_s: Annotated[float, Field(strict=False, gt=0, le=86400)] = 3600.0
+    total_s: Annotated[float, Field(gt=0, le=86400)] = 3600.0
     """Seconds after which the session ends in any case."""
 
 
@@ -111,7 +121,7 @@ class CellRequest(BaseModel):
 
     code: str
     """As of a run."""
-    timeout_s: Annotated[float, Field(strict=False, gt=0, le=300)] = 10.0
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
     """Wall-clock seconds; the cell is interrupted then, and the session ended if it does not stop."""
 
     @field_validator("code")

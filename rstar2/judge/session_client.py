@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
 import httpx
 
-from rstar2.judge.client import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeClient, JudgeError
-from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest
+from rstar2.judge.client import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeClient, JudgeError, retry_after_s
+from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
+
+OPEN_S = 30.0
+T = TypeVar("T")
 
 
 class JudgeSession:
@@ -38,40 +43,54 @@ class JudgeSession:
         """
         if self.info is None:
             raise JudgeError("the session is not open", "use it in `async with`")
-        text = await self._ask(
-            "POST", f"/v1/sessions/{self.info.id}/cells", cell.model_dump_json(), cell.timeout_s
+        return await self._ask(
+            "POST",
+            f"/v1/sessions/{self.info.id}/cells",
+            cell.model_dump_json(),
+            min(cell.timeout_s, MAX_TIMEOUT_S),
+            CellResult.model_validate_json,
         )
-        return CellResult.model_validate_json(text)
 
     async def __aenter__(self) -> JudgeSession:
-        text = await self._ask("POST", "/v1/sessions", self.asked.model_dump_json(), 30.0)
-        self.info = SessionInfo.model_validate_json(text)
+        body = self.asked.model_dump_json()
+        self.info = await self._ask("POST", "/v1/sessions", body, OPEN_S, SessionInfo.model_validate_json)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self.info is not None:
-            await self._ask("DELETE", f"/v1/sessions/{self.info.id}", "", 30.0, or_gone=True)
+            await self._ask("DELETE", f"/v1/sessions/{self.info.id}", "", OPEN_S, str, or_gone=True)
             self.info = None
 
-    async def _ask(self, method: str, path: str, body: str, takes_s: float, or_gone: bool = False) -> str:
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: str,
+        takes_s: float,
+        read: Callable[[str], T],
+        or_gone: bool = False,
+    ) -> T:
+        """Ask until a good answer comes, under one key. `read` raises ValueError for what is none."""
         key = uuid.uuid4().hex
         deadline = time.monotonic() + self.patience_s + takes_s
         delay = FIRST_RETRY_S
         while True:
-            left = deadline - time.monotonic()
+            wait_s = delay
+            patience_s = max(deadline - time.monotonic(), 0.1)
             try:
-                answer = await self.client.request(method, path, body, key, max(left, 0.1))
-            except httpx.HTTPError as error:
-                said = repr(error)
-            else:
+                async with asyncio.timeout(patience_s):
+                    answer = await self.client.request(method, path, body, key, patience_s)
                 if answer.is_success or (or_gone and answer.status_code == 404):
-                    return answer.text
+                    return read(answer.text)
                 said = f"HTTP {answer.status_code} {answer.text[:300]}"
                 if answer.status_code < 500 and answer.status_code != 429:
                     raise JudgeError(f"the judge at {self.client.url} refused: {said}")
-            if left <= delay:
+                wait_s = max(delay, retry_after_s(answer))
+            except (httpx.HTTPError, TimeoutError, ValueError) as error:
+                said = repr(error)
+            if (left := deadline - time.monotonic()) <= 0:
                 raise JudgeError(f"the judge at {self.client.url} did not answer in time: {said}")
-            await asyncio.sleep(delay)
+            await asyncio.sleep(min(wait_s, left))
             delay = min(delay * 2, LONGEST_RETRY_S)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,12 +46,24 @@ class Held:
     """Monotonic seconds."""
     used: float
     """Monotonic seconds at the end of the last cell."""
+    last: CellResult | None = None
+    """Of the last cell."""
 
-    def overdue(self, now: float) -> str:
-        """Why it is to be ended now; empty if it is not."""
-        if now - self.opened > self.asked.total_s:
+    @property
+    def ends(self) -> float:
+        """Monotonic seconds at which it ends in any case."""
+        return self.opened + self.asked.total_s
+
+    def overdue(self, now: float, unused_until: float) -> str:
+        """Why it is to be ended now; empty if it is not.
+
+        Args:
+            now: monotonic seconds.
+            unused_until: until when it is known that nobody asked for a cell, in the same.
+        """
+        if now >= self.ends:
             return f"the session ended: it was open for its {self.asked.total_s:g} s"
-        if now - self.used > self.asked.idle_s:
+        if unused_until - self.used > self.asked.idle_s:
             return f"the session ended: it was idle for {self.asked.idle_s:g} s"
         return ""
 
@@ -75,7 +88,7 @@ class Sessions:
         """Do what one task orders."""
         order = Order.model_validate_json(task.body)
         queued_s = max(0.0, time.time() - task.at)
-        self.sweep()
+        self._end_if_overdue(order.session, queued_s)
         if order.do == "open":
             result = self._open(task.id, order)
         elif order.session not in self.held:
@@ -88,15 +101,28 @@ class Sessions:
             result = self._cell(task.id, order.session, order.cell)
         return result.model_copy(update={"queue_s": queued_s})
 
-    def sweep(self) -> None:
-        """End what is idle or old, at most once a second."""
+    def sweep(self, heard: Callable[[], tuple[float, Collection[str]]]) -> None:
+        """End what is idle or old, at most once a second.
+
+        Args:
+            heard: → monotonic seconds until which every cell asked for is known to the worker, and the
+                sessions with cells that wait here.
+        """
         now = time.monotonic()
-        if now < self.next_sweep:
+        if now < self.next_sweep or not self.held:
             return
         self.next_sweep = now + SWEEP_S
+        until, wanted = heard()
         for name, held in list(self.held.items()):
-            if why := held.overdue(now):
+            if why := held.overdue(now, held.used if name in wanted else until):
                 self._end(name, why)
+
+    def _end_if_overdue(self, name: str, queued_s: float) -> None:
+        """End a session that was too old or idle already when it was asked for `queued_s` ago."""
+        now = time.monotonic()
+        held = self.held.get(name)
+        if held is not None and (why := held.overdue(now, now - queued_s)):
+            self._end(name, why)
 
     def _open(self, run_id: str, order: Order) -> CellResult:
         if len(self.held) >= MAX_SESSIONS:
@@ -107,16 +133,21 @@ class Sessions:
             return CellResult(id=run_id, outcome="refused", stderr=error.message)
         now = time.monotonic()
         self.held[order.session] = Held(session, order.open, now, now)
-        return CellResult(id=run_id, outcome="ok", isolation=self.sandbox.isolation)
+        return CellResult(id=run_id, outcome="ok", value=order.session, isolation=self.sandbox.isolation)
 
     def _cell(self, run_id: str, name: str, cell: CellRequest) -> CellResult:
         held = self.held[name]
-        ran = held.session.run_cell(cell.code, cell.timeout_s, run_id)
+        if held.last is not None and held.last.id == run_id:
+            # Queued again by a front whose Redis forgot that it ran.
+            return held.last
+        limit_s = min(cell.timeout_s, held.ends - time.monotonic())
+        ran = held.session.run_cell(cell.code, limit_s, run_id)
         held.used = time.monotonic()
-        if held.session.alive:
-            return CellResult(**ran.model_dump())
-        self._end(name, held.session.reason)
-        return CellResult(**ran.model_dump(), session_alive=False, session_end=self.ended[name])
+        why = held.overdue(held.used, held.used) if held.session.alive else held.session.reason
+        if why:
+            self._end(name, why)
+        held.last = CellResult(**ran.model_dump(), session_alive=not why, session_end=why)
+        return held.last
 
     def _gone(self, run_id: str, name: str) -> CellResult:
         why = self.ended.get(name, "there is no such session")

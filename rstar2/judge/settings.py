@@ -5,7 +5,9 @@ Not on the command line and not in the environment, where the programs they run 
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from rstar2.judge.schema import Isolation
 
@@ -26,7 +28,7 @@ class ServiceSettings(BaseModel):
     isolation: Isolation | None = None
     """The tier to run under; None: the best this machine allows, never `none`."""
     token: str | None = None
-    """What clients must send as `Authorization: Bearer`."""
+    """What clients must send as `Authorization: Bearer`; a blank one is refused."""
     api: bool = True
     """False: only workers, which join the queue at `redis_url`."""
     max_queued: int = 200_000
@@ -40,7 +42,7 @@ class ApiSettings(BaseModel):
 
     redis_url: str
     socket_fd: int
-    token: str | None
+    token: Annotated[str, Field(pattern=r"\S")] | None
     max_queued: int
 
 

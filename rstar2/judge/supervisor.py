@@ -18,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import redis
@@ -29,6 +30,7 @@ from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.logs import log_to_stderr, tail
 from rstar2.judge.processes import start_module, stop
+from rstar2.judge.schema import Isolation
 from rstar2.judge.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
 
 START_S = 60.0
@@ -98,12 +100,17 @@ class Supervisor:
         """Held open for the HTTP processes to come."""
         self.url = ""
         self.names: dict[int, str] = {}
+        self.me = f"{socket.gethostname()}-{os.getpid()}"
+        self.promised: Isolation | None = None
+        """The tier that clients of our HTTP process are promised."""
+        self.renew_at = 0.0
 
     def start(self) -> Ready:
         """Start every part and wait until the service answers.
 
         Raises:
-            UserError: the port is taken, the queue does not answer, a token is missing.
+            UserError: the port is taken, the queue does not answer or is open to anybody, a token is missing, or
+                the workers of the queue do not agree on a tier.
             Failure: a part did not come up.
         """
         settings = self.settings
@@ -127,6 +134,8 @@ class Supervisor:
 
     def _listen(self) -> socket.socket:
         settings = self.settings
+        if settings.token is not None and not settings.token.strip():
+            raise UserError("the token is blank", "give another with --token, or leave it out on loopback")
         if settings.host not in LOOPBACK:
             if settings.token is None:
                 raise UserError(f"listening on {settings.host} needs a token", "give one with --token")
@@ -157,11 +166,24 @@ class Supervisor:
             return
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
+                self._check_place(probe.connection_pool.connection_kwargs)
                 probe.ping()
         except (redis.RedisError, ValueError) as error:
             without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
             message = f"no Redis server answers at {without_password}: {error}"
             raise UserError(message, "check --redis, or leave it out to have one started") from error
+
+    def _check_place(self, queue_at: Mapping[str, Any]) -> None:
+        host = queue_at.get("host", "localhost")
+        if host in LOOPBACK or "path" in queue_at:
+            return
+        if not queue_at.get("password"):
+            raise UserError(
+                f"the queue at {host} has no password: whoever reaches it can run programs here",
+                "set one there (requirepass), and give it with --redis redis://:PASSWORD@HOST:PORT",
+            )
+        if self.settings.isolation == "none":
+            raise UserError(f"isolation none is for loopback only, and the queue is at {host}", "use strict")
 
     def _worker(self, number: int) -> Part:
         host = socket.gethostname()
@@ -186,7 +208,7 @@ class Supervisor:
     def _bury(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the front finds out."""
         try:
-            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+            with self._redis() as client:
                 client.eval(*queue.reap_args(name))
         except redis.RedisError as error:
             log.warning("could not bury %s: %s", name, error)
@@ -201,15 +223,54 @@ class Supervisor:
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
                 states = client.hmget(queue.WORKERS, list(self.names.values()))
-                if all(states) and self._healthy():
-                    tiers = [json.loads(state)["isolation"] for state in states]
-                    return Ready(url=self.url, redis_url=self.redis_url, isolation=tiers[0], pid=os.getpid())
+                if all(states):
+                    # One machine, one way to start them: all have the same tier.
+                    tier = json.loads(states[0])["isolation"]
+                    if self.settings.api and self.promised is None:
+                        self._promise(client, tier)
+                    if self._healthy():
+                        return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
                 time.sleep(0.02)
         raise Failure(f"the judge did not answer within {patience_s:.0f} s", f"see {self.logs}")
 
-    def _worker_failure(self, number: int) -> Failure:
+    def _promise(self, client: redis.Redis, tier: Isolation) -> None:
+        """Promise clients a tier, or go on doing so.
+
+        Raises:
+            UserError: a worker of the queue is below it.
+        """
+        # Imported while the workers start: it brings the sandbox with it.
+        from rstar2.judge import promise
+
+        self.renew_at = time.monotonic() + promise.RENEW_S
+        if weaker := client.eval(*promise.promise_args(self.me, tier)):
+            raise UserError(
+                f"this judge runs under {tier}, but worker {weaker} for the same queue",
+                "end that worker, or start this judge with the same --isolation",
+            )
+        self.promised = tier
+
+    def _keep_promise(self) -> None:
+        if self.promised is None or time.monotonic() < self.renew_at:
+            return
+        try:
+            with self._redis() as client:
+                self._promise(client, self.promised)
+        except redis.RedisError as error:
+            log.warning("could not renew the promise of %s: %s", self.promised, error)
+        except UserError as error:
+            log.error("%s", error.message)
+
+    def _redis(self) -> redis.Redis:
+        return redis.Redis.from_url(
+            self.redis_url, decode_responses=True, socket_timeout=1, socket_connect_timeout=1
+        )
+
+    def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
         said = " ".join(tail(log, 2)).strip()
+        if self.workers[number].process.returncode == UserError.exit_code:
+            return UserError(said, f"see {log}")
         return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
 
     def _healthy(self) -> bool:
@@ -232,6 +293,7 @@ class Supervisor:
                 if part is not None:
                     self._tend(part)
             self._tell_restarts()
+            self._keep_promise()
 
     def _tend(self, part: Part) -> None:
         try:
@@ -243,7 +305,7 @@ class Supervisor:
         if not self.restarts:
             return
         try:
-            with redis.Redis.from_url(self.redis_url, socket_timeout=1, socket_connect_timeout=1) as client:
+            with self._redis() as client:
                 for part, count in self.restarts.items():
                     client.hincrby(queue.RESTARTS, part, count)
         except redis.RedisError:
@@ -263,8 +325,20 @@ class Supervisor:
             stop(part.process, max(0.1, deadline - time.monotonic()))
         if self.embedded is None:
             all(self._bury(name) for name in self.names.values())
+            self._take_back_promise()
         if self.embedded is not None:
             self.embedded.stop()
+
+    def _take_back_promise(self) -> None:
+        if self.promised is None:
+            return
+        from rstar2.judge import promise
+
+        try:
+            with self._redis() as client:
+                client.hdel(promise.PROMISES, self.me)
+        except redis.RedisError:
+            return  # it lapses by itself
 
 
 def main() -> None:

@@ -44,23 +44,27 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
 
     Raises:
         Failure: the sandbox cannot be had.
+        UserError: its tier is below what a judge of the queue promises.
     """
     sandbox.start()
     sessions = Sessions(sandbox, name)
     try:
         sandbox.warm()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
-        link = threading.Thread(target=Link(name, client, desk, about, sandbox.abort).run, name="link")
-        link.start()
+        link = Link(name, client, desk, about, sandbox.abort)
+        speaker = threading.Thread(target=link.run, name="link")
+        speaker.start()
         try:
             while not desk.stopping:
                 if (task := desk.next(IDLE_S)) is not None:
                     desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
-                sessions.sweep()
+                sessions.sweep(desk.heard)
                 desk.sessions = len(sessions.held)
         finally:
             desk.stop()
-            link.join(10)
+            speaker.join(10)
+        if link.refused is not None:
+            raise link.refused
     finally:
         sandbox.close()
 
@@ -88,7 +92,8 @@ def main() -> None:
     try:
         work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), desk)
     except RStarError as error:
-        sys.exit(f"{error.message}\n{error.hint}")
+        print(f"{error.message}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,15 @@ async def test_what_is_no_valid_request_is_invalid_alone(judge: JudgeHandle) -> 
     assert [result.outcome for result in results] == ["ok", "invalid", "invalid", "invalid"]
 
 
+@pytest.mark.parametrize("limit", [None, "5", True, float("nan"), float("inf"), 10**400])
+async def test_what_is_no_time_limit_is_invalid(judge: JudgeHandle, limit: Any) -> None:
+    request = RunRequest.model_construct(code="1", timeout_s=limit)
+    async with JudgeClient(judge.url, patience_s=5) as client:
+        result = await client.run(request)
+    assert result.outcome == "invalid"
+    assert result.stderr.startswith("timeout_s")
+
+
 async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
         before = (await http.get("/status")).json()["outcomes"]
@@ -119,6 +128,83 @@ async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judg
         assert time.monotonic() - started < 1.5
         assert not long.done()
         assert (await long).id.split("-")[0] == result.id.split("-")[0]
+
+
+async def test_only_a_newline_ends_a_result(judge: JudgeHandle) -> None:
+    text = "a\u2028b\x85c\x0cd\r\ne"
+    async with JudgeClient(judge.url, patience_s=5) as client:
+        results = await client.run_many([RunRequest(code=f"print({text!a}, end='')")] * 2)
+    assert [result.stdout for result in results] == [text] * 2
+
+
+async def test_programs_too_large_to_travel_together_travel_apart(judge: JudgeHandle) -> None:
+    stdin = "é" * (1 << 20)
+    requests = [RunRequest(code="print(len(input()))", stdin=stdin, memory_mb=256) for _ in range(40)]
+    async with JudgeClient(judge.url) as client:
+        results = await client.run_many(requests)
+    assert [result.stdout for result in results] == [f"{1 << 20}\n"] * 40
+
+
+async def test_a_program_longer_than_any_request_may_be_is_invalid_alone(judge: JudgeHandle) -> None:
+    requests = [RunRequest(code="print(1)"), RunRequest(code="1", stdin="\x01" * (12 << 20))]
+    async with JudgeClient(judge.url) as client:
+        results = await client.run_many(requests)
+    assert [result.outcome for result in results] == ["ok", "invalid"]
+    assert "413" in results[1].stderr
+
+
+async def test_closing_the_client_leaves_no_call_behind(judge: JudgeHandle) -> None:
+    client = JudgeClient(judge.url)
+    sent = [asyncio.create_task(client.run(RunRequest(code="while True: pass"))) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    unsent = asyncio.create_task(client.run(RunRequest(code="1")))
+    await asyncio.sleep(0)
+    await client.aclose()
+    done, _ = await asyncio.wait([*sent, unsent], timeout=2)
+    assert [call.cancelled() for call in done] == [True, True, True]
+
+
+ODD_ANSWERS = {
+    "a page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+    "no results": b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"results":[]}',
+    "an error as a line": b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"error":"full"}',
+    "a result for nobody": b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
+    b'{"index":-1,"result":{"id":"a","outcome":"error"}}',
+    "an end at once": b"",
+    "silence": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
+    "a date": b"HTTP/1.1 503 No\r\nRetry-After: Fri, 07 Nov 2036 23:59:59 GMT\r\nContent-Length: 0\r\n\r\n",
+    "much later": b"HTTP/1.1 429 No\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n",
+    "another encoding": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+}
+
+
+async def _asked_of(odd: str, count: int) -> tuple[list[str], int]:
+    """Ask a server that has one answer for everything. → the outcomes, and how often it was asked."""
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ODD_ANSWERS[odd])
+        if odd == "silence":
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with JudgeClient(f"http://127.0.0.1:{port}", patience_s=1.0) as client:
+            requests = [RunRequest(code="1", timeout_s=0.1)] * count
+            results = await asyncio.wait_for(client.run_many(requests), 5)
+    return [result.outcome for result in results], asked
+
+
+@pytest.mark.parametrize("count", [1, 3], ids=["plain", "stream"])
+async def test_no_answer_however_odd_keeps_a_call_beyond_its_patience(count: int) -> None:
+    found = await asyncio.gather(*(_asked_of(odd, count) for odd in ODD_ANSWERS))
+    assert [outcomes for outcomes, _ in found] == [["lost"] * count] * len(ODD_ANSWERS)
+    once = {odd for odd, (_, asked) in zip(ODD_ANSWERS, found, strict=True) if asked == 1}
+    assert once <= {"silence"}
 
 
 async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:

@@ -98,6 +98,30 @@ def test_a_mixed_batch_is_answered_in_order(http: httpx.Client, verb: str, kind:
         assert "type" in results[1]["stderr"]
 
 
+SURROGATE = b'{"sub_id": "\\ud800", "type": "python", "solution": "print(1)"}'
+BAD_SURROGATE = b'{"sub_id": "\\ud800", "type": "cpp", "solution": "1"}'
+
+
+@BOTH
+@pytest.mark.parametrize("item", [SURROGATE, BAD_SURROGATE])
+def test_an_id_that_cannot_be_sent_back_is_invalid_input(http: httpx.Client, verb: str, item: bytes) -> None:
+    single = http.post(f"/{verb}", content=item)
+    batch = http.post(f"/{verb}/batch", content=b'{"submissions": [' + item + b', {"type": "python"}]}')
+    assert (single.status_code, batch.status_code) == (200, 200)
+    results = [single.json(), *batch.json()["results"]]
+    assert [result["reason"] for result in results] == ["invalid_input"] * 3
+    assert len({result["sub_id"] for result in results}) == 3
+    if verb == "run":
+        assert "sub_id: " in results[0]["stderr"]
+
+
+def test_a_batch_whose_id_cannot_be_sent_back_is_refused(http: httpx.Client) -> None:
+    body = b'{"sub_id": "\\ud800", "submissions": [' + SURROGATE + b"]}"
+    answer = http.post("/run/long-batch", content=body)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("sub_id: ")
+
+
 def test_an_empty_batch_is_refused(http: httpx.Client) -> None:
     answer = http.post("/run/batch", json={"type": "batch", "submissions": []})
     assert answer.status_code == 422

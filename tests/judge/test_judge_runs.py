@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
+
+from rstar2.judge.http import add_error_answers
 
 
 def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
@@ -88,6 +91,9 @@ def test_a_batch_keeps_its_order_and_a_bad_item_is_invalid_alone(http: httpx.Cli
         (b'{"code": "a\\u0000b"}', "code"),
         (b'{"code": "1", "timeout_s": -1}', "timeout_s"),
         (b'{"code": "1", "timeout_s": NaN}', "timeout_s"),
+        (b'{"code": "1", "timeout_s": true}', "timeout_s"),
+        (b'{"code": "1", "timeout_s": "5"}', "timeout_s"),
+        (b'{"code": "1", "\\ud800": 1}', "\\ud800"),
         (b'{"code": "1", "stdin": 7}', "stdin"),
         (b'{"code": "1", "memory_mb": "much"}', "memory_mb"),
         (b'{"code": "1", "colour": 1}', "colour"),
@@ -105,6 +111,39 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(
     answer = http.post("/v1/runs", content=body)
     assert 400 <= answer.status_code < 500
     assert field in answer.json()["error"]
+
+
+def test_a_field_whose_name_cannot_be_sent_back_is_named_in_its_item(http: httpx.Client) -> None:
+    body = b'{"runs": [{"code": "1", "\\ud800": 1}, {"code": "2"}]}'
+    for accept in ("application/json", "application/x-ndjson"):
+        answer = http.post("/v1/runs/batch", content=body, headers={"Accept": accept})
+        assert answer.status_code == 200
+        assert "\\\\ud800: " in answer.text
+        assert '"value":"2"' in answer.text
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/runs", 405), ("POST", "/v2", 404)])
+def test_what_is_not_served_is_told_like_any_error(
+    http: httpx.Client, method: str, path: str, status: int
+) -> None:
+    answer = http.request(method, path)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert (answer.headers.get("Allow") == "POST") == (status == 405)
+
+
+async def test_a_fault_of_ours_is_told_without_its_traceback() -> None:
+    app = FastAPI()
+    add_error_answers(app)
+
+    @app.get("/")
+    async def broken() -> None:
+        raise RuntimeError("secret")
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://judge") as client:
+        answer = await client.get("/")
+    assert (answer.status_code, list(answer.json())) == (500, ["error"])
+    assert "secret" not in answer.text
 
 
 def test_a_batch_beyond_the_limit_is_refused(http: httpx.Client) -> None:

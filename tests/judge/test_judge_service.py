@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+import redis
 from judge.faults import descendants, status, wait_gone
 
 from rstar2.errors import Failure, UserError
+from rstar2.judge import promise, queue
 from rstar2.judge.client import JudgeError, SyncJudgeClient
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service import running_judge, start_service, stop_service
 from rstar2.judge.settings import ServiceSettings
 
@@ -91,6 +96,17 @@ def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
         stop_service(process)
 
 
+def test_more_calls_than_the_queue_holds_are_all_answered(tmp_path: Path) -> None:
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=20))
+    try:
+        with SyncJudgeClient(judge.url, patience_s=30) as client:
+            results = client.run_many([RunRequest(code=f"print({i})") for i in range(130)])
+        assert [result.stdout for result in results] == [f"{i}\n" for i in range(130)]
+        assert status(judge)["outcomes"] == {"ok": 130}
+    finally:
+        stop_service(process)
+
+
 def test_a_token_is_asked_for(tmp_path: Path) -> None:
     with running_judge(tmp_path, workers=1, token="s3cret") as judge:
         assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
@@ -120,6 +136,67 @@ def test_an_absent_queue_is_the_callers_mistake(tmp_path: Path) -> None:
     assert "s3cret" not in str(told.value)
 
 
-def test_another_address_needs_a_token(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="token"), running_judge(tmp_path, host="0.0.0.0"):
+@pytest.mark.parametrize("token", [None, "", " \t"])
+def test_another_address_needs_a_token(tmp_path: Path, token: str | None) -> None:
+    with (
+        pytest.raises(UserError, match="token") as told,
+        running_judge(tmp_path, host="0.0.0.0", token=token),
+    ):
         pass
+    assert "--token" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "isolation", "said"),
+    [("redis://192.0.2.1:6379", None, "no password"), ("redis://:p@192.0.2.1:6379", "none", "loopback")],
+)
+@pytest.mark.parametrize("api", [True, False], ids=["judge", "worker"])
+def test_a_queue_elsewhere_needs_a_password_and_isolation(
+    tmp_path: Path, url: str, isolation: Isolation | None, said: str, api: bool
+) -> None:
+    settings = ServiceSettings(folder=str(tmp_path), redis_url=url, isolation=isolation, api=api)
+    with pytest.raises(UserError, match=said):
+        start_service(settings)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    found = EmbeddedRedis(tmp_path / "queue", tmp_path / "queue.log")
+    found.start()
+    yield found
+    found.stop()
+
+
+def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: EmbeddedRedis) -> None:
+    weak = ServiceSettings(
+        folder=str(tmp_path / "weak"), workers=1, redis_url=server.url, isolation="none", api=False
+    )
+    with running_judge(tmp_path / "judge", workers=1, redis_url=server.url) as judge:
+        with pytest.raises(UserError, match=f"none is below the {judge.isolation}"):
+            start_service(weak)
+        assert [worker["isolation"] for worker in status(judge)["workers"]] == [judge.isolation]
+    # That judge has ended and promises nothing any more; the next one promises no more than it finds.
+    process, _ = start_service(weak)
+    try:
+        with (
+            pytest.raises(UserError, match="runs under none"),
+            running_judge(tmp_path / "judge", workers=1, redis_url=server.url),
+        ):
+            pass
+        with running_judge(tmp_path / "judge", workers=1, redis_url=server.url, isolation="none") as judge:
+            assert judge.isolation == "none"
+    finally:
+        stop_service(process)
+
+
+def test_what_a_killed_judge_promised_lapses(server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        state = {"isolation": "landlock", "at": time.time()}
+        assert client.eval(*promise.promise_args("judge", "strict")) == ""
+        assert client.eval(*promise.join_args("weak", state)) == "strict"
+        late = json.loads(client.hget(promise.PROMISES, "judge")) | {"till": time.time() - 1}
+        client.hset(promise.PROMISES, "judge", json.dumps(late))
+        assert client.eval(*promise.join_args("weak", state)) == ""
+        assert client.eval(*promise.promise_args("judge", "strict")) == "weak runs under landlock"
+        client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
+        assert client.eval(*promise.promise_args("judge", "strict")) == ""
