@@ -51,6 +51,7 @@ class Session:
         """Whether the process that holds the state is still there."""
         if not self.reason:
             try:
+                self._jail.settle()
                 report = self._jail.ended.pop(self._key, None) or self._hear()
             except Lost as error:
                 self.end(f"the session was lost: {error}")
@@ -181,9 +182,16 @@ class Session:
                         return word, limit, None
 
     def _await_end(self) -> Ending:
-        """Wait until the process, which was killed or is dying, has ended."""
+        """Wait until the process, which was killed or is dying, has ended.
+
+        Raises:
+            Lost: it cannot be known.
+        """
         deadline = time.monotonic() + _DYING_S
-        return wait_for_end(self._jail, self._weight, self._key, self._streams, deadline)
+        end = wait_for_end(self._jail, self._weight, self._key, self._streams, deadline)
+        if end.trouble:
+            raise Lost(end.trouble)
+        return end
 
     def _cpu_of_cell(self, final: Ending | None) -> float:
         """Processor seconds since the last cell, as the kernel counted them."""
