@@ -197,7 +197,7 @@ class Enclosure:
         deadline = time.monotonic() + CLEAN_S
         while (weight := self._cleaning) is not None:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._sockets[weight]], [], [], left)[0]:
+            if not readable(self._sockets[weight], left):
                 raise Lost(f"the {weight} zygote does not get done with removing what a program left")
             self.listen(weight, _NO_PROGRAM)
         if self._dirty:
@@ -245,6 +245,13 @@ def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         stderr=log,
         pass_fds=[fd],
     )
+
+
+def readable(sock: socket.socket, timeout_s: float) -> bool:
+    """Wait for something to read, or the other end's closing; False when the time is over."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _bound(control: socket.socket) -> None:

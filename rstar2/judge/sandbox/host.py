@@ -16,6 +16,7 @@ from rstar2.judge.sandbox.attend import Abort, Ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.enclosure import Enclosure, Lost
 from rstar2.judge.sandbox.inside import wire
+from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import empty_out
 from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.session import Session
@@ -188,7 +189,7 @@ class Sandbox:
             killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
             if end.trouble:
                 self._drop_jail(end.trouble)
-            kind, text = streams.reported()
+            kind, text = streams.reported(order["nonce"])
             outcome = _outcome(end, for_memory=killed or kind == "m")
             return RunResult(
                 id=run_id,
@@ -224,6 +225,7 @@ class Sandbox:
             fds=streams.names,
             session=False,
             own_space=False,
+            nonce=os.urandom(NONCE),
             uid=tiers.program_uid(plan, 0),
             memory_mb=memory_mb,
             place=plan["place"],
@@ -268,6 +270,7 @@ class Sandbox:
         self._key += 1
         order = self._order(None, streams, memory_mb)
         order["session"] = order["own_space"] = True
+        order["nonce"] = b""
         order["uid"] = uid
         if self.isolation != "strict":
             order["place"] = str(self._root / f"session{slot}")

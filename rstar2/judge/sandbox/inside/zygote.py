@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SIGINT, _SIGKILL = 2, 9
 _TICKS = os.sysconf("SC_CLK_TCK")
+_READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
+"""The number of read(2)."""
 _kept: list[object] = []
 
 
@@ -122,7 +124,10 @@ class Zygote:
                 elif message["do"] == "interrupt":
                     os.kill(child.pid, _SIGINT)
                 else:
-                    wire.send(self._control, {"key": child.key, "cpu_s": _cpu_seconds(child.pid)})
+                    # In this order: what it does after it was seen waiting is the next cell's.
+                    waits = _waits_for_order(child.pid)
+                    cpu = _cpu_seconds(child.pid)
+                    wire.send(self._control, {"key": child.key, "cpu_s": cpu, "waits": waits})
         return None
 
     def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
@@ -187,7 +192,7 @@ class Zygote:
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["place"]
         if start["session"]:
             return cells.Session(channel_fd=3, place=start["place"])
-        return program.Program(code=code, report_fd=3, place=start["place"])
+        return program.Program(code=code, report_fd=3, place=start["place"], nonce=start["nonce"])
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
@@ -269,6 +274,15 @@ class Zygote:
 def _children_of_this_process() -> set[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as children:
         return {int(pid) for pid in children.read().split()}
+
+
+def _waits_for_order(pid: int) -> bool:
+    """Whether a session's first thread is in read(3, …), as far as the kernel says such things."""
+    try:
+        with open(f"/proc/{pid}/syscall") as call:
+            return call.read().split()[:2] == [_READ, "0x3"]
+    except (FileNotFoundError, PermissionError):
+        return True
 
 
 def _cpu_seconds(pid: int) -> float:
