@@ -3,8 +3,9 @@
 An allow-list: what is not named here answers ENOSYS, as an old kernel would, so that libraries take their
 older path. What programs reach for and may not have answers EPERM. flock is not named, because it would lock
 the host's own processes out of every file that can be read; locks by fcntl need write access to shut out
-readers. Compiled outside, once; loaded by each program. Where there are no namespaces (the landlock tier), everything Landlock does not look at and that
-could touch another process or another file's attributes is taken away as well.
+readers. Compiled outside, once; loaded by each program. Where there are no namespaces (the landlock tier),
+everything Landlock does not look at and that could touch another process or another file's attributes is
+taken away as well.
 """
 
 from __future__ import annotations
