@@ -9,11 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from attacks import Case, Surroundings, read_cases, run_case
+from attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
 from judge.faults import parts
 
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service import JudgeHandle, running_judge
 
 SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "attacks"
 
@@ -22,7 +22,7 @@ class OverHttp:
     """Stands where the attack runner wants a sandbox."""
 
     def __init__(self, url: str) -> None:
-        self.client = httpx.Client(base_url=url, timeout=60.0, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=150.0, trust_env=False)
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         body = json.dumps({"runs": [request.model_dump(warnings=False)]})
@@ -41,13 +41,6 @@ def cases() -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def over_http(judge: JudgeHandle) -> OverHttp:
-    if judge.isolation != "strict":
-        pytest.skip(f"this machine gives the judge the tier {judge.isolation}, not strict")
-    return OverHttp(judge.url)
-
-
-@pytest.fixture(scope="module")
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
     host = Surroundings(tmp_path_factory.mktemp("host"))
     yield host
@@ -55,13 +48,29 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
 
 
 @pytest.fixture(scope="module")
-def workers(judge: JudgeHandle) -> list[int]:
-    return parts(judge, "rstar2.judge.worker")
+def judge(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A judge whose worker has a secret in its environment; one worker, so that it is asked afterwards."""
+    del surroundings  # It sets the secret.
+    with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
+        [worker] = parts(handle, "rstar2.judge.worker")
+        assert b"RSTAR2_CANARY_SECRET=CANARY" in Path(f"/proc/{worker}/environ").read_bytes()
+        # The heaviest zygote answers when all are there: no more processes come after it.
+        warm = RunRequest(code="import pandas", timeout_s=120)
+        assert OverHttp(handle.url).run(warm, "warm").outcome == "ok"
+        yield handle
+
+
+@pytest.fixture(scope="module")
+def over_http(judge: JudgeHandle) -> OverHttp:
+    return OverHttp(judge.url)
 
 
 @pytest.mark.parametrize("case", cases())
-def test_a_case_comes_out_as_it_says_and_the_workers_survive_it(
-    over_http: OverHttp, surroundings: Surroundings, workers: list[int], judge: JudgeHandle, case: Case
+def test_a_case_comes_out_as_it_says_and_the_worker_survives_it(
+    over_http: OverHttp, surroundings: Surroundings, judge: JudgeHandle, case: Case
 ) -> None:
+    if judge.isolation == "landlock" and (why := not_in_landlock(case)):
+        pytest.skip(why)
+    workers = parts(judge, "rstar2.judge.worker")
     assert run_case(over_http, case, surroundings) == []
     assert parts(judge, "rstar2.judge.worker") == workers

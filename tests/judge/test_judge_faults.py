@@ -198,6 +198,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
+    writes: set[str] = set()
 
     def fill() -> None:
         with ballast.open("wb", buffering=0) as file:
@@ -207,8 +208,15 @@ def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None
                         file.write(b"x" * size)
                 except OSError:
                     continue
-        time.sleep(2)
+        ends = time.monotonic() + 2
+        with redis.Redis.from_url(judge.redis_url, decode_responses=True) as client:
+            while time.monotonic() < ends:
+                info: Any = client.info("persistence")
+                writes.add(info["aof_last_write_status"])
+                time.sleep(0.1)
         ballast.unlink()
 
     with running_judge(small_disk / "judge") as judge:
         assert run_through(judge, 100, fill) < recovery_bound()
+    # The queue did want to write, and could not.
+    assert "err" in writes

@@ -16,6 +16,7 @@ from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import Weight
 from rstar2.judge.schema import Outcome
 
+_SIGKILL = 9
 _QUIET_S = 0.003
 """How long output may wait in its pipe. Most programs end sooner, and cost one awakening, not several."""
 
@@ -29,12 +30,12 @@ class Ending:
     exit_code: int
     """As subprocess has it: negative for a signal."""
     cpu_s: float
-    clean: bool
-    """Whether all it wrote could be removed."""
+    trouble: str = ""
+    """Why nothing was heard of its end, though it was told to; its jail is no use any more."""
 
 
 def ending(report: dict[str, Any], verdict: Outcome | None) -> Ending:
-    return Ending(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"], report["clean"])
+    return Ending(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
 
 class Abort:
@@ -78,7 +79,7 @@ def wait_for_end(
         abort: a descriptor; the program is killed, and its verdict `refused`, when it becomes readable.
 
     Raises:
-        Lost: the zygote died or does not answer.
+        Lost: the zygote died before the program met a limit, or never took the order to start it.
     """
     control = jail.control(weight)
     poll = select.poll()
@@ -86,27 +87,34 @@ def wait_for_end(
     if abort is not None:
         poll.register(abort, select.POLLIN)
     verdict: Outcome | None = None
+    begun = False
     quiet = True
     aborted = False
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0 and verdict is not None:
-            raise Lost(f"the {weight} zygote does not answer")
-        if verdict is None and (left <= 0 or streams.flooded or aborted):
-            verdict = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
-            jail.tell(weight, "kill", key)
-            left = SILENCE_S
-            deadline = time.monotonic() + left
-        events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
-        if quiet and not events:
-            quiet = False
-            streams.register(poll)
-        for fd, _ in events:
-            if fd == abort:
-                aborted = True
-                poll.unregister(fd)
-            elif fd != control.fileno():
-                streams.read(fd, poll)
-            elif (report := jail.listen(weight, key)) is not None:
-                streams.drain()
-                return ending(report, verdict)
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 and verdict is not None:
+                raise Lost(f"the {weight} zygote does not answer")
+            if verdict is None and (left <= 0 or streams.flooded or aborted):
+                verdict = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
+                begun = jail.has_read(weight)
+                jail.tell(weight, "kill", key)
+                left = SILENCE_S
+                deadline = time.monotonic() + left
+            events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
+            if quiet and not events:
+                quiet = False
+                streams.register(poll)
+            for fd, _ in events:
+                if fd == abort:
+                    aborted = True
+                    poll.unregister(fd)
+                elif fd != control.fileno():
+                    streams.read(fd, poll)
+                elif (report := jail.listen(weight, key)) is not None:
+                    streams.drain()
+                    return ending(report, verdict)
+    except Lost as error:
+        if not begun:
+            raise
+        return Ending(verdict, -_SIGKILL, 0.0, trouble=str(error))

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import os
+import select
 import socket
 import struct
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +27,11 @@ _BUILD_S = 30.0
 _WARM_S = 120.0
 SILENCE_S = 5.0
 """How long a zygote may take to answer, or to report a program it was told to kill."""
+CLEAN_S = 20.0
+"""How long a zygote may take to remove what a program left."""
+_NO_PROGRAM = 0
+"""The key of what is said about no program; theirs count from 1."""
+log = logging.getLogger(__name__)
 
 
 class Lost(Exception):
@@ -48,6 +58,8 @@ class Enclosure:
         self._sockets: dict[Weight, socket.socket] = {"bare": ours}
         self._warming: set[Weight] = set()
         self._unfit: set[Weight] = set()
+        self._cleaning: Weight | None = None
+        self._dirty = False
         self._log = Path(plan["log"])
         with theirs, self._log.open("wb") as log:
             self._process = _launch(theirs.fileno(), log)
@@ -140,6 +152,11 @@ class Enclosure:
         """Have a zygote `kill` or `interrupt` a program, or say how much `cpu` it took."""
         self._send(weight, {"do": do, "key": key}, ())
 
+    def has_read(self, weight: Weight) -> bool:
+        """Whether a zygote has taken all that it was sent."""
+        unread = fcntl.ioctl(self._sockets[weight], termios.TIOCOUTQ, bytes(4))
+        return not any(unread)
+
     def _send(self, weight: Weight, message: Any, fds: tuple[int, ...]) -> None:
         try:
             wire.send(self._sockets[weight], message, fds)
@@ -157,12 +174,47 @@ class Enclosure:
         except (wire.Closed, OSError) as error:
             raise Lost(f"the {weight} zygote is gone") from error
         if "failed" in report and report["key"] == key:
-            raise Lost(f"a program could not be started: {report['failed']}")
+            raise Lost(f"the {weight} zygote cannot go on: {report['failed']}")
+        if "clean" in report:
+            self._cleaning, self._dirty = None, not report["clean"]
+            return None
+        if report.get("cleaning"):
+            self._cleaning = weight
         if report["key"] == key:
             return dict(report)
         if "status" in report:
             self.ended[report["key"]] = report
         return None
+
+    def settle(self) -> None:
+        """Wait until what the last program left is removed; where it cannot be, take a fresh scratch space.
+
+        Sessions have a space of their own and are none the wiser.
+
+        Raises:
+            Lost: neither can be done.
+        """
+        deadline = time.monotonic() + CLEAN_S
+        while (weight := self._cleaning) is not None:
+            left = max(0.0, deadline - time.monotonic())
+            if not readable(self._sockets[weight], left):
+                raise Lost(f"the {weight} zygote does not get done with removing what a program left")
+            self.listen(weight, _NO_PROGRAM)
+        if self._dirty:
+            self._renew()
+            self._dirty = False
+
+    def _renew(self) -> None:
+        if self.plan["tier"] != "strict":
+            raise Lost("what a program left could not be removed")
+        log.warning("what a program left could not be removed: its scratch space is replaced")
+        for weight in self._sockets:
+            # One that is getting warm answers once it is.
+            self.control(weight)
+            mounts = weight == "bare"
+            self._send(weight, {"do": "renew", "key": _NO_PROGRAM, "mount": mounts}, ())
+            while self.listen(weight, _NO_PROGRAM) is None:
+                pass
 
     def close(self) -> None:
         """Kill everything inside and wait until it is gone."""
@@ -193,6 +245,13 @@ def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         stderr=log,
         pass_fds=[fd],
     )
+
+
+def readable(sock: socket.socket, timeout_s: float) -> bool:
+    """Wait for something to read, or the other end's closing; False when the time is over."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _bound(control: socket.socket) -> None:

@@ -1,9 +1,11 @@
 """The system calls a program may make, compiled to BPF by libseccomp.
 
 An allow-list: what is not named here answers ENOSYS, as an old kernel would, so that libraries take their
-older path. What programs reach for and may not have answers EPERM. Compiled outside, once; loaded by each
-program. Where there are no namespaces (the landlock tier), everything Landlock does not look at and that
-could touch another process or another file's attributes is taken away as well.
+older path. What programs reach for and may not have answers EPERM. flock is not named, because it would lock
+the host's own processes out of every file that can be read; locks by fcntl need write access to shut out
+readers. Compiled outside, once; loaded by each program. Where there are no namespaces (the landlock tier),
+everything Landlock does not look at and that could touch another process or another file's attributes is
+taken away as well.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rstar2.errors import Failure
 
 _FILES = """
 access chdir close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
-fchdir fcntl fdatasync fgetxattr flistxattr flock fstat fstatfs fsync ftruncate getcwd getdents getdents64
+fchdir fcntl fdatasync fgetxattr flistxattr fstat fstatfs fsync ftruncate getcwd getdents getdents64
 getxattr lgetxattr link linkat listxattr llistxattr lseek lstat mkdir mkdirat mknod mknodat newfstatat open
 openat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile splice stat statfs statx symlink symlinkat sync_file_range syncfs tee

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import shutil
 import socket
 import time
 from functools import partial
@@ -16,6 +16,8 @@ from rstar2.judge.sandbox.attend import Abort, Ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.enclosure import Enclosure, Lost
 from rstar2.judge.sandbox.inside import wire
+from rstar2.judge.sandbox.inside.program import NONCE
+from rstar2.judge.sandbox.inside.scratch import empty_out
 from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
@@ -28,6 +30,7 @@ _PROCESS_READERS = ("/proc", "psutil")
 """Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
 _SLACK_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
+log = logging.getLogger(__name__)
 
 
 class Sandbox:
@@ -120,8 +123,8 @@ class Sandbox:
         plan = self._built_plan()
         if plan["tier"] != "strict":
             # What the last program of a lost jail wrote there must not be there for the next.
-            shutil.rmtree(plan["place"])
-            os.mkdir(plan["place"])
+            os.makedirs(plan["place"], exist_ok=True)
+            empty_out(plan["place"], set())
         self._cgroup, self._nursery = Cgroup(), Cgroup()
         self._jail = Enclosure(plan, self._cgroup, self._nursery)
         self._cgroup.limit_processes(tiers.PROCESSES + 64)
@@ -138,7 +141,14 @@ class Sandbox:
             jail.grow(weight)
 
     def _open_jail(self) -> Enclosure:
-        return self._jail if self._jail is not None else self._build()
+        """The jail, with nothing in it of the program before; built if there is none."""
+        if self._jail is not None:
+            try:
+                self._jail.settle()
+                return self._jail
+            except Lost as error:
+                self._drop_jail(str(error))
+        return self._build()
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         """Run one program and kill all it started. Never raises for what the program does.
@@ -152,7 +162,7 @@ class Sandbox:
                 return self._run(request, run_id)
             except Lost as error:
                 reason = str(error)
-                self._drop_jail()
+                self._drop_jail(reason)
         return RunResult(id=run_id, outcome="lost", stderr=reason, isolation=self.isolation)
 
     def _run(self, request: RunRequest, run_id: str) -> RunResult:
@@ -177,9 +187,9 @@ class Sandbox:
                 end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s, abort)
             wall = time.monotonic() - began
             killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
-            if not end.clean:
-                self._drop_jail()
-            kind, text = streams.reported()
+            if end.trouble:
+                self._drop_jail(end.trouble)
+            kind, text = streams.reported(order["nonce"])
             outcome = _outcome(end, for_memory=killed or kind == "m")
             return RunResult(
                 id=run_id,
@@ -215,6 +225,7 @@ class Sandbox:
             fds=streams.names,
             session=False,
             own_space=False,
+            nonce=os.urandom(NONCE),
             uid=tiers.program_uid(plan, 0),
             memory_mb=memory_mb,
             place=plan["place"],
@@ -238,7 +249,7 @@ class Sandbox:
                 session = self._open_session(jail, weight, slot, memory_mb, undo)
                 undo.pop_all()
         except Lost as error:
-            self._drop_jail()
+            self._drop_jail(str(error))
             raise Failure(f"the session could not be started: {error}") from error
         self._sessions[slot] = session
         return session
@@ -259,6 +270,7 @@ class Sandbox:
         self._key += 1
         order = self._order(None, streams, memory_mb)
         order["session"] = order["own_space"] = True
+        order["nonce"] = b""
         order["uid"] = uid
         if self.isolation != "strict":
             order["place"] = str(self._root / f"session{slot}")
@@ -272,14 +284,23 @@ class Sandbox:
         del self._sessions[slot]
         cgroup.close()
         if place.is_relative_to(self._root):
-            shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                empty_out(str(place), set())
+                place.rmdir()
 
-    def _drop_jail(self) -> None:
+    def _drop_jail(self, reason: str = "") -> None:
+        """Kill everything inside. The next program has a new jail built.
+
+        Args:
+            reason: why, where this was not planned.
+        """
+        if reason:
+            log.warning("the jail is given up, with %d sessions in it: %s", len(self._sessions), reason)
         if self._jail is not None:
             self._jail.close()
             self._jail = None
         for session in list(self._sessions.values()):
-            session.end("the jail it lived in is gone")
+            session.end(f"the jail it lived in is gone: {reason}" if reason else "the sandbox was closed")
         for cgroup in (self._cgroup, self._nursery):
             if cgroup is not None:
                 cgroup.close()

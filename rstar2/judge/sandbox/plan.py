@@ -58,6 +58,8 @@ class Start(TypedDict):
     session: bool
     own_space: bool
     """Give it a mount namespace with a scratch space and a /proc to itself, which takes milliseconds."""
+    nonce: bytes
+    """What the program's report must carry to be believed; empty for a session, which has one a cell."""
     uid: int
     """User to become; -1: keep the zygote's."""
     memory_mb: int

@@ -6,6 +6,7 @@ import os
 import select
 from typing import Self
 
+from rstar2.judge.sandbox.inside.program import HEADER, NONCE
 from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
 _PIPE_BYTES = 65536
@@ -151,10 +152,16 @@ class Streams:
         for stream in self.ours.values():
             stream.forget()
 
-    def reported(self) -> tuple[str, str]:
-        """What the program said of itself: (kind, text). `v`: the value; `m`: out of memory; else nothing."""
+    def reported(self, nonce: bytes) -> tuple[str, str]:
+        """What the program said of itself: (kind, text). `v`: the value; `m`: out of memory; else nothing.
+
+        What does not begin with the nonce was not said by our own code.
+        """
         data = self.report.data() if self.report is not None else b""
-        return data[:1].decode(errors="replace"), data[1:].decode(errors="replace")
+        if data[1 : 1 + NONCE] != nonce:
+            return "", ""
+        length = int.from_bytes(data[1 + NONCE : HEADER], "big")
+        return data[:1].decode(errors="replace"), data[HEADER : HEADER + length].decode(errors="replace")
 
     def close(self) -> None:
         self.sent()

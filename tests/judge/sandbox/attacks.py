@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from rstar2.judge.schema import RunRequest, RunResult
 SECRET = "HOST_SECRET_CANARY"
 SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
+_SETTLE_S = 2.0
+_STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
 @dataclass
@@ -185,7 +188,7 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
         case "udp_untouched":
             return _untouched(host.udp, lambda: host.udp.recv(16))
         case "no_survivors":
-            return len(descendants(os.getpid())) <= len(before) + 3
+            return not _survivors(before)
         case "worker_ok":
             return sandbox.run(RunRequest(code="print(6*7)"), "next").stdout == "42\n"
         case "next_clean":
@@ -199,6 +202,14 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
     raise ValueError(f"unknown check {name!r}")
 
 
+def _survivors(before: set[int]) -> set[int]:
+    """Processes that were not there before and do not go within a while."""
+    deadline = time.monotonic() + _SETTLE_S
+    while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
 def _next_sees_nothing(sandbox: Sandbox) -> bool:
     code = f"""
 import os
@@ -208,3 +219,9 @@ def names(place):
 print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in names(place)], names('.'))
 """
     return sandbox.run(RunRequest(code=code), "next").stdout == "[] []\n"
+
+
+def not_in_landlock(case: Case) -> str:
+    """Which documented exception of the landlock tier a case that has to succeed runs into; empty: none."""
+    has_to_succeed = case.expect["status_any"] == ["ok"]
+    return "Programs cannot start processes" if has_to_succeed and _STARTS_PROCESSES.search(case.code) else ""

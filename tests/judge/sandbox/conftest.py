@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.schema import Isolation
+from rstar2.judge.schema import Isolation, RunRequest
 
 _obtained: dict[str, str] = {}
 
@@ -23,6 +23,8 @@ def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
         pytest.skip(f"this machine gives no {tier} tier: {error.message}")
     _obtained[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
     sandbox.warm()
+    # The heaviest zygote answers when all are there: tests that count processes must not see more come.
+    assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "warm").outcome == "ok"
     yield sandbox
     sandbox.close()
 

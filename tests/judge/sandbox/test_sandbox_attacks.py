@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from attacks import Case, Surroundings, read_cases, run_case
 from sandbox_own import CASES, NOT_IN_LANDLOCK
 
 from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.schema import RunRequest, RunResult
 
 _FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)
 """Importing them fills CASES."""
@@ -43,6 +45,27 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundi
     host = Surroundings(tmp_path_factory.mktemp("host"))
     yield host
     host.close()
+
+
+def test_a_process_that_stays_behind_fails_its_case(surroundings: Surroundings) -> None:
+    left: list[subprocess.Popen[bytes]] = []
+
+    class Leaves(Sandbox):
+        def __init__(self) -> None:
+            pass
+
+        def run(self, request: RunRequest, run_id: str) -> RunResult:
+            left.append(subprocess.Popen(["sleep", "30"]))
+            return RunResult(id=run_id, outcome="ok")
+
+    case = Case("leaves", "", "", "", {"status_any": ["ok"], "checks": ["no_survivors"]})
+    try:
+        [fault] = run_case(Leaves(), case, surroundings)
+        assert "no_survivors" in fault
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("case", _shared_cases())

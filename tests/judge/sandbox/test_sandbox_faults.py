@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,107 @@ for i in range(200):
         assert sandbox.run(RunRequest(code=fill), "a").outcome == "ok"
     look = "import os\nprint([os.listdir(p) for p in ('/box', '/tmp', '/var/tmp', '/dev/shm')])"
     assert sandbox.run(RunRequest(code=look), "b").stdout == "[[], [], [], []]\n"
+
+
+_HIDDEN_FILES = """
+import array, os, socket
+for _ in range(40):
+    fd = os.open('/tmp', os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, bytes(1 << 20))
+    pair = socket.socketpair()
+    for one in pair:
+        held = array.array('i', [pair[0].fileno(), pair[1].fileno(), fd])
+        one.sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, held)])
+    for one in pair: one.detach()
+"""
+"""Files that the kernel frees only some time after the last process is gone."""
+
+
+def test_files_that_are_freed_late_end_no_session_and_reach_no_program(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = sandbox.open_session(weight="bare")
+    assert session.run_cell("x = 5", 20, "c").outcome == "ok"
+    look = "import os\ns = os.statvfs('/tmp')\nprint(s.f_blocks - s.f_bfree)"
+    empty = sandbox.run(RunRequest(code=look), "a").stdout
+    for _ in range(3):
+        assert sandbox.run(RunRequest(code=_HIDDEN_FILES), "a").outcome == "ok"
+        assert sandbox.run(RunRequest(code=look), "a").stdout == empty
+    assert session.run_cell("x", 20, "c").value == "5"
+    assert caplog.text == ""
+
+
+def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on(
+    strict: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can hold a file of the jail open from outside")
+    del strict
+    before = descendants(os.getpid())
+    sandbox = Sandbox(tmp_path, tier="strict")
+    sandbox.start()
+    zygote = _parts(before)[1]
+    session = sandbox.open_session(weight="bare")
+    assert session.run_cell("x = 5\nopen('/tmp/mine', 'w').close()", 20, "c").outcome == "ok"
+    numeric = RunRequest(code="import numpy\nopen('/tmp/left', 'w').write('x')", timeout_s=60)
+    assert sandbox.run(numeric, "a").outcome == "ok"
+    folder = os.open(f"/proc/{zygote}/root/tmp", os.O_PATH)
+    # As a user the jail knows: its file system takes no files of others.
+    os.setegid(os.stat(folder).st_gid)
+    os.seteuid(os.stat(folder).st_uid)
+    try:
+        held = os.open(".", os.O_TMPFILE | os.O_RDWR, dir_fd=folder)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    os.write(held, bytes(1 << 20))
+    look = "import os\ns = os.statvfs('/tmp')\nprint(os.listdir('/tmp'), s.f_files - s.f_ffree)"
+    for code in ("open('/tmp/a', 'w').write('x')", "import numpy\nopen('/tmp/b', 'w').write('x')"):
+        assert sandbox.run(RunRequest(code=code), "a").outcome == "ok"
+        assert sandbox.run(RunRequest(code=look), "a").stdout == "[] 5\n"
+    assert caplog.text.count("scratch space is replaced") == 1
+    assert session.run_cell("import os\nx, os.listdir('/tmp')", 20, "c").value == "(5, ['mine'])"
+    os.close(held)
+    os.close(folder)
+    sandbox.close()
+
+
+_MANY_FOLDERS = """
+import os
+for i in range(100):
+    os.mkdir(str(i))
+    for j in range({}): os.mkdir(f'{{i}}/{{j}}')
+print('made', flush=True)
+while True: pass
+"""
+
+
+@pytest.mark.parametrize(("tier", "inner"), [("strict", 150), ("landlock", 8)])
+def test_what_a_program_leaves_makes_its_end_no_later(
+    request: pytest.FixtureRequest, tier: str, inner: int
+) -> None:
+    found: Sandbox = request.getfixturevalue(tier)
+    program = RunRequest(code=_MANY_FOLDERS.format(inner), timeout_s=1.5)
+    before = found._jail
+    result = found.run(program, "a")
+    assert (result.outcome, result.stdout) == ("timeout", "made\n")
+    assert result.wall_s < 1.6
+    assert found.run(RunRequest(code="import os\nprint(os.listdir('.'))"), "b").stdout == "[]\n"
+    assert found._jail is before
+
+
+def test_a_program_killed_for_its_limit_is_not_run_again_if_its_zygote_falls_silent(
+    strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del strict
+    monkeypatch.setattr(attend, "SILENCE_S", 0.3)
+    before = descendants(os.getpid())
+    sandbox = Sandbox(tmp_path, tier="strict")
+    sandbox.start()
+    timer = _later(0.3, partial(os.kill, _parts(before)[1], signal.SIGSTOP))
+    result = sandbox.run(RunRequest(code="print('once', flush=True)\nwhile True: pass", timeout_s=0.6), "a")
+    timer.join()
+    assert (result.outcome, result.stdout) == ("timeout", "once\n")
+    assert result.wall_s < 1.2
+    assert sandbox.run(_HELLO, "b").stdout == "hello\n"
+    sandbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 
 import pytest
@@ -76,9 +77,10 @@ def test_output_before_a_timeout_is_kept(strict: Sandbox) -> None:
 
 @pytest.mark.parametrize("code", ["while True: pass", "sum(iter(int, 1))", "import time; time.sleep(60)"])
 def test_a_loop_is_killed_within_100_ms_of_its_limit(strict: Sandbox, code: str) -> None:
-    # The best of some tries: what is measured is the sandbox, not how busy the machine is.
-    late = min(run(strict, code, timeout_s=0.2).wall_s - 0.2 for _ in range(3))
-    assert 0 <= late < 0.1
+    # The median: what is measured is the sandbox, not one moment in which the machine was busy.
+    late = [run(strict, code, timeout_s=0.2).wall_s - 0.2 for _ in range(5)]
+    assert min(late) >= 0
+    assert statistics.median(late) < 0.1
 
 
 def test_another_thread_can_end_the_program_that_runs_and_only_that(strict: Sandbox) -> None:
@@ -116,8 +118,56 @@ def test_smallest_memory_limit_is_enough_for_a_small_program(strict: Sandbox) ->
     assert run(strict, "print(sum(range(1000)))", memory_mb=16).stdout == "499500\n"
 
 
-def test_claiming_want_of_memory_does_not_excuse_an_error_nor_spoil_a_success(strict: Sandbox) -> None:
-    assert run(strict, "import os\nos.write(3, b'm')").outcome == "ok"
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("import os\nos.write(3, b'm')", "ok"),
+        ("import os\nos.write(3, b'm' + bytes(20))\nraise SystemExit(1)", "error"),
+        ("import builtins\nbuiltins.isinstance = lambda *a: True\nraise ValueError", "error"),
+        ("import builtins\nbuiltins.MemoryError = ValueError\nraise ValueError", "error"),
+        ("raise MemoryError", "memory"),
+    ],
+)
+def test_claiming_want_of_memory_does_not_excuse_an_error_nor_spoil_a_success(
+    strict: Sandbox, code: str, outcome: str
+) -> None:
+    assert run(strict, code).outcome == outcome
+
+
+def test_a_value_is_the_programs_own_and_not_what_it_or_its_child_writes(strict: Sandbox) -> None:
+    forked = run(strict, "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nchild == 0")
+    assert (forked.outcome, forked.value) == ("ok", "False")
+    written = run(strict, "import os\nos.write(3, b'v' + bytes(16) + b'\\0\\0\\0\\1' + b'x')\n5")
+    assert (written.outcome, written.value) == ("ok", None)
+    added = run(strict, "import atexit, os\natexit.register(os.write, 3, b'more')\n5")
+    assert (added.outcome, added.value) == ("ok", "5")
+    assert len(run(strict, "'x' * (3 << 20)").value or "") == (1 << 20) - 21
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("10**30", 255), ("-1", 255), ("256", 0), ("2**40 + 3", 3), ("True", 1), ("1.5", 1)],
+)
+def test_exit_codes_are_those_of_the_interpreter(strict: Sandbox, code: str, exit_code: int) -> None:
+    assert run(strict, f"import sys\nsys.exit({code})").exit_code == exit_code
+
+
+def test_programs_lock_their_own_files_but_none_of_the_hosts(strict: Sandbox, landlock: Sandbox) -> None:
+    hold = "import fcntl, os\ntry: fcntl.flock(open(os.__file__), fcntl.LOCK_EX)\nexcept OSError: print('no')"
+    own = """
+import sqlite3, threading
+a, b = sqlite3.connect('a.db', timeout=0), sqlite3.connect('a.db', timeout=0)
+a.execute('create table t (x)')
+a.execute('begin exclusive')
+try: b.execute('insert into t values (1)')
+except sqlite3.OperationalError as error: print(error)
+a.commit()
+b.execute('pragma journal_mode = wal'); b.execute('insert into t values (2)'); b.commit()
+print(a.execute('select x from t').fetchall())
+"""
+    for sandbox in (strict, landlock):
+        assert run(sandbox, hold).stdout == "no\n"
+        assert run(sandbox, own).stdout == "database is locked\n[(2,)]\n"
 
 
 @pytest.mark.parametrize(

@@ -157,3 +157,77 @@ def test_closing_ends_the_process_and_is_final(session: Session) -> None:
     assert not session.alive
     assert cell(session, "1").outcome == "lost"
     session.close()
+
+
+_WORD = "import os\nos.write(3, b'o' + {})\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        _WORD.format("bytes(20)") + "1",
+        _WORD.format("bytes(20)") + "while True: pass",
+        _WORD.format("bytes(5)") + "1",
+        "import os\nos.write(3, b'v' + (5).to_bytes(4, 'big') + b'PWNED')\n1",
+    ],
+    ids=["answer", "answer and loop", "piece", "without nonce"],
+)
+def test_a_cell_that_writes_answers_of_its_own_ends_its_session(session: Session, code: str) -> None:
+    result = cell(session, code, timeout_s=5)
+    assert (result.outcome, result.value) == ("error", None)
+    assert result.wall_s < 2
+    assert not session.alive
+    assert "wrote where the answers" in session.reason
+
+
+def test_what_a_cell_leaves_on_the_channel_is_no_answer_to_the_next(session: Session) -> None:
+    later = "import os, threading\nthreading.Timer(0.2, os.write, [3, b'o' + bytes(20)]).start()"
+    assert cell(session, later).outcome == "ok"
+    time.sleep(0.5)
+    after = cell(session, "2 + 2")
+    assert (after.outcome, after.value) == ("lost", None)
+    assert "wrote where the answers" in after.stderr
+
+
+def test_a_cell_whose_true_answer_is_written_early_is_still_held_to_its_limit(session: Session) -> None:
+    # It replaces what our own loop writes with, which thus writes the right answer and then loops on.
+    code = """
+import sys
+real = None
+frame = sys._getframe()
+while frame:
+    found = frame.f_globals
+    frame = frame.f_back
+    if '_run_exit_functions' in found: break
+real = found['send']
+def send(*answer):
+    real(*answer)
+    while True: pass
+found['send'] = send
+"""
+    result = cell(session, code, timeout_s=1)
+    assert result.outcome == "timeout"
+    assert 1 <= result.wall_s < 1.5
+    assert not session.alive
+
+
+def test_a_cells_nonce_is_not_in_frames_nor_objects(session: Session) -> None:
+    code = """
+import gc, sys
+found, frame = [], sys._getframe().f_back
+while frame:
+    found += [*frame.f_locals.values(), *frame.f_globals.values()]
+    frame = frame.f_back
+found += gc.get_objects()
+found += gc.get_referents(*found)
+[x for x in found if isinstance(x, bytes) and len(x) == 16 and len(set(x)) > 8]
+"""
+    assert cell(session, code).value == "[]"
+
+
+def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(session: Session) -> None:
+    if session._isolation != "strict":
+        pytest.skip("the landlock tier has no fork")
+    result = cell(session, "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nchild == 0")
+    assert (result.outcome, result.value) == ("ok", "False")
+    assert cell(session, "6 * 7").value == "42"

@@ -1,22 +1,30 @@
 """A session: one process that runs cell after cell in the same namespace.
 
 The process stays under the program's control between cells, so what it says about a cell's end is the
-program's own word, unlike a single run's end. The worker outside keeps the deadline and the processor time.
+program's own word, unlike a single run's end. Each cell comes with a nonce that its answer must carry, and
+which the cell cannot come by with a write or by looking at frames and objects; code that replaces functions
+of this module, or searches this process's memory, can. The worker outside keeps the deadline and the
+processor time, and takes a cell for ended only when this process waits for the next.
 """
 
 from __future__ import annotations
 
+import builtins
 import os
 
 from rstar2.judge.sandbox.inside import program
+from rstar2.judge.sandbox.inside.program import NONCE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SIGINT = 2
-HEADER = 5
-"""Bytes before each message on the channel: a kind, and the length of what follows, big-endian."""
+LENGTH = 4
+"""Bytes of the length that is sent, big-endian, after a cell's nonce and before its source."""
+# A cell may replace names in modules, and the built-in ones.
+_receive, _getpid = os.read, os.getpid
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
 
 class _Ended(Exception):
@@ -46,6 +54,7 @@ class _Cells:
     def __init__(self, session: Session) -> None:
         self._fd = session.channel_fd
         self._place = session.place
+        self._pid = _getpid()
         self._count = 0
         self._namespace = program.become_main(f"{session.place}/{program.NAME}")
         # Not imported above: every program would pay for it.
@@ -57,22 +66,23 @@ class _Cells:
     def serve(self) -> None:
         self._signal(SIGINT, self._ignore)
         while True:
-            length = int.from_bytes(self._read(HEADER)[1:], "big")
-            source = self._read(length).decode()
-            self._count += 1
-            kind, text = self._run(source)
-            data = text.encode("utf-8", "backslashreplace")
-            self._write(kind + len(data).to_bytes(HEADER - 1, "big") + data)
+            # While the cell runs, its nonce is nowhere but on this frame's stack, which no Python code can
+            # look at.
+            self._answer(self._read(NONCE), self._run(self._read_source()))
 
-    def _run(self, source: str) -> tuple[bytes, str]:
+    def _read_source(self) -> str:
+        return self._read(int.from_bytes(self._read(LENGTH), "big")).decode()
+
+    def _run(self, source: str) -> tuple[bytes, bytes]:
         """(`v` and the value's repr, `o` without a value, `e` failed, `m` failed for want of memory)."""
+        self._count += 1
         path = f"{self._place}/cell{self._count}.py"
         try:
             # An interrupt that comes too late must not hit this loop, hence the switching.
             self._signal(SIGINT, self._handler)
             try:
                 value = program.execute(source, path, self._namespace)
-                text = None if value is None else repr(value)
+                text = None if value is None else program.shown(value)
             finally:
                 self._handler = self._signal(SIGINT, self._ignore)
                 program.flush()
@@ -80,19 +90,20 @@ class _Cells:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
             program.show(error, source, path)
-            return (b"m" if isinstance(error, MemoryError) else b"e"), ""
-        return (b"o", "") if text is None else (b"v", text)
+            return (b"m" if isinstance(error, MemoryError) else b"e"), b""
+        return (b"o", b"") if text is None else (b"v", text)
+
+    def _answer(self, nonce: bytes, answer: tuple[bytes, bytes]) -> None:
+        if _getpid() != self._pid:
+            # A child that the cell forked and that came to the cell's end: it is not the session.
+            program.leave(program.wind_up(0))
+        program.send(self._fd, answer[0], nonce, answer[1])
 
     def _read(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            chunk = os.read(self._fd, count - len(data))
+            chunk = _receive(self._fd, count - len(data))
             if not chunk:
                 raise _Ended
             data += chunk
         return data
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]

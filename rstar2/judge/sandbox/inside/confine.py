@@ -37,6 +37,12 @@ class Confinement:
             pages = [int(field) for field in statm.read().split()]
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
+    def renew(self) -> None:
+        """Take in the folders that are there now; those mounted earlier are gone."""
+        if self._landlock is not None:
+            os.close(self._landlock.fd)
+        self._landlock = _landlock(self._plan, self._plan["place"])
+
     def apply(self, start: Start, groups: list[int]) -> None:
         """Confine this process for good.
 

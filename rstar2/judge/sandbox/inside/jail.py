@@ -122,6 +122,13 @@ def mount_proc(place: str) -> None:
     kernel.mount("proc", place, "proc", flags, "hidepid=2,subset=pid")
 
 
+def renew_scratch(plan: Plan) -> None:
+    """Put an empty scratch space in the place of the one there is, which goes once nothing holds it."""
+    for place in (*WRITABLE, _SCRATCH):
+        kernel.unmount(place)
+    mount_scratch(plan)
+
+
 def mount_scratch(plan: Plan) -> None:
     """Mount an empty scratch space over the writable places."""
     size = f"mode=711,size={plan['scratch_mb']}m,nr_inodes={plan['scratch_files']}"

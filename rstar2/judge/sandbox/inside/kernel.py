@@ -69,6 +69,11 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     _done(result, f"mount {target}")
 
 
+def unmount(place: str) -> None:
+    """Take away what is mounted at `place` and under it; what still uses it keeps it till it is done."""
+    _done(_libc.umount2(place.encode(), _MNT_DETACH), f"umount {place}")
+
+
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
     """Bind `source` with everything mounted under it; read-only for the whole tree unless told otherwise."""
     mount(source, target, "", MS_BIND | MS_REC)

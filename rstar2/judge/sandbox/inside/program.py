@@ -1,12 +1,16 @@
 """Run one program's source as `python main.py` would, in a process that is confined already.
 
-Nothing that is decided about the program depends on what happens in here, except the text of its value.
+Nothing that is decided about the program depends on what happens in here, except the text of its value, and
+whether a failure was for want of memory: a refused allocation leaves no trace that could be seen from outside.
+Both travel in a report that must carry the order's nonce, so that it takes more than a write to forge one; it
+can be done by code that searches this process's memory or replaces what is in here.
 """
 
 from __future__ import annotations
 
 import _ast
 import atexit
+import builtins
 import os
 import sys
 
@@ -15,27 +19,59 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
     from typing import Any, NoReturn
 
+    # Kind of the report (empty: none), its text, what was raised.
+    _End = tuple[bytes, bytes, BaseException | None]
+
 _ONLY_AST = 0x400
 NAME = "main.py"
 _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
 """Words of programs that may read their own source from its file."""
 # A program may replace names in modules; what is needed after it has run is bound before.
-_exit, _write, _run_exit_functions = os._exit, os.write, atexit._run_exitfuncs
+_exit, _write, _getpid, _run_exit_functions = os._exit, os.write, os.getpid, atexit._run_exitfuncs
+# The same for the built-in names: the functions of this module look them up here.
+__builtins__ = dict(vars(builtins))  # type: ignore[assignment]
+NONCE = 16
+HEADER = 1 + NONCE + 4
+"""Bytes before a report: its kind, the nonce, and the length of what follows, big-endian."""
+VALUE_BYTES = (1 << 20) - HEADER
+"""Of a longer value the rest is left out."""
 
 
 class Program:
     """One program: its source, the descriptor for its value, and its work folder."""
 
-    def __init__(self, code: str, report_fd: int, place: str) -> None:
+    def __init__(self, code: str, report_fd: int, place: str, nonce: bytes) -> None:
         self.code, self.report_fd, self.place = code, report_fd, place
+        self._nonce = nonce
+        self._pid = _getpid()
 
     def run(self) -> NoReturn:
         """Run it and leave this process with its exit code."""
         code = 1
         try:
-            code = wind_up(_run(self), self.code)
+            # While the program runs, the nonce is nowhere but on this frame's stack, which no Python code
+            # can look at.
+            code = wind_up(self._conclude(self._take_nonce(), _run(self)), self.code)
         finally:
             leave(code)
+
+    def _take_nonce(self) -> bytes:
+        nonce, self._nonce = self._nonce, b""
+        return nonce
+
+    def _conclude(self, nonce: bytes, end: _End) -> int:
+        """Report the value or the want of memory, then show what was raised; the exit code."""
+        kind, text, error = end
+        # A child that the program forked comes here too, and is not the program.
+        if kind and _getpid() == self._pid:
+            send(self.report_fd, kind, nonce, text)
+        del nonce
+        if error is None:
+            return 0
+        if isinstance(error, SystemExit):
+            return exit_code(error.code)
+        show(error, self.code, f"{self.place}/{NAME}")
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def leave(code: int) -> NoReturn:
@@ -100,7 +136,7 @@ def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
     return None if last is None else eval(last, namespace)
 
 
-def _run(program: Program) -> int:
+def _run(program: Program) -> _End:
     path = f"{program.place}/{NAME}"
     namespace = become_main(path, program.code)
     if any(word in program.code for word in _READERS):
@@ -108,21 +144,19 @@ def _run(program: Program) -> int:
         namespace["__file__"] = path
     try:
         value = execute(program.code, path, namespace)
-        if value is not None:
-            _report(program.report_fd, b"v", repr(value))
-    except SystemExit as leaving:
-        return exit_code(leaving.code)
+        return (b"", b"", None) if value is None else (b"v", shown(value), None)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
-        if isinstance(error, MemoryError):
-            _report(program.report_fd, b"m", "")
-        show(error, program.code, path)
-        return 130 if isinstance(error, KeyboardInterrupt) else 1
-    return 0
+        return (b"m" if isinstance(error, MemoryError) else b""), b"", error
 
 
-def _report(fd: int, kind: bytes, text: str) -> None:
-    """Send the value, or a note of what went wrong, outside; a program that closed the way goes without."""
-    data = memoryview(kind + text.encode("utf-8", "backslashreplace"))
+def shown(value: object) -> bytes:
+    """The beginning of the value's repr as UTF-8."""
+    return str.encode(repr(value), "utf-8", "backslashreplace")[:VALUE_BYTES]
+
+
+def send(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
+    """Send a report outside; a program that closed the way goes without."""
+    data = memoryview(kind + nonce + len(text).to_bytes(4, "big") + text)
     try:
         while data:
             data = data[_write(fd, data) :]
@@ -149,7 +183,8 @@ def exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
+        # As in C, where one too long to be a number is -1.
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
     flush()
     print(code, file=sys.stderr)
     return 1

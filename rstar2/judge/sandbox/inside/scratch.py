@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import stat
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LINGER_S = 0.1
+"""How long the kernel may take to free files that nobody holds any more."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
@@ -18,7 +28,11 @@ class Scratch:
     def __init__(self, places: tuple[str, ...], *, own: bool) -> None:
         self._places = places
         self._own = own
-        self._empty = [set(os.listdir(place)) for place in places]
+        self.learn()
+
+    def learn(self) -> None:
+        """Take what is there now for empty."""
+        self._empty = [set(os.listdir(place)) for place in self._places]
         self._use = self._measure()
 
     def _measure(self) -> tuple[int, int]:
@@ -28,53 +42,99 @@ class Scratch:
         numbers = os.statvfs(self._places[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
+    def is_clean(self) -> bool:
+        """Whether it is empty; one system call where the space is our own."""
+        if self._own:
+            return self._measure() == self._use
+        try:
+            return all(set(os.listdir(place)) <= kept for place, kept in self._pairs())
+        except OSError:
+            return False
+
+    def _pairs(self) -> Iterator[tuple[str, set[str]]]:
+        return zip(self._places, self._empty, strict=True)
+
     def clean(self) -> bool:
         """Remove whatever a program left; False where something could not be removed.
 
-        Costs one system call where nothing was left. Only call it when the program's processes are gone.
+        Only call it when the program's processes are gone.
         """
-        if self._own and self._measure() == self._use:
-            return True
         try:
-            for place, kept in zip(self._places, self._empty, strict=True):
-                _empty_out(place, kept)
+            for place, kept in self._pairs():
+                empty_out(place, kept)
         except OSError:
             return False
-        return self._measure() == self._use
+        deadline = time.monotonic() + _LINGER_S
+        while self._measure() != self._use:
+            if time.monotonic() > deadline:
+                return False
+            _collect_sockets()
+            time.sleep(0.001)
+        return True
 
 
-def _empty_out(place: str, kept: set[str]) -> None:
-    """Remove everything below `place` but the names in `kept`.
+def _collect_sockets() -> None:
+    """Have the kernel look for local sockets that hold only one another, and the files sent over them.
 
-    Folders below the first level are moved up to it before they are emptied, so that neither the depth of a
-    tree nor the length of its paths matters.
+    It does so, in a thread of its own, when some local socket is closed; the end of their process is none.
     """
-    moved = 0
-    while names := set(os.listdir(place)) - kept:
-        for name in names:
-            path = f"{place}/{name}"
-            if not _is_folder(path):
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            for inner in os.listdir(path):
-                if _is_folder(f"{path}/{inner}"):
-                    os.chmod(f"{path}/{inner}", 0o700)
-                    moved = _move_up(f"{path}/{inner}", place, moved)
-                else:
-                    os.unlink(f"{path}/{inner}")
-            os.rmdir(path)
+    for end in _socket.socketpair():
+        end.close()
 
 
-def _is_folder(path: str) -> bool:
-    return stat.S_ISDIR(os.lstat(path).st_mode)
+def empty_out(place: str, kept: set[str]) -> None:
+    """Remove everything below `place` but the names in `kept`. Nobody else may be writing there.
+
+    It goes down and up by one folder at a time, so that neither the depth of a tree nor the length of its
+    paths matters, and asks little of the disk: one change for each file and folder.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    here = os.open(place, _FOLDER)
+    path: list[str] = []
+    left = [_unlink_all(here, kept)]
+    try:
+        while path or left[-1]:
+            if left[-1]:
+                path.append(left[-1].pop())
+                here = _step(path[-1], here)
+                mode = os.fstat(here).st_mode
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    os.fchmod(here, 0o700)
+                left.append(_unlink_all(here, set()))
+            else:
+                left.pop()
+                here = _step("..", here)
+                os.rmdir(path.pop(), dir_fd=here)
+    finally:
+        os.close(here)
 
 
-def _move_up(path: str, place: str, moved: int) -> int:
-    """Rename a folder to a free name directly below `place`; how many names were tried in all."""
-    while True:
-        moved += 1
-        target = f"{place}/.{moved}"
-        if not os.path.lexists(target):
-            os.rename(path, target)
-            return moved
+def _step(name: str, here: int) -> int:
+    """Exchange an open folder for the one of this name in it."""
+    try:
+        there = os.open(name, _FOLDER, dir_fd=here)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=here)
+        there = os.open(name, _FOLDER, dir_fd=here)
+    os.close(here)
+    return there
+
+
+def _unlink_all(here: int, kept: set[str]) -> list[str]:
+    """Remove the files and the empty folders of an open folder; the names of the other folders."""
+    with os.scandir(here) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    folders = []
+    for name, is_folder in found:
+        if name in kept:
+            continue
+        if not is_folder:
+            os.unlink(name, dir_fd=here)
+            continue
+        try:
+            os.rmdir(name, dir_fd=here)
+        except OSError:
+            folders.append(name)
+    return folders

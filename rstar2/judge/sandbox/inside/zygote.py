@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SIGINT, _SIGKILL = 2, 9
 _TICKS = os.sysconf("SC_CLK_TCK")
+_READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
+"""The number of read(2)."""
 _kept: list[object] = []
 
 
@@ -43,9 +45,12 @@ def prepare(plan: Plan) -> None:
 def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Session:
     """Serve until the worker is gone. Returns only in a process forked for a program, with that program."""
     _hide()
-    task = Zygote(plan, control).serve()
+    strict = plan["tier"] == "strict"
+    # One for all zygotes: what is empty must be learnt before the first program runs.
+    scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
+    task = Zygote(plan, control, scratch).serve()
     while isinstance(task, _socket.socket):
-        task = Zygote(plan, task).serve()
+        task = Zygote(plan, task, scratch).serve()
     return task
 
 
@@ -68,19 +73,18 @@ class _Child:
 class Zygote:
     """One control socket's worth of programs."""
 
-    def __init__(self, plan: Plan, control: _socket.socket) -> None:
+    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch) -> None:
         # What a program leaves behind in the tiers without namespaces becomes this process's child.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
-        strict = plan["tier"] == "strict"
-        self._scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
+        self._scratch = scratch
         self._children: dict[int, _Child] = {}
         self._zygotes: set[int] = set()
         self._ready = select.poll()
         self._ready.register(control.fileno(), select.POLLIN)
-        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if strict else -1
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if plan["tier"] == "strict" else -1
 
     def serve(self) -> program.Program | cells.Session | _socket.socket:
         """Answer until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
@@ -110,6 +114,9 @@ class Zygote:
             return self._start(message, fds)
         if message["do"] == "grow":
             return self._grow(message["weight"], fds[0], fds[1:], message["groups"])
+        if message["do"] == "renew":
+            self._renew(message["key"], mount=message["mount"])
+            return None
         for child in list(self._children.values()):
             if child.key == message["key"]:
                 if message["do"] == "kill":
@@ -117,7 +124,10 @@ class Zygote:
                 elif message["do"] == "interrupt":
                     os.kill(child.pid, _SIGINT)
                 else:
-                    wire.send(self._control, {"key": child.key, "cpu_s": _cpu_seconds(child.pid)})
+                    # In this order: what it does after it was seen waiting is the next cell's.
+                    waits = _waits_for_order(child.pid)
+                    cpu = _cpu_seconds(child.pid)
+                    wire.send(self._control, {"key": child.key, "cpu_s": cpu, "waits": waits})
         return None
 
     def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
@@ -182,14 +192,14 @@ class Zygote:
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["place"]
         if start["session"]:
             return cells.Session(channel_fd=3, place=start["place"])
-        return program.Program(code=code, report_fd=3, place=start["place"])
+        return program.Program(code=code, report_fd=3, place=start["place"], nonce=start["nonce"])
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
         os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
 
     def _finish(self, child: _Child) -> None:
-        """Reap an ended program, end its namespace, remove what it wrote, and report."""
+        """Reap an ended program, end its namespace, report, and then remove what it wrote."""
         _, status, usage = os.wait4(child.pid, 0)
         if child.init is not None:
             child.init.end()
@@ -198,9 +208,28 @@ class Zygote:
         del self._children[child.pidfd]
         if self._own_pids < 0:
             self._sweep({other.pid for other in self._children.values()})
-        clean = not child.shares_space or self._scratch.clean()
         cpu = usage.ru_utime + usage.ru_stime
-        wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "clean": clean})
+        cleaning = child.shares_space and not self._scratch.is_clean()
+        wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "cleaning": cleaning})
+        if cleaning:
+            # Its end is known already: how much it left makes no program late, only the next one wait.
+            wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
+
+    def _renew(self, key: int, *, mount: bool) -> None:
+        """Go over to a fresh scratch space.
+
+        Args:
+            mount: it is for this zygote to mount it; the others find it mounted.
+        """
+        answer: dict[str, Any] = {"key": key}
+        try:
+            if mount:
+                jail.renew_scratch(self._plan)
+            self._scratch.learn()
+            self._confinement.renew()
+        except OSError as error:
+            answer["failed"] = str(error)
+        wire.send(self._control, answer)
 
     def _sweep(self, spared: set[int]) -> None:
         """Without a PID namespace: kill what an ended program left, which is this process's child by now."""
@@ -245,6 +274,15 @@ class Zygote:
 def _children_of_this_process() -> set[int]:
     with open(f"/proc/self/task/{os.getpid()}/children") as children:
         return {int(pid) for pid in children.read().split()}
+
+
+def _waits_for_order(pid: int) -> bool:
+    """Whether a session's first thread is in read(3, …), as far as the kernel says such things."""
+    try:
+        with open(f"/proc/{pid}/syscall") as call:
+            return call.read().split()[:2] == [_READ, "0x3"]
+    except (FileNotFoundError, PermissionError):
+        return True
 
 
 def _cpu_seconds(pid: int) -> float:
