@@ -50,6 +50,12 @@ def check_judge(judge: JudgeChoice) -> None:
         raise UserError(error.message, error.hint) from error
 
 
+def _isolation(url: str, token: str | None) -> str:
+    """The tier a judge says it keeps."""
+    with SyncJudgeClient(url, token) as client:
+        return str(client.health().get("isolation", "unknown"))
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a start came to."""
@@ -74,10 +80,12 @@ def measure(
         UserError, Failure: see `rstar2.eval.runner.evaluate_all`.
     """
     with contextlib.ExitStack() as stack:
-        url, token, isolation = judge.url, judge.token, "unknown"
+        url, token = judge.url, judge.token
         if url is None:
             started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
-            url, token, isolation = started.url, started.token, started.isolation
+            url, token, isolation = started.url, started.token, str(started.isolation)
+        else:
+            isolation = _isolation(url, token)
         grader = stack.enter_context(GraderPool())
         stack.enter_context(view)
         if isolation == "none":

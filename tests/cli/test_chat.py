@@ -202,7 +202,7 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
         tmp_path / "stage3", TinyModel(layers=1), [words.messages("What is 2 + 2?")], words, seed=0
     )
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
-    more = ["--judge", judge.url, "--max-tokens", "8", "--question", "What is 2 + 2?"]
+    more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--question", "What is 2 + 2?"]
     asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
     assert asked.exit_code == 0, asked.output
     assert f"model: {tmp_path}/stage3" in asked.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rstar2.judge.service import JudgeHandle
 from rstar2.trace import read_traces
 
 pytestmark = pytest.mark.slow
@@ -38,8 +39,11 @@ def _eval(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_local_folder_is_measured_on_the_builtin_set(model: Path, tmp_path: Path) -> None:
-    words = ("builtin", "--model", model, "-n", 2, "--limit", 4, "--max-tokens", 40, "--run", "r")
+def test_a_local_folder_is_measured_on_the_builtin_set(
+    model: Path, tmp_path: Path, judge: JudgeHandle
+) -> None:
+    bounds = ("-n", 2, "--limit", 4, "--max-tokens", 40)
+    words = ("builtin", "--model", model, *bounds, "--run", "r", "--judge", judge.url)
     ran = _eval(*words, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     results = json.loads((tmp_path / "r" / "builtin" / "results.json").read_text())
@@ -49,7 +53,7 @@ def test_a_local_folder_is_measured_on_the_builtin_set(model: Path, tmp_path: Pa
     assert all(trace.logprobs is not None and max(trace.logprobs) <= 0 for trace in traces)
     assert results["model"]["name"] == model.name
     assert len(results["model"]["sha256"]) == 64
-    assert results["judge"]["isolation"] in ("strict", "landlock", "none")
+    assert results["judge"]["isolation"] == judge.isolation
     assert (tmp_path / "r" / "report.html").exists()
 
     # Other weights in the same place are another model.
