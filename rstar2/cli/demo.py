@@ -49,6 +49,7 @@ def command(
         _dry_run(plan, folder)
         return
     need_training_extra()
+    from rstar2.data import builtin
     from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
@@ -67,7 +68,9 @@ def command(
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(f"report   [cyan]{page}[/]")
-    out.print(f"next     [cyan]rstar2 chat --run {folder}[/]")
+    # So small a model knows only problems worded like those it was taught.
+    known = builtin.held_out(plan.demo.seed, 1)[0].problem
+    out.print(f'next     [cyan]rstar2 chat --run {folder} --question "{known}"[/]', soft_wrap=True)
 
 
 def _dry_run(plan: Any, folder: Path) -> None:
