@@ -41,6 +41,8 @@ _CONDITION = re.compile(
     r"|[,;]?\s*(?:\\text\s*\{)?\s*(?:where|for|with)\b[^=<>]{1,60}\bintegers?\s*\}?)$"
 )
 """`, k \\in \\mathbb{Z}` behind a formula with a whole number k."""
+_CONDITION_CHARS = 200
+"""It is looked for in so many characters at the end, since the search takes the square of their number."""
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
     ("all", "real", "number"): NumberSet("R"),
@@ -109,7 +111,7 @@ def parse(text: str, thousands: bool = True) -> Node:
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
     cleaned = _LEADING.sub("", clean(text))
-    cleaned = _CONDITION.sub("", cleaned)
+    cleaned = cleaned[:-_CONDITION_CHARS] + _CONDITION.sub("", cleaned[-_CONDITION_CHARS:])
     numeral = _LETTERED_NUMERAL.fullmatch(cleaned)
     if numeral:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])

@@ -190,6 +190,7 @@ HUGE = {
     "tool blocks": "<tool_response>" * 6_000,
     "backslashes": "\\" * 100_000,
     "braces": "\\boxed{" + "{" * 50_000,
+    "conditions": "\\boxed{x, " + "for " * 1_400 + "}",
     "minus signs": "\\boxed{" + "-" * 5_000 + "1}",
 }
 
