@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import redis.asyncio
@@ -32,6 +33,8 @@ MAX_WAITING_BYTES = 2 << 30
 LONGEST_SENT_AWAY_S = 10.0
 """At most so much is said in `Retry-After`."""
 PIPELINE = 256
+COMMAND_BYTES = 32 << 20
+"""Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
 SWEEP_S = 3.0
 LONGEST_RETRY_S = 0.25
 RECENT = 2000
@@ -73,11 +76,6 @@ class Ticket:
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
-
-    def enqueue_args(self) -> queue.Eval:
-        if self.worker is None:
-            return queue.enqueue_args(self.id, self.body)
-        return queue.enqueue_cell_args(self.id, self.body, self.worker)
 
 
 class Broker:
@@ -161,7 +159,10 @@ class Broker:
             QueueFull: nothing was queued.
         """
         with self.holding(asked) as tickets:
-            return list(await asyncio.gather(*(asyncio.shield(ticket.result) for ticket in tickets)))
+            if pending := [ticket.result for ticket in tickets if not ticket.result.done()]:
+                # Others may wait for the same results, so this must not cancel them.
+                await asyncio.wait(pending)
+            return [ticket.result.result() for ticket in tickets]
 
     def cancel(self, run_id: str) -> None:
         """Take a program back whoever waits for it; those who do are told that it was refused.
@@ -227,28 +228,42 @@ class Broker:
             while self.unsent or self.dropped or self.delivered:
                 await self._send_some()
 
+    def _next_unsent(self) -> list[Ticket]:
+        """The tickets to send next: as many as one command may hold."""
+        size = 0
+        for count, ticket in enumerate(self.unsent[:PIPELINE]):
+            size += len(ticket.body)
+            if count and size > COMMAND_BYTES:
+                return self.unsent[:count]
+        return self.unsent[:PIPELINE]
+
     async def _send_some(self) -> None:
-        taken = self.unsent[:PIPELINE]
+        taken = self._next_unsent()
         tickets = [ticket for ticket in taken if not ticket.result.done()]
+        programs = [ticket for ticket in tickets if ticket.worker is None]
+        cells = [(ticket, ticket.worker) for ticket in tickets if ticket.worker is not None]
         dropped = self.dropped[:PIPELINE]
         delivered = self.delivered[:PIPELINE]
         pipe = self.client.pipeline(transaction=False)
-        for ticket in tickets:
-            pipe.eval(*ticket.enqueue_args())
+        if programs:
+            pipe.eval(*queue.enqueue_args([(ticket.id, ticket.body) for ticket in programs]))
+        for ticket, worker in cells:
+            pipe.eval(*queue.enqueue_cell_args(ticket.id, ticket.body, worker))
         for run_id in dropped:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
                 pipe.eval(*queue.cancel_args(run_id))
-        for run_id in delivered:
-            if run_id not in self.waiting:
-                pipe.expire(*queue.delivered_args(run_id))
-        answers = await pipe.execute()
+        if told := [run_id for run_id in delivered if run_id not in self.waiting]:
+            pipe.eval(*queue.delivered_args(told))
+        answers = await pipe.execute() if len(pipe) else []
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
         del self.delivered[: len(delivered)]
-        for ticket, (new, state) in zip(tickets, answers, strict=False):
+        sent = programs + [ticket for ticket, _ in cells]
+        known = chain.from_iterable(answers[: len(cells) + bool(programs)])
+        for ticket, state in zip(sent, known, strict=True):
             ticket.sent_at = time.monotonic()
-            if not new and queue.is_result(state):
+            if queue.is_result(state):
                 self._resolve(ticket.id, state)
             if ticket.result.cancelled():
                 # It was given up while it was on its way.

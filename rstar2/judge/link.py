@@ -266,12 +266,13 @@ class Link:
         pipe = self.client.pipeline(transaction=False)
         if running is not None:
             pipe.get(queue.state_key(running.id))
+        done = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         for task, result in results:
             if result.outcome == "refused" and not task.is_cell:
                 # Cancelled as it ran. Whoever asks for this id again has it run again.
                 pipe.xack(task.stream, queue.GROUP, task.entry)
-            else:
-                pipe.eval(*queue.commit_args(task, result))
+        if done:
+            pipe.eval(*queue.commit_args(done))
         for task in back:
             pipe.eval(*queue.give_back_args(task))
         self._beat(pipe)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rstar2.judge.schema import CellResult, RunResult
@@ -49,32 +50,58 @@ MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
 
 ENQUEUE = """
-local state = redis.call('GET', KEYS[1])
-if state and state ~= ARGV[5] then return {0, state} end
-if ARGV[6] ~= '' and redis.call('HEXISTS', KEYS[3], ARGV[6]) == 0 then return {0, ARGV[7]} end
-local entry = redis.call('XADD', KEYS[2], '*', 'id', ARGV[1], 'body', ARGV[2], 'tries', '0', 'at', ARGV[3])
-redis.call('SET', KEYS[1], '@' .. KEYS[2] .. ' ' .. entry, 'EX', ARGV[4])
-return {1, entry}
+local known = {}
+for i = 2, #KEYS do
+  local id, body = ARGV[2 * i], ARGV[2 * i + 1]
+  local state = redis.call('GET', KEYS[i])
+  if state and state ~= ARGV[3] then
+    known[i - 1] = state
+  else
+    local entry = redis.call('XADD', KEYS[1], '*', 'id', id, 'body', body, 'tries', '0', 'at', ARGV[1])
+    redis.call('SET', KEYS[i], '@' .. KEYS[1] .. ' ' .. entry, 'EX', ARGV[2])
+    known[i - 1] = ''
+  end
+end
+return known
 """
-"""KEYS state, stream, workers. ARGV id, body, now, ttl, CANCELLED, the only worker that can run it or '',
-result if that worker is dead. → {1, entry} or {0, the state it has already or that result}."""
+"""KEYS stream, states. ARGV now, ttl, CANCELLED, then id and body of each.
+→ for each, the state it has already, or '' if it was queued."""
+
+IF_ALIVE = """
+if redis.call('HEXISTS', ARGV[6], ARGV[7]) == 0 then
+  local state = redis.call('GET', KEYS[2])
+  return {state and state ~= ARGV[3] and state or ARGV[8]}
+end
+"""
+"""ARGV, after those of ENQUEUE with one item: workers, the only worker that can run it, the result if that
+worker is dead."""
 
 COMMIT = """
-redis.call('XACK', KEYS[2], ARGV[1], ARGV[2])
-redis.call('XDEL', KEYS[2], ARGV[2])
-local state = redis.call('GET', KEYS[1])
-if state and string.sub(state, 1, 1) ~= '@' then return 0 end
-redis.call('SET', KEYS[1], ARGV[4], 'EX', ARGV[5])
-local text = ''
-if #ARGV[4] <= tonumber(ARGV[10]) then text = ARGV[4] end
-redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[9], '*',
-           'id', ARGV[3], 'queue_s', ARGV[7], 'wall_s', ARGV[8], 'result', text)
-redis.call('HINCRBY', KEYS[4], ARGV[6], 1)
-return 1
+local entries, outcomes, counted = {}, {}, 0
+for i = 3, #KEYS, 2 do
+  local state, stream, at = KEYS[i], KEYS[i + 1], 3 * i - 4
+  local entry, id, text = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  entries[stream] = entries[stream] or {}
+  table.insert(entries[stream], entry)
+  local before = redis.call('GET', state)
+  if not before or string.sub(before, 1, 1) == '@' then
+    redis.call('SET', state, text, 'EX', ARGV[2])
+    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'id', id, 'queue_s', ARGV[at + 4],
+               'wall_s', ARGV[at + 5], 'result', #text <= tonumber(ARGV[4]) and text or '')
+    outcomes[ARGV[at + 3]] = (outcomes[ARGV[at + 3]] or 0) + 1
+    counted = counted + 1
+  end
+end
+for stream, done in pairs(entries) do
+  redis.call('XACK', stream, ARGV[1], unpack(done))
+  redis.call('XDEL', stream, unpack(done))
+end
+for outcome, count in pairs(outcomes) do redis.call('HINCRBY', KEYS[2], outcome, count) end
+return counted
 """
-"""KEYS state, stream, done, outcomes. ARGV group, entry, id, result, ttl, outcome, queue_s, wall_s, kept,
-the longest result that is told at once.
-→ 1 if this result counts, 0 if there was one already or nobody waits for it."""
+"""KEYS done, outcomes, then state and stream of each. ARGV group, ttl, kept, the longest result that is told
+at once, then entry, id, result, outcome, queue_s, wall_s of each.
+→ how many of these results count; the others had one already, or nobody waits for them."""
 
 CANCEL = """
 local state = redis.call('GET', KEYS[1])
@@ -90,6 +117,11 @@ return 1
 """
 """KEYS state. ARGV CANCELLED, ttl, group, prefix of streams of cells. → 1 if it was queued, or running and no
 cell."""
+
+DELIVERED = """
+for _, state in ipairs(KEYS) do redis.call('EXPIRE', state, ARGV[1]) end
+"""
+"""KEYS states. ARGV ttl."""
 
 FORGET = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -208,52 +240,67 @@ class Task:
         return self.stream not in (TASKS, RETURNED)
 
 
-def enqueue_args(run_id: str, body: str) -> Eval:
-    """Queues a program, as JSON, unless its id is known already."""
-    keys = (state_key(run_id), TASKS, WORKERS)
-    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, "", "")
+def _eval(script: str, keys: Sequence[str], arguments: Sequence[str | float]) -> Eval:
+    fields = [*keys, *arguments]
+    return (script, len(keys), *fields)
+
+
+def enqueue_args(programs: Sequence[tuple[str, str]]) -> Eval:
+    """Queues programs, each an id and JSON, unless their ids are known already."""
+    states = [state_key(run_id) for run_id, _ in programs]
+    items = [field for program in programs for field in program]
+    return _eval(ENQUEUE, [TASKS, *states], [time.time(), QUEUED_TTL_S, CANCELLED, *items])
 
 
 def enqueue_cell_args(run_id: str, body: str, worker: str) -> Eval:
     """Queues an order to the sessions of one worker, unless its id is known already or the worker dead."""
-    keys = (state_key(run_id), cells_stream(worker), WORKERS)
     gone = CellResult(
         id=run_id, outcome="lost", stderr=WORKER_GONE, session_alive=False, session_end=WORKER_GONE
     )
-    text = gone.model_dump_json()
-    return (ENQUEUE, 3, *keys, run_id, body, time.time(), QUEUED_TTL_S, CANCELLED, worker, text)
+    keys = (cells_stream(worker), state_key(run_id))
+    item = (run_id, body, WORKERS, worker, gone.model_dump_json())
+    return _eval(IF_ALIVE + ENQUEUE, keys, [time.time(), QUEUED_TTL_S, CANCELLED, *item])
 
 
-def commit_args(task: Task, result: RunResult) -> Eval:
-    """Stores a result and acknowledges its task."""
-    keys = (state_key(task.id), task.stream, DONE, OUTCOMES)
-    text = result.model_dump_json()
-    about = (result.outcome, result.queue_s, result.wall_s)
-    limits = (DONE_KEPT, DONE_INLINE_CHARS)
-    return (COMMIT, 4, *keys, GROUP, task.entry, task.id, text, RESULT_TTL_S, *about, *limits)
+def commit_args(done: Sequence[tuple[Task, RunResult]]) -> Eval:
+    """Stores results and acknowledges their tasks."""
+    keys: list[str] = []
+    items: list[str | float] = []
+    for task, result in done:
+        keys += (state_key(task.id), task.stream)
+        items += (
+            task.entry,
+            task.id,
+            result.model_dump_json(),
+            result.outcome,
+            result.queue_s,
+            result.wall_s,
+        )
+    limits = (RESULT_TTL_S, DONE_KEPT, DONE_INLINE_CHARS)
+    return _eval(COMMIT, [DONE, OUTCOMES, *keys], [GROUP, *limits, *items])
 
 
 def cancel_args(run_id: str) -> Eval:
     """Takes a queued program back; has its result dropped if it runs already, unless it is a cell."""
-    return (CANCEL, 1, state_key(run_id), CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream(""))
+    return _eval(CANCEL, [state_key(run_id)], [CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream("")])
 
 
 def forget_args(run_id: str, result: str) -> Eval:
     """Forgets a result, so that its id can be asked for anew; nothing if the id has another by now."""
-    return (FORGET, 1, state_key(run_id), result)
+    return _eval(FORGET, [state_key(run_id)], [result])
 
 
-def delivered_args(run_id: str) -> tuple[str, int]:
-    """The EXPIRE arguments for a result that was sent to whoever asked."""
-    return (state_key(run_id), DELIVERED_TTL_S)
+def delivered_args(run_ids: Sequence[str]) -> Eval:
+    """Has results that were sent to whoever asked expire sooner."""
+    return _eval(DELIVERED, [state_key(run_id) for run_id in run_ids], [DELIVERED_TTL_S])
 
 
 def give_back_args(task: Task) -> Eval:
     """Returns a task that a worker has not started."""
-    return (GIVE_BACK, 2, task.stream, RETURNED, GROUP, state_key(""), QUEUED_TTL_S, task.entry)
+    return _eval(GIVE_BACK, [task.stream, RETURNED], [GROUP, state_key(""), QUEUED_TTL_S, task.entry])
 
 
 def reap_args(worker: str) -> Eval:
     """Gives a dead worker's tasks to the others."""
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), DONE, OUTCOMES)
-    return (REAP, 6, *keys, GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S)
+    return _eval(REAP, keys, [GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S])

@@ -12,7 +12,7 @@ import redis
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.queue import Task
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
 BODY = RunRequest(code="print(1)").model_dump_json()
 
@@ -41,18 +41,18 @@ def take(client: Any, worker: str) -> list[Task]:
 
 
 def test_an_id_is_queued_once(client: Any) -> None:
-    new, entry = client.eval(*queue.enqueue_args("a", BODY))
-    assert new == 1
-    assert client.eval(*queue.enqueue_args("a", BODY)) == [0, f"@{queue.TASKS} {entry}"]
-    assert client.xlen(queue.TASKS) == 1
+    assert client.eval(*queue.enqueue_args([("a", BODY), ("b", BODY)])) == ["", ""]
+    [[entry, _], _] = client.xrange(queue.TASKS)
+    assert client.eval(*queue.enqueue_args([("c", BODY), ("a", BODY)])) == ["", f"@{queue.TASKS} {entry}"]
+    assert [fields["id"] for _, fields in client.xrange(queue.TASKS)] == ["a", "b", "c"]
 
 
 def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     first, second = RunResult(id="a", outcome="ok"), RunResult(id="a", outcome="error")
-    assert client.eval(*queue.commit_args(task, first)) == 1
-    assert client.eval(*queue.commit_args(task, second)) == 0
+    assert client.eval(*queue.commit_args([(task, first)])) == 1
+    assert client.eval(*queue.commit_args([(task, second)])) == 0
     assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == first
     assert client.hgetall(queue.OUTCOMES) == {"ok": "1"}
     assert client.xlen(queue.TASKS) == 0
@@ -60,9 +60,55 @@ def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
     assert 0 < client.ttl(queue.state_key("a")) <= queue.RESULT_TTL_S
 
 
+def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) -> None:
+    ids = [f"p{number}" for number in range(20)]
+    client.eval(*queue.enqueue_args([(run_id, BODY) for run_id in ids]))
+    tasks = take(client, "w1")
+    client.eval(*queue.give_back_args(tasks[0]))
+    client.eval(*queue.cancel_args("p1"))
+    tasks = [*take(client, "w1"), *tasks[1:]]
+    outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
+    done = [(task, RunResult(id=task.id, outcome=outcomes[n], wall_s=n)) for n, task in enumerate(tasks)]
+    assert client.eval(*queue.commit_args(done)) == 19
+    assert client.hgetall(queue.OUTCOMES) == {"ok": "9", "error": "10"}
+    told = [(fields["id"], float(fields["wall_s"])) for _, fields in client.xrange(queue.DONE)]
+    assert told == [(task.id, n) for n, task in enumerate(tasks) if task.id != "p1"]
+    for stream in (queue.TASKS, queue.RETURNED):
+        assert client.xlen(stream) == client.xpending(stream, queue.GROUP)["pending"] == 0
+
+
+def test_a_long_result_is_stored_and_not_told(client: Any) -> None:
+    client.eval(*queue.enqueue_args([("a", BODY)]))
+    [task] = take(client, "w1")
+    result = RunResult(id="a", outcome="ok", stdout="x" * queue.DONE_INLINE_CHARS)
+    client.eval(*queue.commit_args([(task, result)]))
+    assert [fields["result"] for _, fields in client.xrange(queue.DONE)] == [""]
+    assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == result
+
+
+def test_what_was_delivered_expires_sooner(client: Any) -> None:
+    client.eval(*queue.enqueue_args([("a", BODY), ("b", BODY)]))
+    client.eval(*queue.delivered_args(["a", "b", "unknown"]))
+    assert all(0 < client.ttl(queue.state_key(name)) <= queue.DELIVERED_TTL_S for name in "ab")
+
+
+def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> None:
+    args = queue.enqueue_cell_args("c", BODY, "w9")
+    [answer] = client.eval(*args)
+    assert CellResult.model_validate_json(answer).outcome == "lost"
+    assert client.xlen(queue.cells_stream("w9")) == 0
+    client.hset(queue.WORKERS, "w9", "{}")
+    assert client.eval(*args) == [""]
+    [known] = client.eval(*args)
+    assert known.startswith(f"@{queue.cells_stream('w9')} ")
+    client.hdel(queue.WORKERS, "w9")
+    assert client.eval(*args) == [known]
+    assert client.xlen(queue.cells_stream("w9")) == 1
+
+
 def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) -> None:
     for name in "ab":
-        client.eval(*queue.enqueue_args(name, BODY))
+        client.eval(*queue.enqueue_args([(name, BODY)]))
     assert len(take(client, "dead")) == 2
     assert client.eval(*queue.reap_args("dead")) == 2
     assert client.eval(*queue.reap_args("dead")) == 0
@@ -73,7 +119,7 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
 
 
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     client.eval(*queue.give_back_args(task))
     [again] = take(client, "w2")
@@ -81,16 +127,16 @@ def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any
 
 
 def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     assert client.eval(*queue.cancel_args("a")) == 1
     assert client.eval(*queue.cancel_args("a")) == 0
     assert take(client, "w1") == []
-    assert client.eval(*queue.enqueue_args("a", BODY))[0] == 1
+    assert client.eval(*queue.enqueue_args([("a", BODY)])) == [""]
     assert len(take(client, "w1")) == 1
 
 
 def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     client.eval(*queue.give_back_args(task))
     client.eval(*queue.cancel_args("a"))
@@ -100,16 +146,16 @@ def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None
 def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_is_dropped(
     client: Any,
 ) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     client.eval(*queue.cancel_args("a"))
     assert client.eval(*queue.reap_args("w1")) == 0
-    assert client.eval(*queue.commit_args(task, RunResult(id="a", outcome="ok"))) == 0
+    assert client.eval(*queue.commit_args([(task, RunResult(id="a", outcome="ok"))])) == 0
     assert client.get(queue.state_key("a")) == queue.CANCELLED
 
 
 def test_the_queue_survives_a_restart_of_its_server(client: Any, server: EmbeddedRedis) -> None:
-    client.eval(*queue.enqueue_args("a", BODY))
+    client.eval(*queue.enqueue_args([("a", BODY)]))
     assert server.process is not None
     server.process.kill()
     server.process.wait(10)

@@ -46,7 +46,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
-    client.eval(*queue.enqueue_args("a", body))
+    client.eval(*queue.enqueue_args([("a", body)]))
     worker = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
     try:
         assert worker.wait(30) == 1
