@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from rstar2.judge.sandbox.inside.warm import STANDARD
+
 Weight = Literal["bare", "numeric", "symbolic", "full"]
-"""bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
+"""bare: an interpreter. numeric: numpy and STANDARD. symbolic: + sympy. full: + scipy, pandas, matplotlib."""
 PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
 """Which zygote each is forked from: it keeps what that one has, and shares the memory."""
 
 _NEEDS: dict[str, Weight] = {
+    **dict.fromkeys(STANDARD, "numeric"),
     "numpy": "numeric",
     "sympy": "symbolic",
     "mpmath": "symbolic",

@@ -237,8 +237,10 @@ print(os.getpid(), os.getppid(), os.getcwd(), sys.argv, len(os.listdir('.')), th
     [
         ("print(1)", "bare"),
         ("x = 'numpy is a word here'", "bare"),
-        ("import math, json", "bare"),
+        ("import math, heapq", "bare"),
         ("import numpy as np", "numeric"),
+        ("import math, itertools, collections", "bare"),
+        ("from fractions import Fraction", "numeric"),
         ("def f():\n    import math, numpy", "numeric"),
         ("from numpy.linalg import inv", "numeric"),
         ("from sympy import *", "symbolic"),

@@ -54,8 +54,9 @@ class Confinement:
             os.write(fd, b"0")
         landlock = self._landlock
         if self._strict:
-            with open("/proc/self/oom_score_adj", "w") as score:
-                score.write("1000")
+            score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+            os.write(score, b"1000")
+            os.close(score)
         if start["own_space"]:
             landlock = self._own_space(start["place"])
         os.chdir(start["place"])
