@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -220,6 +221,10 @@ class Broker:
                 delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
                 await asyncio.sleep(delay)
                 self.wake.set()
+            except Exception:
+                # A fault of ours. A process that no longer sends or follows answers nobody; a new one does.
+                log.exception("the HTTP process ends")
+                os._exit(1)
 
     async def _send(self) -> None:
         while True:

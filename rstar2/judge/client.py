@@ -15,12 +15,15 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import httpx
+import aiohttp
 
 from rstar2.errors import Failure
 from rstar2.judge.schema import MAX_TIMEOUT_S, BatchLine, BatchResponse, Outcome, RunRequest, RunResult
@@ -33,6 +36,10 @@ LINGER_S = 0.001
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
+CONNECT_S = 10.0
+HEALTH_S = 5.0
+KEEP_S = 30.0
+"""How long an idle connection is kept; less than the judge keeps it, which could close it under a request."""
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -79,13 +86,15 @@ class _Line:
     """What a client holds for one event loop."""
 
     def __init__(self, client: JudgeClient) -> None:
-        self.http = httpx.AsyncClient(
-            base_url=client.url,
+        _check_url(client.url)
+        # Programs are asked for by the ten thousand: httpx takes four times the processor time for each.
+        self.http = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {client.token}"} if client.token else {},
-            timeout=httpx.Timeout(10.0, read=None, pool=None),
-            limits=httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS),
-            trust_env=False,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
+        self.url = client.url
         self.patience_s = client.patience_s
         self.calls: list[_Call] = []
         self.bytes = 0
@@ -131,7 +140,7 @@ class _Line:
                 call.fail(error if isinstance(error, JudgeError) else self._broken(error))
 
     def _broken(self, error: BaseException) -> JudgeError:
-        return JudgeError(f"asking the judge at {self.http.base_url} failed: {error!r}")
+        return JudgeError(f"asking the judge at {self.url} failed: {error!r}")
 
     async def close(self) -> None:
         """Cancel what waits or is on its way, and close the connections."""
@@ -140,7 +149,7 @@ class _Line:
         for batch in list(self.batches):
             batch.cancel()
         await asyncio.gather(*self.batches, return_exceptions=True)
-        await self.http.aclose()
+        await self.http.close()
 
     def _dropped(
         self,
@@ -178,10 +187,10 @@ class _Line:
             except _TooLong as error:
                 self._answer_all(calls, "invalid", str(error))
             # ValueError: what came was no answer of a judge, such as a proxy's page.
-            except (httpx.HTTPError, _Busy, TimeoutError, ValueError) as error:
+            except (aiohttp.ClientError, _Busy, TimeoutError, ValueError) as error:
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    reason = f"the judge at {self.http.base_url} did not answer in time: {error!r}"
+                    reason = f"the judge at {self.url} did not answer in time: {error!r}"
                     self._answer_all(calls, "lost", reason)
                     return
                 wait_s = max(delay, error.retry_after_s) if isinstance(error, _Busy) else delay
@@ -194,47 +203,84 @@ class _Line:
             call.give(RunResult(id=call.run_id, outcome=outcome, stderr=reason))
 
     async def _plain(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
-        answer = await self.http.post("/v1/runs/batch", content=body, headers=_headers(key))
-        _raise_unless_ok(self.http.base_url, answer)
-        results = BatchResponse.model_validate_json(answer.content).results
+        async with self.send("POST", "/v1/runs/batch", body, _headers(key)) as answer:
+            await self._raise_unless_ok(answer)
+            results = BatchResponse.model_validate_json(await answer.read()).results
         for call, result in zip(calls, results, strict=True):
             call.give(result)
 
     async def _stream(self, key: str, body: bytes, calls: Sequence[_Call]) -> None:
         headers = _headers(key) | {"Accept": "application/x-ndjson"}
-        async with self.http.stream("POST", "/v1/runs/batch", content=body, headers=headers) as answer:
-            if answer.status_code != 200:
-                await answer.aread()
-            _raise_unless_ok(self.http.base_url, answer)
+        async with self.send("POST", "/v1/runs/batch", body, headers) as answer:
+            await self._raise_unless_ok(answer)
             async for line in _lines(answer):
                 found = BatchLine.model_validate_json(line)
                 if found.index not in range(len(calls)):
                     raise ValueError(f"a result for item {found.index} of {len(calls)}")
                 calls[found.index].give(found.result)
         if not all(call.result.done() for call in calls):
-            raise httpx.RemoteProtocolError("the stream of results ended early")
+            raise aiohttp.ClientPayloadError("the stream of results ended early")
 
     async def _free(self, run_id: str) -> None:
         """Have the judge drop one program of a batch whose other programs are still wanted."""
         try:
-            await self.http.delete(f"/v1/runs/{run_id}")
-        except httpx.HTTPError as error:
+            async with self.send("DELETE", f"/v1/runs/{run_id}"):
+                pass
+        except aiohttp.ClientError as error:
             log.info("could not cancel %s: %r", run_id, error)
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """One request, to be entered with `async with`; a redirection is an answer like any other."""
+        return self.http.request(method, self.url + path, data=body, headers=headers, allow_redirects=False)
+
+    async def _raise_unless_ok(self, answer: aiohttp.ClientResponse) -> None:
+        if answer.status == 200:
+            return
+        if answer.status == 429 or answer.status >= 500:
+            raise _Busy(answer)
+        said = f"HTTP {answer.status} {(await answer.text(errors='replace'))[:300]}"
+        if answer.status == 413:
+            raise _TooLong(f"the judge at {self.url} refused the request: {said}")
+        if answer.status == 401:
+            hint = "see `rstar2 judge status` for the right one"
+            raise JudgeError(f"the judge at {self.url} wants another token", hint)
+        raise JudgeError(f"the judge at {self.url} refused the request: {said}")
 
 
 class _Busy(Exception):
     """The judge answers that it cannot, now."""
 
-    def __init__(self, answer: httpx.Response) -> None:
-        super().__init__(f"HTTP {answer.status_code}")
-        self.retry_after_s = retry_after_s(answer)
+    def __init__(self, answer: aiohttp.ClientResponse) -> None:
+        super().__init__(f"HTTP {answer.status}")
+        self.retry_after_s = _retry_after_s(answer)
 
 
 class _TooLong(Exception):
     """The judge answers that the request is longer than any may be."""
 
 
-def retry_after_s(answer: httpx.Response) -> float:
+@dataclass(frozen=True)
+class Answer:
+    """An answer of the judge, whole."""
+
+    status: int
+    text: str
+    retry_after_s: float
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fit = False
+    if not fit:
+        raise JudgeError(f"{url!r} is not the URL of a judge", "give one such as http://127.0.0.1:8088")
+
+
+def _retry_after_s(answer: aiohttp.ClientResponse) -> float:
     """The seconds that `Retry-After` asks to wait; 0 where it names none, or a date."""
     text = answer.headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() else 0.0
@@ -244,24 +290,10 @@ def _headers(key: str) -> dict[str, str]:
     return {"Idempotency-Key": key, "Content-Type": "application/json"}
 
 
-def _raise_unless_ok(url: httpx.URL, answer: httpx.Response) -> None:
-    if answer.status_code == 200:
-        return
-    if answer.status_code == 429 or answer.status_code >= 500:
-        raise _Busy(answer)
-    if answer.status_code == 413:
-        raise _TooLong(f"the judge at {url} refused the request: HTTP 413 {answer.text[:300]}")
-    if answer.status_code == 401:
-        raise JudgeError(
-            f"the judge at {url} wants another token", "see `rstar2 judge status` for the right one"
-        )
-    raise JudgeError(f"the judge at {url} refused the request: HTTP {answer.status_code} {answer.text[:300]}")
-
-
-async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """The lines of an answer; only a newline ends one, whatever Unicode takes for an end of line."""
     rest = b""
-    async for chunk in answer.aiter_bytes():
+    async for chunk in answer.content.iter_any():
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
@@ -317,15 +349,15 @@ class JudgeClient:
         """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
-    async def request(self, method: str, path: str, body: str, key: str, timeout_s: float) -> httpx.Response:
-        """One request under one idempotency key.
+    async def request(self, method: str, path: str, body: str, key: str) -> Answer:
+        """One request under one idempotency key, bounded by the caller.
 
         Raises:
-            httpx.HTTPError: no answer came in time.
+            aiohttp.ClientError: no answer came.
         """
-        timeout = httpx.Timeout(10.0, read=timeout_s, pool=timeout_s)
-        line = self._line()
-        return await line.http.request(method, path, content=body, headers=_headers(key), timeout=timeout)
+        async with self._line().send(method, path, body.encode(), _headers(key)) as answer:
+            text = await answer.text(errors="replace")
+            return Answer(answer.status, text, _retry_after_s(answer))
 
     async def health(self) -> dict[str, Any]:
         """What the judge says of itself: `status`, `workers`, `isolation`.
@@ -334,10 +366,10 @@ class JudgeClient:
             JudgeError: it does not answer, or has no workers.
         """
         try:
-            answer = await self._line().http.get("/health", timeout=5.0)
-            answer.raise_for_status()
-            found = answer.json()
-        except (httpx.HTTPError, ValueError) as error:
+            async with asyncio.timeout(HEALTH_S), self._line().send("GET", "/health") as answer:
+                answer.raise_for_status()
+                found = json.loads(await answer.read())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise JudgeError(
                 f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
             ) from error

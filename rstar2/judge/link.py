@@ -264,6 +264,8 @@ class Link:
             running = desk.current if desk.is_long() else None
             want, block = desk.wants(), BLOCK_MS if desk.idle() else None
         pipe = self.client.pipeline(transaction=False)
+        if running is not None and running.is_cell:
+            running = None
         if running is not None:
             pipe.get(queue.state_key(running.id))
         done = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
@@ -280,7 +282,8 @@ class Link:
             pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
         asked_at = time.monotonic()
         answers = pipe.execute() if len(pipe) else []
-        if running is not None and answers[0] == queue.CANCELLED:
+        if running is not None and answers[0] not in (None, queue.delivered_state(running)):
+            # Nobody waits for it, or only for another run under its id, which somebody asked for meanwhile.
             self.abort(running.id)
         with desk.changed:
             for _ in results:

@@ -78,6 +78,7 @@ async def _lines(
             await asyncio.wait({getter, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 getter.cancel()
+                await asyncio.gather(getter, return_exceptions=True)
                 return
             found = [getter.result()]
             while not ready.empty():

@@ -201,6 +201,11 @@ def cells_stream(worker: str) -> str:
     return f"{PREFIX}:cells:{worker}"
 
 
+def delivered_state(task: Task) -> str:
+    """The state of a program while this delivery of it counts."""
+    return f"@{task.stream} {task.entry}"
+
+
 def is_result(state: str | None) -> bool:
     """Whether a state is a result."""
     return state is not None and state.startswith("{")

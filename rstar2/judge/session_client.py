@@ -9,9 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TypeVar
 
-import httpx
+import aiohttp
 
-from rstar2.judge.client import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeClient, JudgeError, retry_after_s
+from rstar2.judge.client import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeClient, JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
 OPEN_S = 30.0
@@ -81,14 +81,14 @@ class JudgeSession:
             patience_s = max(deadline - time.monotonic(), 0.1)
             try:
                 async with asyncio.timeout(patience_s):
-                    answer = await self.client.request(method, path, body, key, patience_s)
-                if answer.is_success or (or_gone and answer.status_code == 404):
+                    answer = await self.client.request(method, path, body, key)
+                if answer.status < 300 or (or_gone and answer.status == 404):
                     return read(answer.text)
-                said = f"HTTP {answer.status_code} {answer.text[:300]}"
-                if answer.status_code < 500 and answer.status_code != 429:
+                said = f"HTTP {answer.status} {answer.text[:300]}"
+                if answer.status < 500 and answer.status != 429:
                     raise JudgeError(f"the judge at {self.client.url} refused: {said}")
-                wait_s = max(delay, retry_after_s(answer))
-            except (httpx.HTTPError, TimeoutError, ValueError) as error:
+                wait_s = max(delay, answer.retry_after_s)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 said = repr(error)
             if (left := deadline - time.monotonic()) <= 0:
                 raise JudgeError(f"the judge at {self.client.url} did not answer in time: {said}")

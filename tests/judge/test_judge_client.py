@@ -98,7 +98,13 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
             client.run(RunRequest(code="print(5)")), http.post("/v1/runs", json=body, headers=key, timeout=60)
         )
         assert time.monotonic() - started < 10
-        after = (await http.get("/status")).json()["outcomes"]
+        for _ in range(100):
+            status = (await http.get("/status")).json()
+            if not status["running"]:
+                break
+            await asyncio.sleep(0.05)
+        after = status["outcomes"]
+    assert status["running"] == 0
     assert (result.outcome, result.stdout) == ("ok", "5\n")
     assert (answer.json()["outcome"], answer.json()["stdout"]) == ("ok", "6\n")
     assert {name: after[name] - before.get(name, 0) for name in after} == {
