@@ -37,6 +37,8 @@ PIPELINE = 256
 COMMAND_BYTES = 32 << 20
 """Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
 SWEEP_S = 3.0
+DELIVERED_TOGETHER = 64
+"""So many delivered results are told to Redis together, or those of a sweep."""
 LONGEST_RETRY_S = 0.25
 RECENT = 2000
 CROWD = 32
@@ -198,7 +200,6 @@ class Broker:
         if self.waiting.pop(ticket.id, None) is not None:
             self.waiting_bytes -= len(ticket.body)
         if ticket.result.done():
-            # Told to Redis with whatever is sent next.
             self.delivered.append(ticket.id)
         else:
             ticket.result.cancel()
@@ -230,7 +231,7 @@ class Broker:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            while self.unsent or self.dropped or self.delivered:
+            while self.unsent or self.dropped or len(self.delivered) >= DELIVERED_TOGETHER:
                 await self._send_some()
 
     def _next_unsent(self) -> list[Ticket]:
@@ -248,31 +249,44 @@ class Broker:
         programs = [ticket for ticket in tickets if ticket.worker is None]
         cells = [(ticket, ticket.worker) for ticket in tickets if ticket.worker is not None]
         dropped = self.dropped[:PIPELINE]
-        delivered = self.delivered[:PIPELINE]
-        pipe = self.client.pipeline(transaction=False)
+        commands = []
         if programs:
-            pipe.eval(*queue.enqueue_args([(ticket.id, ticket.body) for ticket in programs]))
-        for ticket, worker in cells:
-            pipe.eval(*queue.enqueue_cell_args(ticket.id, ticket.body, worker))
+            commands.append(queue.enqueue_args([(ticket.id, ticket.body) for ticket in programs]))
+        commands += [queue.enqueue_cell_args(ticket.id, ticket.body, worker) for ticket, worker in cells]
+        enqueued = len(commands)
         for run_id in dropped:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
-                pipe.eval(*queue.cancel_args(run_id))
-        if told := [run_id for run_id in delivered if run_id not in self.waiting]:
-            pipe.eval(*queue.delivered_args(told))
-        answers = await pipe.execute() if len(pipe) else []
+                commands.append(queue.cancel_args(run_id))
+        if len(self.delivered) >= DELIVERED_TOGETHER:
+            commands.append(self._tell_delivered())
+        answers = await self._ask(commands)
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
-        del self.delivered[: len(delivered)]
         sent = programs + [ticket for ticket, _ in cells]
-        known = chain.from_iterable(answers[: len(cells) + bool(programs)])
-        for ticket, state in zip(sent, known, strict=True):
+        for ticket, state in zip(sent, chain.from_iterable(answers[:enqueued]), strict=True):
             ticket.sent_at = time.monotonic()
             if queue.is_result(state):
                 self._resolve(ticket.id, state)
             if ticket.result.cancelled():
                 # It was given up while it was on its way.
                 self.dropped.append(ticket.id)
+
+    def _tell_delivered(self) -> queue.Eval:
+        """What has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
+        told, self.delivered = self.delivered, []
+        return queue.delivered_args([run_id for run_id in told if run_id not in self.waiting])
+
+    async def _ask(self, commands: Sequence[queue.Eval]) -> list[Any]:
+        """Send scripts together. → what they return."""
+        if len(commands) == 1:
+            return [await self.client.eval(*commands[0])]
+        if not commands:
+            return []
+        pipe = self.client.pipeline(transaction=False)
+        for command in commands:
+            pipe.eval(*command)
+        return list(await pipe.execute())
 
     async def _follow(self) -> None:
         newest = await self.client.xrevrange(queue.DONE, count=1)
@@ -313,6 +327,8 @@ class Broker:
             before = self.finished
             await asyncio.sleep(SWEEP_S)
             self.wake.set()
+            if self.delivered:
+                await self._ask([self._tell_delivered()])
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
             for ticket in [t for t in self.waiting.values() if t.deadline < now]:

@@ -135,17 +135,25 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         Refused: 499, which nobody reads.
     """
-    task = asyncio.create_task(work)
+    task = asyncio.current_task()
+    assert task is not None
     gone = asyncio.create_task(hung_up(request))
+    awaits = True
+
+    def give_up(_: asyncio.Task[None]) -> None:
+        if awaits and not gone.cancelled():
+            task.cancel()
+
+    gone.add_done_callback(give_up)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Refused(499, "the client went away")
-        return task.result()
+        return await work
+    except asyncio.CancelledError as error:
+        if gone.done() and not task.uncancel():
+            raise Refused(499, "the client went away") from error
+        raise
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        awaits = False
+        gone.cancel()
 
 
 def add_error_answers(app: FastAPI) -> None:
