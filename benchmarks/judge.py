@@ -32,6 +32,7 @@ import httpx
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.seat import Seat
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service import running_judge
 
@@ -79,6 +80,7 @@ def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> Non
     sandbox = Sandbox(Path(root), tier, minimum=tier or "landlock")
     sandbox.start()
     sandbox.warm()
+    sandbox.sit(Seat("benchmark"))
     while (order := pipe.recv()) is not None:
         kind, count = order
         for _ in range(count):

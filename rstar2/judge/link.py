@@ -99,7 +99,8 @@ class Desk:
         if self.stopping:
             return 0
         if self.idle():
-            return max(1, self.ahead)
+            # The second comes only if the queue is long: else some other worker was waiting for it.
+            return max(2, self.ahead)
         if len(self.inbox) > self.ahead // 2 or self.is_long():
             return 0
         return self.ahead - len(self.inbox)
@@ -133,7 +134,7 @@ class Desk:
             self.inbox.extend(tasks)
             # Ahead of programs that are mostly long, it would only be given back.
             most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
-            self.ahead = min(most, max(2, 2 * asked)) if len(tasks) >= asked else 0
+            self.ahead = min(most, 2 * asked) if len(tasks) >= asked else 0
             self.changed.notify_all()
 
     def pause(self, until: float) -> None:

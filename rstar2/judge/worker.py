@@ -22,6 +22,7 @@ from rstar2.judge.link import Desk, Link
 from rstar2.judge.logs import log_to_stderr
 from rstar2.judge.queue import Task
 from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.seat import Seat
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.sessions import Sessions
 from rstar2.judge.settings import WorkerSettings
@@ -54,6 +55,8 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
         link = Link(name, client, desk, about, sandbox.abort)
         speaker = threading.Thread(target=link.run, name="link")
         speaker.start()
+        # Only now: the other thread is to stay free.
+        sandbox.sit(Seat())
         try:
             while not desk.stopping:
                 if (task := desk.next(IDLE_S)) is not None:

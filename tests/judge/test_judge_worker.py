@@ -24,6 +24,7 @@ class Hangs:
     isolation = "none"
     def start(self): pass
     def warm(self): pass
+    def sit(self, seat): pass
     def close(self): pass
     def exceptions(self): return []
     def abort(self, run_id): pass

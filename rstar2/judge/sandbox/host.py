@@ -19,6 +19,7 @@ from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import empty_out
 from rstar2.judge.sandbox.plan import Plan, Start
+from rstar2.judge.sandbox.seat import Seat
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.weights import PARENTS, Weight, weigh
@@ -62,6 +63,7 @@ class Sandbox:
         self._nursery: Cgroup | None = None
         self._jail: Enclosure | None = None
         self._wants_warm = False
+        self._seat: Seat | None = None
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
@@ -139,6 +141,10 @@ class Sandbox:
         jail = self._open_jail()
         for weight in PARENTS:
             jail.grow(weight)
+
+    def sit(self, seat: Seat) -> None:
+        """From now on keep the zygotes, and the thread that runs programs, to one processor."""
+        self._seat = seat
 
     def _open_jail(self) -> Enclosure:
         """The jail, with nothing in it of the program before; built if there is none."""
@@ -227,6 +233,7 @@ class Sandbox:
             own_space=False,
             nonce=os.urandom(NONCE),
             uid=tiers.program_uid(plan, 0),
+            processor=-1 if self._seat is None else self._seat.look(),
             memory_mb=memory_mb,
             place=plan["place"],
         )
@@ -310,6 +317,8 @@ class Sandbox:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
         self._abort.close()
+        if self._seat is not None:
+            self._seat.leave()
 
 
 def _outcome(end: Ending, *, for_memory: bool) -> Outcome:

@@ -62,5 +62,7 @@ class Start(TypedDict):
     """What the program's report must carry to be believed; empty for a session, which has one a cell."""
     uid: int
     """User to become; -1: keep the zygote's."""
+    processor: int
+    """The one the zygote is to keep to; -1: any. Programs are free to move."""
     memory_mb: int
     place: str

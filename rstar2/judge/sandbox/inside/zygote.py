@@ -48,9 +48,10 @@ def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Sessio
     strict = plan["tier"] == "strict"
     # One for all zygotes: what is empty must be learnt before the first program runs.
     scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
-    task = Zygote(plan, control, scratch).serve()
+    processors = os.sched_getaffinity(0)
+    task = Zygote(plan, control, scratch, processors).serve()
     while isinstance(task, _socket.socket):
-        task = Zygote(plan, task, scratch).serve()
+        task = Zygote(plan, task, scratch, processors).serve()
     return task
 
 
@@ -73,13 +74,15 @@ class _Child:
 class Zygote:
     """One control socket's worth of programs."""
 
-    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch) -> None:
+    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch, processors: set[int]) -> None:
         # What a program leaves behind in the tiers without namespaces becomes this process's child.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
         self._scratch = scratch
+        self._processors = processors
+        self._processor = -1
         self._children: dict[int, _Child] = {}
         self._zygotes: set[int] = set()
         self._ready = select.poll()
@@ -132,6 +135,9 @@ class Zygote:
 
     def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
         """Fork one program. None in the zygote."""
+        if start["processor"] != self._processor:
+            self._processor = start["processor"]
+            _keep_to(self._processors if self._processor < 0 else {self._processor})
         try:
             init, pid = self._fork()
         except OSError as error:
@@ -174,6 +180,7 @@ class Zygote:
 
     def _confine(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         os.setsid()
+        _keep_to(self._processors)
         named = list(zip(start["fds"], fds, strict=True))
         groups = [fd for name, fd in named if name == "group"]
         code = start["code"] or ""
@@ -250,6 +257,7 @@ class Zygote:
                 os.close(other)
             return None
         self._control.close()
+        _keep_to(self._processors)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:there]:
@@ -269,6 +277,14 @@ class Zygote:
             control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
         )
         return control
+
+
+def _keep_to(processors: set[int]) -> None:
+    """Keep this process to some processors, if they can be had."""
+    try:
+        os.sched_setaffinity(0, processors)
+    except OSError:
+        return
 
 
 def _children_of_this_process() -> set[int]:

@@ -1,0 +1,105 @@
+"""A sandbox keeps to one processor; its programs do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rstar2.judge.sandbox import seat as seats
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.seat import Seat, Times
+from rstar2.judge.schema import RunRequest
+
+ALL = os.sched_getaffinity(0)
+pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="there is one processor only")
+
+
+@pytest.fixture
+def hall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a hall of this test's own; looks are not held back, and all processors ours at the end."""
+    monkeypatch.setattr(seats, "LOOK_S", 0.0)
+    yield f"test-{os.getpid()}-{request.node.name}"
+    os.sched_setaffinity(0, ALL)
+
+
+class Load:
+    """Counters as the kernel's, of processors that are idle to a given share from call to call."""
+
+    def __init__(self, busy: set[int]) -> None:
+        self.busy = busy
+        self.now: Times = dict.fromkeys(ALL, (0, 0))
+
+    def __call__(self) -> Times:
+        self.now = {
+            place: (idle + (0 if place in self.busy else 100), total + 100)
+            for place, (idle, total) in self.now.items()
+        }
+        return self.now
+
+
+def test_every_seat_is_taken_once_and_the_rest_stand(hall: str) -> None:
+    taken = []
+    for _ in range(len(ALL) + 1):
+        os.sched_setaffinity(0, ALL)
+        taken.append(Seat(hall))
+        taken[-1].look()
+    assert sorted(seat.processor for seat in taken) == [-1, *sorted(ALL)]
+    taken[0].leave()
+    assert (taken[0].processor, os.sched_getaffinity(0)) == (-1, ALL)
+    standing = taken[-1]
+    assert standing.look() in ALL
+    assert os.sched_getaffinity(0) == {standing.processor}
+    for seat in taken:
+        seat.leave()
+
+
+def test_one_moves_from_a_crowded_processor_to_an_idle_one_and_stays(hall: str) -> None:
+    load = Load(set())
+    seat = Seat(hall, load)
+    first = seat.look()
+    assert seat.look() == first
+    load.busy = {first}
+    second = seat.look()
+    assert second != first
+    assert os.sched_getaffinity(0) == {second}
+    assert seat.look() == second
+    load.busy = set(ALL)
+    assert seat.look() == second
+    os.sched_setaffinity(0, ALL)
+    other = Seat(hall, Load({second}))
+    assert other.look() != second
+    seat.leave()
+    other.leave()
+
+
+def test_a_processor_that_another_holds_is_not_moved_to(hall: str) -> None:
+    load = Load(set())
+    seat = Seat(hall, load)
+    first = seat.look()
+    others = [seats._claim(hall, place) for place in ALL - {first}]
+    load.busy = {first}
+    assert seat.look() == first
+    for claim in others:
+        assert claim is not None
+        claim.close()
+    seat.leave()
+
+
+def test_programs_may_use_all_processors(hall: str, tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "box", minimum="landlock")
+    sandbox.start()
+    try:
+        sandbox.sit(Seat(hall))
+        for code in ("import os", "import os, fractions"):
+            result = sandbox.run(RunRequest(code=f"{code}\nsorted(os.sched_getaffinity(0))"), "a")
+            assert result.value == str(sorted(ALL)), result
+        assert len(os.sched_getaffinity(0)) == 1
+        session = sandbox.open_session(weight="bare")
+        cell = session.run_cell("import os\nsorted(os.sched_getaffinity(0))", 10.0, "c")
+        assert cell.value == str(sorted(ALL))
+    finally:
+        sandbox.close()
+    assert os.sched_getaffinity(0) == ALL
