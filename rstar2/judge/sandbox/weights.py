@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from rstar2.judge.sandbox.inside.warm import STANDARD
-
 Weight = Literal["bare", "numeric", "symbolic", "full"]
-"""bare: an interpreter. numeric: numpy and STANDARD. symbolic: + sympy. full: + scipy, pandas, matplotlib."""
+"""bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
 PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
 """Which zygote each is forked from: it keeps what that one has, and shares the memory."""
 
 _NEEDS: dict[str, Weight] = {
-    **dict.fromkeys(STANDARD, "numeric"),
     "numpy": "numeric",
     "sympy": "symbolic",
     "mpmath": "symbolic",
     "scipy": "full",
     "pandas": "full",
     "matplotlib": "full",
+    # Slow to import, and numpy or sympy bring them along, or most of what they need.
+    **dict.fromkeys(
+        ("copy", "dataclasses", "datetime", "functools", "json", "random", "re", "string", "typing"),
+        "numeric",
+    ),
+    **dict.fromkeys(("fractions", "statistics"), "symbolic"),
 }
 _NAMES = re.compile(r"\b(?:" + "|".join(_NEEDS) + r")\b")
 _IMPORTS = re.compile(

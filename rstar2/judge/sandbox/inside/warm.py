@@ -8,26 +8,10 @@ nothing. The libraries are not only imported but used, because much of what they
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 
 from rstar2.judge.sandbox.inside import kernel, program
 
-STANDARD = (
-    "copy",
-    "dataclasses",
-    "datetime",
-    "decimal",
-    "fractions",
-    "functools",
-    "json",
-    "random",
-    "re",
-    "statistics",
-    "string",
-    "typing",
-)
-"""Modules of the standard library that take longer to import than the numeric zygote takes to fork."""
 ROUNDS = 4
 """The interpreter specializes its code while it runs; after so many rounds a fork need not do it again."""
 
@@ -48,9 +32,7 @@ def bare() -> None:
 
 
 def numeric() -> None:
-    """numpy and the slower modules of the standard library, on top of bare."""
-    for name in STANDARD:
-        importlib.import_module(name)
+    """numpy, on top of bare."""
     with _Optional():
         import numpy as np
 
