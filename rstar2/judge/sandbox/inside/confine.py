@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _OPEN_FILES = 256
 _PAGE = resource.getpagesize()
+_NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
@@ -32,6 +33,9 @@ class Confinement:
         ]
         if plan["processes"]:
             self._limits.append((resource.RLIMIT_NPROC, plan["processes"]))
+        # Where the judge itself was started under a lower limit, that one stays.
+        self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
+        self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
         # What a program may take comes on top of what the zygote takes.
         with open("/proc/self/statm") as statm:
             pages = [int(field) for field in statm.read().split()]
@@ -83,19 +87,18 @@ class Confinement:
 
     def _limit(self, memory: int) -> None:
         for kind, limit in self._limits:
-            _lower(kind, limit)
-        _lower(resource.RLIMIT_DATA, self._data + memory)
+            resource.setrlimit(kind, (limit, limit))
+        data = min(self._data + memory, self._most_data)
+        resource.setrlimit(resource.RLIMIT_DATA, (data, data))
         # The address space is only a backstop for shared mappings, which the data limit does not count.
-        space = self._space + 2 * memory + 1024 * _MIB
-        _lower(resource.RLIMIT_AS, space)
+        space = min(self._space + 2 * memory + 1024 * _MIB, self._most_space)
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
 
 
-def _lower(kind: int, limit: int) -> None:
-    """Set a limit; where the judge itself was started under a lower one, that one stays."""
+def _hard_limit(kind: int) -> int:
+    """The most this process may set; programs start with the same."""
     hard = resource.getrlimit(kind)[1]
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(kind, (limit, limit))
+    return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 
 
 def _landlock(plan: Plan, place: str) -> kernel.Landlock | None:

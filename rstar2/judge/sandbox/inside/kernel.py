@@ -39,6 +39,9 @@ _SECCOMP_SET_MODE_FILTER = 1
 _SIGCHLD = 17
 _MADV_COLLAPSE = 25
 
+# Made once: a new array type takes longer than the call.
+_CAPABILITIES, _NO_CAPABILITIES = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -109,8 +112,7 @@ def become_user(uid: int) -> None:
 
 def drop_capabilities() -> None:
     """Give up every capability of this process for good (with no_new_privs none comes back)."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    _done(_syscall(_SYS_CAPSET[_machine], header, (ctypes.c_uint32 * 6)()), "capset")
+    _done(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:

@@ -7,7 +7,6 @@ program's PID namespace. What it reports comes from the kernel (wait4), not from
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import select
 import sys
@@ -181,25 +180,23 @@ class Zygote:
     def _confine(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         os.setsid()
         _keep_to(self._processors)
-        named = list(zip(start["fds"], fds, strict=True))
-        groups = [fd for name, fd in named if name == "group"]
-        code = start["code"] or ""
-        for name, fd in named:
-            if name == "code":
-                with open(fd, "rb") as file:
-                    code = file.read().decode()
-        # They may lie low enough to be overwritten by one another, so they are moved up first.
-        standard = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in fds[:4]]
-        for place, fd in enumerate(standard):
-            os.dup2(fd, place, inheritable=place < 3)
+        names = start["fds"]
+        groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
+        code = start["code"]
+        if code is None and "code" in names:
+            with open(fds[names.index("code")], "rb", closefd=False) as file:
+                code = file.read().decode()
+        # None of them lies at 0 to 3, where the zygote holds something always.
+        for place in range(4):
+            os.dup2(fds[place], place, inheritable=place < 3)
         self._confinement.apply(start, groups)
         self._control.detach()
-        os.closerange(len(standard), 1 << 16)
+        os.closerange(4, 1 << 16)
         if self._plan["tier"] != "strict":
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["place"]
         if start["session"]:
             return cells.Session(channel_fd=3, place=start["place"])
-        return program.Program(code=code, report_fd=3, place=start["place"], nonce=start["nonce"])
+        return program.Program(code=code or "", report_fd=3, place=start["place"], nonce=start["nonce"])
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
