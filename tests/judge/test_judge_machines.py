@@ -79,9 +79,9 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
 
 def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None:
     words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
-    code = f"from rstar2.cli.judge import app\napp({words!r})"
+    start = f"from rstar2.cli.judge import app\napp({words!r})"
     with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
-        there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", code])
+        there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", start])
         try:
             deadline = time.monotonic() + 60
             while len(status(judge)["workers"]) < 2:
@@ -89,7 +89,9 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
                 assert time.monotonic() < deadline, "the second machine's worker did not join"
                 time.sleep(0.1)
             with SyncJudgeClient(judge.url) as client:
-                results = client.run_many([RunRequest(code=f"print({i})") for i in range(200)])
+                # Long enough that one worker does not have them done before the other has begun.
+                code = "import time; time.sleep(0.02); print({})"
+                results = client.run_many([RunRequest(code=code.format(i)) for i in range(200)])
             assert [result.stdout for result in results] == [f"{i}\n" for i in range(200)]
             time.sleep(1.0)
             done = [worker["done"] for worker in status(judge)["workers"]]
