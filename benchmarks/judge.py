@@ -5,7 +5,8 @@
 
 Every round runs all contestants one after another on each program; the figures are medians over the rounds,
 so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
-Then, with the judge alone: latency at half of its measured rate, and how late an endless loop is ended.
+Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of that batched rate, and
+how late an endless loop is ended.
 """
 
 from __future__ import annotations
@@ -230,7 +231,13 @@ def overruns(url: str, count: int) -> list[float]:
     return sorted(late)
 
 
-def report(rates: dict[str, dict[str, float]], waits: list[float], late: list[float]) -> dict[str, Any]:
+LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
+"""Shares of the batched rate at which latencies are measured."""
+
+
+def report(
+    rates: dict[str, dict[str, float]], waits: dict[str, list[float]], late: list[float]
+) -> dict[str, Any]:
     """Prints the table. → the same as values."""
     print(f"{'programs a second':22}" + "".join(f"{kind:>10}" for kind in PROGRAMS))
     for name, found in rates.items():
@@ -241,8 +248,10 @@ def report(rates: dict[str, dict[str, float]], waits: list[float], late: list[fl
             print(f"{name + ' / bare':22}" + "".join(f"{ratios[kind]:9.1f}x" for kind in PROGRAMS))
     share = {kind: rates["judge"][kind] / rates["sandbox"][kind] for kind in PROGRAMS}
     print(f"{'judge / sandbox':22}" + "".join(f"{100 * share[kind]:9.0f}%" for kind in PROGRAMS))
-    p50, p99 = waits[len(waits) // 2], waits[len(waits) * 99 // 100]
-    print(f"at half load, trivial: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms ({len(waits)} programs)")
+    latency = {load: (took[len(took) // 2], took[len(took) * 99 // 100]) for load, took in waits.items()}
+    for load, (p50, p99) in latency.items():
+        count = len(waits[load])
+        print(f"at {load} load, trivial: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms ({count} programs)")
     print(
         f"endless loops answered after their limit: median {1000 * statistics.median(late):.0f} ms, "
         f"latest {1000 * late[-1]:.0f} ms"
@@ -250,7 +259,7 @@ def report(rates: dict[str, dict[str, float]], waits: list[float], late: list[fl
     return {
         "rates": rates,
         "share": share,
-        "half_load_ms": [1000 * p50, 1000 * p99],
+        "latency_ms": {load: [1000 * p50, 1000 * p99] for load, (p50, p99) in latency.items()},
         "late_ms": 1000 * late[-1],
     }
 
@@ -280,7 +289,10 @@ def main() -> None:
             contestants["against"] = codejudge(options.against)
         print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
         rates = rounds(contestants, options.rounds, options.seconds, options.workers)
-        waits = asyncio.run(latencies(handle.url, rates["judge"]["trivial"] / 2, 10.0))
+        batched = rates["judge"]["trivial"]
+        waits = {
+            load: asyncio.run(latencies(handle.url, batched * share, 10.0)) for load, share in LOADS.items()
+        }
         found = report(rates, waits, overruns(handle.url, 10))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

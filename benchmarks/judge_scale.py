@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle, running_judge
 
 LOOP_EVERY = 300
@@ -159,6 +161,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, running_judge(Path(folder), options.workers) as judge:
+        # The heaviest zygotes take a while to get warm, and processor time from all.
+        with SyncJudgeClient(judge.url) as client:
+            client.run_many([RunRequest(code="import pandas", timeout_s=60)] * 8 * options.workers)
         asyncio.run(load(judge.url, 300, 8))
         few = asyncio.run(watched(judge, 1_000, options.connections))
         show(few)
