@@ -1,6 +1,6 @@
 """The HTTP process's side of the queue: puts programs in, waits for their results, takes them back.
 
-Everything that is asked within one turn of the event loop goes to Redis in one pipeline. One task follows
+Everything that is asked within one turn of the event loop goes to Redis in one exchange. One task follows
 the stream of what was finished; a sweep every few seconds looks after what that stream may have missed, and
 queues again what a Redis that lost its data has forgotten.
 """

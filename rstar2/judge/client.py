@@ -8,22 +8,25 @@ does not answer within it, the result is `lost`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
 import logging
 import os
+import re
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 import aiohttp
+import yarl
 
 from rstar2.errors import Failure
 from rstar2.judge.schema import MAX_TIMEOUT_S, BatchLine, BatchResponse, Outcome, RunRequest, RunResult
@@ -37,7 +40,7 @@ FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 5.0
 CONNECTIONS = 64
 CONNECT_S = 10.0
-HEALTH_S = 5.0
+HEALTH_S = FREE_S = 5.0
 KEEP_S = 30.0
 """How long an idle connection is kept; less than the judge keeps it, which could close it under a request."""
 T = TypeVar("T")
@@ -86,7 +89,7 @@ class _Line:
     """What a client holds for one event loop."""
 
     def __init__(self, client: JudgeClient) -> None:
-        _check_url(client.url)
+        _check_url(client.url, client.token)
         # Programs are asked for by the ten thousand: httpx takes four times the processor time for each.
         self.http = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {client.token}"} if client.token else {},
@@ -94,6 +97,8 @@ class _Line:
             connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
+        assert self.http.connector is not None
+        weakref.finalize(self, _let_go, self.http.connector)
         self.url = client.url
         self.patience_s = client.patience_s
         self.calls: list[_Call] = []
@@ -224,16 +229,18 @@ class _Line:
     async def _free(self, run_id: str) -> None:
         """Have the judge drop one program of a batch whose other programs are still wanted."""
         try:
-            async with self.send("DELETE", f"/v1/runs/{run_id}"):
+            async with asyncio.timeout(FREE_S), self.send("DELETE", f"/v1/runs/{run_id}"):
                 pass
-        except aiohttp.ClientError as error:
+        except (aiohttp.ClientError, TimeoutError) as error:
             log.info("could not cancel %s: %r", run_id, error)
 
     def send(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """One request, to be entered with `async with`; a redirection is an answer like any other."""
-        return self.http.request(method, self.url + path, data=body, headers=headers, allow_redirects=False)
+        # A stream, made anew for every try: aiohttp warns of long bodies that are none.
+        data = io.BytesIO(body) if body else None
+        return self.http.request(method, self.url + path, data=data, headers=headers, allow_redirects=False)
 
     async def _raise_unless_ok(self, answer: aiohttp.ClientResponse) -> None:
         if answer.status == 200:
@@ -270,14 +277,28 @@ class Answer:
     retry_after_s: float
 
 
-def _check_url(url: str) -> None:
+def _check_url(url: str, token: str | None) -> None:
+    """Refuse at once what no patience would mend.
+
+    Raises:
+        JudgeError: it is no URL, or names a user although there is a token.
+    """
     try:
-        parts = urlsplit(url)
-        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        parts = yarl.URL(url)
+        fit = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0
+        fit = fit and not re.search(r"[\s\x00]", url) and not (token and parts.user)
     except ValueError:
         fit = False
     if not fit:
         raise JudgeError(f"{url!r} is not the URL of a judge", "give one such as http://127.0.0.1:8088")
+
+
+def _let_go(connector: aiohttp.BaseConnector) -> None:
+    """Close what a client that was never closed leaves, which aiohttp would complain of."""
+    with contextlib.suppress(Exception):
+        # Its event loop may be over; what need not be waited for is done before the first wait.
+        closing = connector.close().__await__()
+        next(closing, None)
 
 
 def _retry_after_s(answer: aiohttp.ClientResponse) -> float:
@@ -315,14 +336,14 @@ class JudgeClient:
         self.url = url.rstrip("/")
         self.token = token
         self.patience_s = patience_s
-        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = weakref.WeakKeyDictionary()
 
     def __getstate__(self) -> tuple[str, str | None, float]:
         return self.url, self.token, self.patience_s
 
     def __setstate__(self, state: tuple[str, str | None, float]) -> None:
         self.url, self.token, self.patience_s = state
-        self._lines = WeakKeyDictionary()
+        self._lines = weakref.WeakKeyDictionary()
 
     def _line(self) -> _Line:
         loop = asyncio.get_running_loop()

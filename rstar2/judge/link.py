@@ -27,6 +27,8 @@ from rstar2.judge.schema import CellResult, RunResult
 MAX_AHEAD = 16
 AHEAD_S = 0.1
 """How much work, by the mean of recent runs, is fetched ahead at most."""
+QUEUED_S = 0.01
+"""A program that waited this long was in a queue; one that did not may have been the only one."""
 LONG_S = 0.05
 """A program that runs this long makes the worker give back what it fetched ahead."""
 LINGER_S = 0.01
@@ -99,8 +101,7 @@ class Desk:
         if self.stopping:
             return 0
         if self.idle():
-            # The second comes only if the queue is long: else some other worker was waiting for it.
-            return max(2, self.ahead)
+            return max(1, self.ahead)
         if len(self.inbox) > self.ahead // 2 or self.is_long():
             return 0
         return self.ahead - len(self.inbox)
@@ -134,7 +135,8 @@ class Desk:
             self.inbox.extend(tasks)
             # Ahead of programs that are mostly long, it would only be given back.
             most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
-            self.ahead = min(most, 2 * asked) if len(tasks) >= asked else 0
+            is_long = len(tasks) >= asked and (asked > 1 or time.time() - tasks[0].at > QUEUED_S)
+            self.ahead = min(most, 2 * asked) if is_long else 0
             self.changed.notify_all()
 
     def pause(self, until: float) -> None:

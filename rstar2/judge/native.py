@@ -71,22 +71,24 @@ async def _lines(
     for index, ticket in zip(good, tickets, strict=True):
         arrange(index, ticket)
     gone = asyncio.create_task(hung_up(request))
+    getter = asyncio.create_task(ready.get())
     try:
         left = len(good) + len(bad)
         while left:
-            getter = asyncio.create_task(ready.get())
             await asyncio.wait({getter, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                getter.cancel()
-                await asyncio.gather(getter, return_exceptions=True)
                 return
             found = [getter.result()]
             while not ready.empty():
                 found.append(ready.get_nowait())
             left -= len(found)
+            if left:
+                getter = asyncio.create_task(ready.get())
             yield b"".join(f'{{"index":{i},"result":{text}}}\n'.encode() for i, text in found)
     finally:
-        gone.cancel()
+        # Starlette ends this generator where it waits when the client is gone.
+        for task in (gone, getter):
+            task.cancel()
 
 
 def runs_router(broker: Broker) -> APIRouter:

@@ -234,3 +234,33 @@ def test_importing_the_client_loads_neither_server_nor_queue() -> None:
         "print([m for m in ('redis', 'fastapi', 'uvicorn', 'torch', 'numpy') if m in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8088",
+        "ftp://judge:1",
+        "http://",
+        "http://.:1",
+        "http://exa mple:1",
+        "http://judge:0",
+        "http://u:p@judge",
+    ],
+)
+async def test_what_is_no_url_of_a_judge_is_refused_at_once(url: str) -> None:
+    async with asyncio.timeout(5), JudgeClient(url, token="t", patience_s=60) as client:
+        with pytest.raises(JudgeError, match="not the URL"):
+            await client.run(RunRequest(code="1"))
+
+
+def test_a_client_that_is_never_closed_is_let_go_in_silence(judge: JudgeHandle) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from rstar2.judge.client import JudgeClient\n"
+        "from rstar2.judge.schema import RunRequest\n"
+        "client = JudgeClient(sys.argv[1])\n"
+        "print(asyncio.run(client.run(RunRequest(code='1'))).value)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("1\n", "")

@@ -43,6 +43,8 @@ class Plan(TypedDict):
     file_mb: int
     """Size of one file."""
     stack_mb: int
+    processors: list[int]
+    """The ones programs may use."""
 
 
 class Start(TypedDict):

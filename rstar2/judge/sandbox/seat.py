@@ -15,7 +15,9 @@ import socket
 import time
 from collections.abc import Callable
 
-LOOK_S = 1.0
+LOOK_S, LONGEST_LOOK_S = 1.0, 64.0
+"""How long to stay where one has moved before looking again; twice as long each time, for the load may be our
+own, which moves along."""
 BUSY, IDLE = 0.9, 0.5
 """A sandbox whose processor is busier than the one moves to one that is idler than the other."""
 Times = dict[int, tuple[int, int]]
@@ -35,7 +37,10 @@ def processor_times() -> Times:
 
 
 class Seat:
-    """A processor that no other worker of this machine keeps to. Use it from one thread, which it moves.
+    """A processor that no other worker keeps to. Use it from one thread, which it moves.
+
+    Claims hold in one network namespace. Workers in several containers may choose the same processor, and find
+    out when it is crowded: then they move, or keep to none where they cannot.
 
     Args:
         hall: seats of different halls may be on the same processor.
@@ -48,18 +53,19 @@ class Seat:
         self._times = times
         self._claim: socket.socket | None = None
         self._look_at = 0.0
+        self._look_s = LOOK_S
         self._before: Times = {}
         self.processor = -1
         """-1: any."""
 
     def look(self) -> int:
-        """Take a processor, or another one where ours is crowded and that is not. → the processor."""
+        """Take a processor, or leave ours where it is crowded and others are not. → the processor."""
         now = time.monotonic()
         if len(self._all) < 2 or now < self._look_at:
             return self.processor
-        self._look_at = now + LOOK_S
         with contextlib.suppress(OSError, ValueError):
             self._choose()
+        self._look_at = now + self._look_s
         return self.processor
 
     def _choose(self) -> None:
@@ -67,15 +73,23 @@ class Seat:
         idle = {place: _idle_share(before.get(place), self._before.get(place)) for place in self._all}
         if self.processor < 0:
             wanted = sorted(self._all, key=lambda place: (-round(idle[place], 1), random.random()))
+            self._look_s = LOOK_S
         elif idle[self.processor] > 1 - BUSY:
+            self._look_s = LOOK_S
             return
         else:
             wanted = [place for place in self._all if idle[place] > IDLE]
             random.shuffle(wanted)
+            if wanted:
+                self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
         for place in wanted:
             if (claim := _claim(self._hall, place)) is not None:
                 self._move(place, claim)
                 return
+        if wanted and self.processor >= 0:
+            # Somebody works here whom our claim does not keep away, and has claimed what is idle.
+            self._look_s = LONGEST_LOOK_S
+            self.leave()
 
     def _move(self, place: int, claim: socket.socket) -> None:
         try:

@@ -62,6 +62,7 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
         processes=PROCESSES if strict else 0,
         file_mb=256,
         stack_mb=64,
+        processors=sorted(os.sched_getaffinity(0)),
     )
 
 

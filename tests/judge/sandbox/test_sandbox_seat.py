@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="there is one processor onl
 def hall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a hall of this test's own; looks are not held back, and all processors ours at the end."""
     monkeypatch.setattr(seats, "LOOK_S", 0.0)
+    monkeypatch.setattr(seats, "LONGEST_LOOK_S", 0.0)
     yield f"test-{os.getpid()}-{request.node.name}"
     os.sched_setaffinity(0, ALL)
 
@@ -75,17 +76,50 @@ def test_one_moves_from_a_crowded_processor_to_an_idle_one_and_stays(hall: str) 
     other.leave()
 
 
-def test_a_processor_that_another_holds_is_not_moved_to(hall: str) -> None:
+def test_one_that_is_crowded_and_cannot_move_keeps_to_none(hall: str) -> None:
     load = Load(set())
     seat = Seat(hall, load)
     first = seat.look()
     others = [seats._claim(hall, place) for place in ALL - {first}]
     load.busy = {first}
-    assert seat.look() == first
+    assert seat.look() == -1
+    assert os.sched_getaffinity(0) == ALL
     for claim in others:
         assert claim is not None
         claim.close()
+    assert seat.look() in ALL - {first}
     seat.leave()
+
+
+def test_looks_become_rare_where_the_load_moves_along(hall: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(seats.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(seats, "LOOK_S", 1.0)
+    monkeypatch.setattr(seats, "LONGEST_LOOK_S", 64.0)
+    load = Load(set())
+    seat = Seat(hall, load)
+    moves = 0
+    for _ in range(300):
+        before = seat.processor
+        load.busy = {before}
+        moves += seat.look() != before
+        clock[0] += 1.0
+    assert 5 < moves < 14
+    seat.leave()
+
+
+def test_a_jail_built_anew_lets_programs_use_all_processors(hall: str, tmp_path: Path) -> None:
+    sandbox = Sandbox(tmp_path / "box", minimum="landlock")
+    sandbox.start()
+    try:
+        sandbox.sit(Seat(hall))
+        code = "import os\nsorted(os.sched_getaffinity(0))"
+        assert sandbox.run(RunRequest(code=code), "a").value == str(sorted(ALL))
+        sandbox._drop_jail("of the test")
+        assert sandbox.run(RunRequest(code=code), "a").value == str(sorted(ALL))
+        assert sandbox.run(RunRequest(code=f"import re\n{code}"), "a").value == str(sorted(ALL))
+    finally:
+        sandbox.close()
 
 
 def test_programs_may_use_all_processors(hall: str, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def _serve(control_fd: int) -> program.Program | cells.Session | None:
     while os.open(os.devnull, os.O_RDONLY) < 4:
         pass
     plan: Plan = wire.receive(control)[0]
+    # The worker that started this process may keep to one of them.
+    zygote.keep_to(plan["processors"])
     sys.path[:] = plan["sys_path"]
     os.setsid()
     os.umask(0o022)

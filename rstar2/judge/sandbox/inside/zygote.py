@@ -47,10 +47,9 @@ def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Sessio
     strict = plan["tier"] == "strict"
     # One for all zygotes: what is empty must be learnt before the first program runs.
     scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
-    processors = os.sched_getaffinity(0)
-    task = Zygote(plan, control, scratch, processors).serve()
+    task = Zygote(plan, control, scratch).serve()
     while isinstance(task, _socket.socket):
-        task = Zygote(plan, task, scratch, processors).serve()
+        task = Zygote(plan, task, scratch).serve()
     return task
 
 
@@ -73,14 +72,14 @@ class _Child:
 class Zygote:
     """One control socket's worth of programs."""
 
-    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch, processors: set[int]) -> None:
+    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch) -> None:
         # What a program leaves behind in the tiers without namespaces becomes this process's child.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
         self._scratch = scratch
-        self._processors = processors
+        self._processors = plan["processors"]
         self._processor = -1
         self._children: dict[int, _Child] = {}
         self._zygotes: set[int] = set()
@@ -136,7 +135,7 @@ class Zygote:
         """Fork one program. None in the zygote."""
         if start["processor"] != self._processor:
             self._processor = start["processor"]
-            _keep_to(self._processors if self._processor < 0 else {self._processor})
+            keep_to(self._processors if self._processor < 0 else [self._processor])
         try:
             init, pid = self._fork()
         except OSError as error:
@@ -179,7 +178,7 @@ class Zygote:
 
     def _confine(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
         os.setsid()
-        _keep_to(self._processors)
+        keep_to(self._processors)
         names = start["fds"]
         groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
         code = start["code"]
@@ -254,7 +253,7 @@ class Zygote:
                 os.close(other)
             return None
         self._control.close()
-        _keep_to(self._processors)
+        keep_to(self._processors)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:there]:
@@ -276,7 +275,7 @@ class Zygote:
         return control
 
 
-def _keep_to(processors: set[int]) -> None:
+def keep_to(processors: list[int]) -> None:
     """Keep this process to some processors, if they can be had."""
     try:
         os.sched_setaffinity(0, processors)
