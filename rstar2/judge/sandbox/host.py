@@ -29,6 +29,8 @@ _MIB = 1 << 20
 _SIGKILL = 9
 _PROCESS_READERS = ("/proc", "psutil")
 """Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
+_AROUND_S = 0.0008
+"""Processor seconds of the worker and its zygote for one program, about."""
 _SLACK_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 log = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class Sandbox:
         self._jail: Enclosure | None = None
         self._wants_warm = False
         self._seat: Seat | None = None
+        self._used_s = 0.0
+        """Processor seconds that programs, and what is done around them, took so far."""
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
@@ -192,6 +196,7 @@ class Sandbox:
             with self._abort.heard(run_id) as abort:
                 end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s, abort)
             wall = time.monotonic() - began
+            self._used_s += end.cpu_s + _AROUND_S
             killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
             if end.trouble:
                 self._drop_jail(end.trouble)
@@ -233,7 +238,7 @@ class Sandbox:
             own_space=False,
             nonce=os.urandom(NONCE),
             uid=tiers.program_uid(plan, 0),
-            processor=-1 if self._seat is None else self._seat.look(),
+            processor=-1 if self._seat is None else self._seat.look(self._used_s),
             memory_mb=memory_mb,
             place=plan["place"],
         )

@@ -15,11 +15,11 @@ import socket
 import time
 from collections.abc import Callable
 
-LOOK_S, LONGEST_LOOK_S = 1.0, 64.0
-"""How long to stay where one has moved before looking again; twice as long each time, for the load may be our
-own, which moves along."""
-BUSY, IDLE = 0.9, 0.5
-"""A sandbox whose processor is busier than the one moves to one that is idler than the other."""
+LOOK_S, STAND_S = 1.0, 60.0
+"""How long to wait between looks, and before a seat is taken again that was given up."""
+BUSY, OWN, IDLE = 0.9, 0.6, 0.5
+"""A processor is crowded if it is busier than the first and we take less than the second of it; one that is
+idler than the third can be moved to."""
 Times = dict[int, tuple[int, int]]
 """Processor → (time it was idle, time in all), in ticks since the machine started."""
 
@@ -53,42 +53,45 @@ class Seat:
         self._times = times
         self._claim: socket.socket | None = None
         self._look_at = 0.0
-        self._look_s = LOOK_S
+        self._looked_at = 0.0
+        self._used_s = 0.0
         self._before: Times = {}
         self.processor = -1
         """-1: any."""
 
-    def look(self) -> int:
-        """Take a processor, or leave ours where it is crowded and others are not. → the processor."""
+    def look(self, used_s: float) -> int:
+        """Take a processor, or leave ours where it is crowded and others are not. → the processor.
+
+        Args:
+            used_s: processor seconds that the sandbox and its programs took so far.
+        """
         now = time.monotonic()
         if len(self._all) < 2 or now < self._look_at:
             return self.processor
+        own = (used_s - self._used_s) / max(now - self._looked_at, 1e-9)
+        self._look_at, self._looked_at, self._used_s = now + LOOK_S, now, used_s
         with contextlib.suppress(OSError, ValueError):
-            self._choose()
-        self._look_at = now + self._look_s
+            self._choose(own)
         return self.processor
 
-    def _choose(self) -> None:
+    def _choose(self, own: float) -> None:
+        """Args: own: the share of a processor that we took since the last look."""
         before, self._before = self._before, self._times()
         idle = {place: _idle_share(before.get(place), self._before.get(place)) for place in self._all}
         if self.processor < 0:
             wanted = sorted(self._all, key=lambda place: (-round(idle[place], 1), random.random()))
-            self._look_s = LOOK_S
-        elif idle[self.processor] > 1 - BUSY:
-            self._look_s = LOOK_S
+        elif idle[self.processor] > 1 - BUSY or own > OWN:
             return
         else:
             wanted = [place for place in self._all if idle[place] > IDLE]
             random.shuffle(wanted)
-            if wanted:
-                self._look_s = min(2 * self._look_s, LONGEST_LOOK_S)
         for place in wanted:
             if (claim := _claim(self._hall, place)) is not None:
                 self._move(place, claim)
                 return
         if wanted and self.processor >= 0:
             # Somebody works here whom our claim does not keep away, and has claimed what is idle.
-            self._look_s = LONGEST_LOOK_S
+            self._look_at += STAND_S
             self.leave()
 
     def _move(self, place: int, claim: socket.socket) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="there is one processor onl
 def hall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a hall of this test's own; looks are not held back, and all processors ours at the end."""
     monkeypatch.setattr(seats, "LOOK_S", 0.0)
-    monkeypatch.setattr(seats, "LONGEST_LOOK_S", 0.0)
+    monkeypatch.setattr(seats, "STAND_S", 0.0)
     yield f"test-{os.getpid()}-{request.node.name}"
     os.sched_setaffinity(0, ALL)
 
@@ -46,12 +46,12 @@ def test_every_seat_is_taken_once_and_the_rest_stand(hall: str) -> None:
     for _ in range(len(ALL) + 1):
         os.sched_setaffinity(0, ALL)
         taken.append(Seat(hall))
-        taken[-1].look()
+        taken[-1].look(0.0)
     assert sorted(seat.processor for seat in taken) == [-1, *sorted(ALL)]
     taken[0].leave()
     assert (taken[0].processor, os.sched_getaffinity(0)) == (-1, ALL)
     standing = taken[-1]
-    assert standing.look() in ALL
+    assert standing.look(0.0) in ALL
     assert os.sched_getaffinity(0) == {standing.processor}
     for seat in taken:
         seat.leave()
@@ -60,18 +60,18 @@ def test_every_seat_is_taken_once_and_the_rest_stand(hall: str) -> None:
 def test_one_moves_from_a_crowded_processor_to_an_idle_one_and_stays(hall: str) -> None:
     load = Load(set())
     seat = Seat(hall, load)
-    first = seat.look()
-    assert seat.look() == first
+    first = seat.look(0.0)
+    assert seat.look(0.0) == first
     load.busy = {first}
-    second = seat.look()
+    second = seat.look(0.0)
     assert second != first
     assert os.sched_getaffinity(0) == {second}
-    assert seat.look() == second
+    assert seat.look(0.0) == second
     load.busy = set(ALL)
-    assert seat.look() == second
+    assert seat.look(0.0) == second
     os.sched_setaffinity(0, ALL)
     other = Seat(hall, Load({second}))
-    assert other.look() != second
+    assert other.look(0.0) != second
     seat.leave()
     other.leave()
 
@@ -79,32 +79,25 @@ def test_one_moves_from_a_crowded_processor_to_an_idle_one_and_stays(hall: str) 
 def test_one_that_is_crowded_and_cannot_move_keeps_to_none(hall: str) -> None:
     load = Load(set())
     seat = Seat(hall, load)
-    first = seat.look()
+    first = seat.look(0.0)
     others = [seats._claim(hall, place) for place in ALL - {first}]
     load.busy = {first}
-    assert seat.look() == -1
+    assert seat.look(0.0) == -1
     assert os.sched_getaffinity(0) == ALL
     for claim in others:
         assert claim is not None
         claim.close()
-    assert seat.look() in ALL - {first}
+    assert seat.look(0.0) in ALL - {first}
     seat.leave()
 
 
-def test_looks_become_rare_where_the_load_moves_along(hall: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr(seats.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(seats, "LOOK_S", 1.0)
-    monkeypatch.setattr(seats, "LONGEST_LOOK_S", 64.0)
+def test_a_load_of_ones_own_is_no_crowd(hall: str) -> None:
     load = Load(set())
     seat = Seat(hall, load)
-    moves = 0
-    for _ in range(300):
-        before = seat.processor
-        load.busy = {before}
-        moves += seat.look() != before
-        clock[0] += 1.0
-    assert 5 < moves < 14
+    first = seat.look(0.0)
+    load.busy = {first}
+    # As if nothing but our own programs had run since.
+    assert [seat.look(1000.0 * second) for second in range(1, 5)] == [first] * 4
     seat.leave()
 
 
