@@ -11,7 +11,8 @@ from typing import TypeVar
 
 import aiohttp
 
-from rstar2.judge.client import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeClient, JudgeError
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.line import FIRST_RETRY_S, LONGEST_RETRY_S, JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
 OPEN_S = 30.0

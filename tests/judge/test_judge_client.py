@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from rstar2.judge.client import JudgeClient, JudgeError, SyncJudgeClient
+from rstar2.judge.client import JudgeClient, SyncJudgeClient
+from rstar2.judge.line import JudgeError
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle
 

@@ -20,8 +20,9 @@ from judge.faults import descendants, status, wait_gone
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge import promise, queue
-from rstar2.judge.client import JudgeError, SyncJudgeClient
+from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.line import JudgeError
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service import running_judge, start_service, stop_service
 from rstar2.judge.settings import ServiceSettings

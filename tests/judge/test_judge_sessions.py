@@ -19,7 +19,8 @@ import redis
 from judge.faults import parts
 
 from rstar2.judge import queue
-from rstar2.judge.client import JudgeClient, JudgeError
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.line import JudgeError
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.service import JudgeHandle, running_judge
 from rstar2.judge.session_client import OPEN_S, JudgeSession
