@@ -75,7 +75,11 @@ class Seat:
         return self.processor
 
     def _choose(self, own: float) -> None:
-        """Args: own: the share of a processor that we took since the last look."""
+        """See `look`.
+
+        Args:
+            own: the share of a processor that we took since the last look.
+        """
         before, self._before = self._before, self._times()
         idle = {place: _idle_share(before.get(place), self._before.get(place)) for place in self._all}
         if self.processor < 0:
@@ -122,7 +126,7 @@ def _idle_share(before: tuple[int, int] | None, now: tuple[int, int] | None) -> 
 
 
 def _claim(hall: str, place: int) -> socket.socket | None:
-    """A name that one process of this machine can hold, and that is free again when the process ends."""
+    """A name that one process of this network namespace can hold, and that is free again when it ends."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         claim.bind(f"\0rstar2-{hall}-processor-{place}")
