@@ -268,6 +268,7 @@ class Link:
             want, block = desk.wants(), BLOCK_MS if desk.idle() else None
         pipe = self.client.pipeline(transaction=False)
         if running is not None and running.is_cell:
+            # A cell that was delivered cannot be cancelled.
             running = None
         if running is not None:
             pipe.get(queue.state_key(running.id))
