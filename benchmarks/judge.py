@@ -5,8 +5,8 @@
 
 Every round runs all contestants one after another on each program; the figures are medians over the rounds,
 so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
-Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of that batched rate, and
-how late an endless loop is ended.
+Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of that batched rate, each
+round with other arrivals, and how late an endless loop is ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import httpx
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.seat import Seat
+from rstar2.judge.sandbox.seat import Seat, Times, processor_times
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service import running_judge
 
@@ -47,6 +47,7 @@ BATCH = 64
 IN_FLIGHT = 4
 HEAVIEST = "import time, pandas\ntime.sleep(0.5)"
 """Waits for the zygote that takes longest to get warm, and keeps a worker from doing it for another."""
+REHEARSALS_S = 4.0
 Run = Callable[[str, int], float]
 """Runs a program so many times. → programs a second."""
 
@@ -85,6 +86,8 @@ def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> Non
     sandbox.warm()
     sandbox.sit(Seat("benchmark"))
     sandbox.run(RunRequest(code=HEAVIEST, timeout_s=60), "0")
+    while sandbox.rehearse():
+        pass
     pipe.send("warm")
     while (order := pipe.recv()) is not None:
         kind, count = order
@@ -161,9 +164,11 @@ def judge(url: str) -> Run:
 
 
 def warm_up(url: str, workers: int) -> None:
-    """Wait until every worker's zygotes are warm, which takes processor time from all."""
+    """Wait until every worker's zygotes are warm, which takes processor time from all, and have rehearsed."""
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
+    # They rehearse one at a time, each after a moment without work.
+    time.sleep(REHEARSALS_S)
 
 
 def codejudge(url: str) -> Run:
@@ -198,10 +203,16 @@ def rounds(
     return {n: {k: statistics.median(rates[n, k]) for k in PROGRAMS} for n in contestants}
 
 
-async def latencies(url: str, rate: float, seconds: float) -> list[float]:
+def busy_share(before: Times, now: Times) -> float:
+    """How much of the time between two looks the processors were at work."""
+    idle, whole = (sum(now[place][n] - before[place][n] for place in now) for n in (0, 1))
+    return 1 - idle / whole
+
+
+async def latencies(url: str, rate: float, seconds: float, seed: int = 7) -> list[float]:
     """Seconds each trivial program took when they arrive at random at `rate`, on one client."""
     took: list[float] = []
-    dice = random.Random(7)
+    dice = random.Random(seed)
 
     async def one(client: JudgeClient) -> None:
         started = time.perf_counter()
@@ -233,10 +244,27 @@ def overruns(url: str, count: int) -> list[float]:
 
 LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
 """Shares of the batched rate at which latencies are measured."""
+LATENCY_S = 6.0
+
+
+def latency_rounds(url: str, batched: float, count: int) -> dict[str, dict[str, list[float]]]:
+    """By load: p50 and p99 in milliseconds, and the percentage of the time the processors were busy, of each round."""
+    found: dict[str, dict[str, list[float]]] = {load: {"p50": [], "p99": [], "busy": []} for load in LOADS}
+    for number in range(count):
+        for load, share in LOADS.items():
+            before = processor_times()
+            took = asyncio.run(latencies(url, batched * share, LATENCY_S, seed=number))
+            found[load]["p50"].append(1000 * took[len(took) // 2])
+            found[load]["p99"].append(1000 * took[len(took) * 99 // 100])
+            found[load]["busy"].append(100 * busy_share(before, processor_times()))
+        print(f"latencies, round {number + 1} of {count} done", file=sys.stderr)
+    return found
 
 
 def report(
-    rates: dict[str, dict[str, float]], waits: dict[str, list[float]], late: list[float]
+    rates: dict[str, dict[str, float]],
+    waits: dict[str, dict[str, list[float]]],
+    late: list[float],
 ) -> dict[str, Any]:
     """Prints the table. → the same as values."""
     print(f"{'programs a second':22}" + "".join(f"{kind:>10}" for kind in PROGRAMS))
@@ -248,10 +276,14 @@ def report(
             print(f"{name + ' / bare':22}" + "".join(f"{ratios[kind]:9.1f}x" for kind in PROGRAMS))
     share = {kind: rates["judge"][kind] / rates["sandbox"][kind] for kind in PROGRAMS}
     print(f"{'judge / sandbox':22}" + "".join(f"{100 * share[kind]:9.0f}%" for kind in PROGRAMS))
-    latency = {load: (took[len(took) // 2], took[len(took) * 99 // 100]) for load, took in waits.items()}
-    for load, (p50, p99) in latency.items():
-        count = len(waits[load])
-        print(f"at {load} load, trivial: p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms ({count} programs)")
+    for load, found in waits.items():
+        rate = rates["judge"]["trivial"] * LOADS[load]
+        p50, p99 = (
+            f"{name} {statistics.median(found[name]):.1f} ({min(found[name]):.1f} to {max(found[name]):.1f}) ms"
+            for name in ("p50", "p99")
+        )
+        busy = statistics.median(found["busy"])
+        print(f"at {load} load, trivial: {p50}, {p99}; {rate:.0f} a second, cores {busy:.0f}% busy")
     print(
         f"endless loops answered after their limit: median {1000 * statistics.median(late):.0f} ms, "
         f"latest {1000 * late[-1]:.0f} ms"
@@ -259,7 +291,7 @@ def report(
     return {
         "rates": rates,
         "share": share,
-        "latency_ms": {load: [1000 * p50, 1000 * p99] for load, (p50, p99) in latency.items()},
+        "latency": waits,
         "late_ms": 1000 * late[-1],
     }
 
@@ -289,10 +321,7 @@ def main() -> None:
             contestants["against"] = codejudge(options.against)
         print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
         rates = rounds(contestants, options.rounds, options.seconds, options.workers)
-        batched = rates["judge"]["trivial"]
-        waits = {
-            load: asyncio.run(latencies(handle.url, batched * share, 10.0)) for load, share in LOADS.items()
-        }
+        waits = latency_rounds(handle.url, rates["judge"]["trivial"], options.rounds)
         found = report(rates, waits, overruns(handle.url, 10))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

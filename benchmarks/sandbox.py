@@ -41,6 +41,9 @@ def _sandbox(root: str, tier: str) -> tuple[RunOne, Callable[[], None]]:
     sandbox = Sandbox(Path(root) / str(os.getpid()), tier=tier, minimum="none")  # type: ignore[arg-type]
     sandbox.start()
     sandbox.warm()
+    sandbox.run(RunRequest(code="import pandas", timeout_s=60.0), "warm")
+    while sandbox.rehearse():
+        pass
 
     def run(code: str) -> None:
         result = sandbox.run(RunRequest(code=code, timeout_s=60.0), "bench")

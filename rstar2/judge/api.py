@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -9,19 +10,26 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from rstar2.judge.broker import Broker
 from rstar2.judge.codejudge import codejudge_router
-from rstar2.judge.http import TokenGuard, add_error_answers
+from rstar2.judge.http import Direct, TokenGuard, add_error_answers
 from rstar2.judge.logs import log_to_stderr
-from rstar2.judge.native import runs_router
+from rstar2.judge.native import runs_direct, runs_router
 from rstar2.judge.notebook import sessions_router
 from rstar2.judge.observe import observe_router
 from rstar2.judge.sandboxfusion import sandboxfusion_router
+from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.settings import ApiSettings
+from rstar2.judge.stream import stream_router
+
+PING_S = 20.0
+SILENT_S = 120.0
+"""A stream whose client answers no ping for so long is closed; a busy event loop may take a while."""
 
 
-def create_app(settings: ApiSettings) -> FastAPI:
+def create_app(settings: ApiSettings) -> ASGIApp:
     """The application; it connects to the queue when it starts."""
     broker = Broker(settings.redis_url, settings.max_queued)
 
@@ -31,26 +39,41 @@ def create_app(settings: ApiSettings) -> FastAPI:
         yield
         await broker.close()
 
-    app = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
-    if settings.token is not None:
-        app.add_middleware(TokenGuard, token=settings.token)
-    add_error_answers(app)
-    for router in (runs_router, sessions_router, codejudge_router, sandboxfusion_router, observe_router):
-        app.include_router(router(broker))
-    return app
+    rest = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
+    add_error_answers(rest)
+    for router in (
+        runs_router,
+        stream_router,
+        sessions_router,
+        codejudge_router,
+        sandboxfusion_router,
+        observe_router,
+    ):
+        rest.include_router(router(broker))
+    app = Direct(rest, runs_direct(broker))
+    return app if settings.token is None else TokenGuard(app, settings.token)
 
 
 def main() -> None:
     """Serve on the socket the supervisor opened: callers queue up there while this process restarts."""
     log_to_stderr()
+    # One for each request that waits, and as many as its clients like.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     settings = ApiSettings.model_validate_json(sys.stdin.read())
     listener = socket.socket(fileno=settings.socket_fd)
     config = uvicorn.Config(
         create_app(settings),
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=SILENT_S,
+        ws_per_message_deflate=False,
     )
     uvicorn.Server(config).run(sockets=[listener])
 

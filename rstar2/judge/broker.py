@@ -1,8 +1,8 @@
 """The HTTP process's side of the queue: puts programs in, waits for their results, takes them back.
 
-Everything that is asked within one turn of the event loop goes to Redis in one exchange. One task follows
-the stream of what was finished; a sweep every few seconds looks after what that stream may have missed, and
-queues again what a Redis that lost its data has forgotten.
+Everything that is asked within one turn of the event loop goes to Redis in one exchange. One task listens to
+what was finished; a sweep every few seconds looks after what it may have missed, and queues again what a Redis
+that lost its data has forgotten.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge import queue
 from rstar2.judge.deaths import LOOK_S, DeathWatch
+from rstar2.judge.exchange import Commands, Notices
 from rstar2.judge.schema import RunResult
 
 MAX_WAIT_S = 3600.0
@@ -41,9 +42,6 @@ DELIVERED_TOGETHER = 64
 """So many delivered results are told to Redis together, or those of a sweep."""
 LONGEST_RETRY_S = 0.25
 RECENT = 2000
-CROWD = 32
-"""With more programs waited for than this, results are fetched several at a time."""
-CROWD_PAUSE_S = 0.02
 log = logging.getLogger(__name__)
 
 
@@ -98,12 +96,16 @@ class Broker:
             # Everything said here may be said twice; connections of the pool may be older than the server.
             retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
         )
+        self.commands = Commands(redis_url)
+        """For `_send` alone."""
+        self.notices = Notices(redis_url, queue.DONE)
         self.max_queued = max_queued
         self.depth = 0
         """Programs queued or running, as Redis last said."""
         self.rate = 0.0
         """Programs finished a second, recently, in the whole queue."""
         self.finished = 0
+        """Programs of the whole queue that were told to be finished, without those a broken connection missed."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         """(queue_s, wall_s) of what was finished last in the whole queue."""
         self.on_done: Callable[[float, float], None] = lambda queue_s, wall_s: None
@@ -123,6 +125,8 @@ class Broker:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
+        for connection in (self.commands, self.notices):
+            await connection.close()
         await self.client.aclose()
 
     def admit(self, count: int) -> None:
@@ -147,13 +151,12 @@ class Broker:
             QueueFull: nothing was queued.
         """
         self.admit(len(asked))
-        tickets = [self._join(ticket) for ticket in asked]
-        self.wake.set()
+        tickets = [self.join(ticket) for ticket in asked]
         try:
             yield tickets
         finally:
             for ticket in tickets:
-                self._leave(ticket)
+                self.leave(ticket)
 
     async def run(self, asked: Sequence[Ticket]) -> list[str]:
         """Queue programs and wait for all of them. → their results as JSON, in order.
@@ -184,23 +187,46 @@ class Broker:
         """Forget a result that is no use to whoever asks again."""
         await self.client.eval(*queue.forget_args(run_id, result))
 
-    def _join(self, asked: Ticket) -> Ticket:
+    def join(self, asked: Ticket) -> Ticket:
+        """Queue one program that was admitted, until `leave`. → the ticket to wait for, an earlier one of its id if
+        there is one."""
         ticket = self.waiting.get(asked.id)
         if ticket is None:
             ticket = self.waiting[asked.id] = asked
             self.waiting_bytes += len(asked.body)
             self.unsent.append(ticket)
+            self.wake.set()
         ticket.waiters += 1
         return ticket
 
-    def _leave(self, ticket: Ticket) -> None:
+    def drop(self, run_id: str) -> None:
+        """Take a program back unless somebody waits for it here, or it is a cell that runs."""
+        self.dropped.append(run_id)
+        self.wake.set()
+
+    async def results(self, ids: Sequence[str]) -> list[str | None]:
+        """Stored results as JSON, None for those that are not there any more.
+
+        Raises:
+            RedisError: Redis does not answer.
+        """
+        states = await self.client.mget(map(queue.state_key, ids))
+        return [state if queue.is_result(state) else None for state in states]
+
+    def leave(self, ticket: Ticket, *, heard: bool = True) -> None:
+        """Wait no longer for a ticket of `join`; a program nobody waits for is taken back.
+
+        Args:
+            heard: whoever asked has its result, if there is one, which need not be kept for long then.
+        """
         ticket.waiters -= 1
         if ticket.waiters:
             return
         if self.waiting.pop(ticket.id, None) is not None:
             self.waiting_bytes -= len(ticket.body)
         if ticket.result.done():
-            self.delivered.append(ticket.id)
+            if heard:
+                self.delivered.append(ticket.id)
         else:
             ticket.result.cancel()
             self.dropped.append(ticket.id)
@@ -260,7 +286,7 @@ class Broker:
                 commands.append(queue.cancel_args(run_id))
         if len(self.delivered) >= DELIVERED_TOGETHER:
             commands.append(self._tell_delivered())
-        answers = await self._ask(commands)
+        answers = await self.commands.ask([("EVAL", *command) for command in commands])
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
         sent = programs + [ticket for ticket, _ in cells]
@@ -277,50 +303,31 @@ class Broker:
         told, self.delivered = self.delivered, []
         return queue.delivered_args([run_id for run_id in told if run_id not in self.waiting])
 
-    async def _ask(self, commands: Sequence[queue.Eval]) -> list[Any]:
-        """Send scripts together. → what they return."""
-        if len(commands) == 1:
-            return [await self.client.eval(*commands[0])]
-        if not commands:
-            return []
-        pipe = self.client.pipeline(transaction=False)
-        for command in commands:
-            pipe.eval(*command)
-        return list(await pipe.execute())
-
     async def _follow(self) -> None:
-        newest = await self.client.xrevrange(queue.DONE, count=1)
-        last = newest[0][0] if newest else "0-0"
+        await self.notices.begin()
         await self._look(list(self.waiting.values()))
         while True:
-            found = await self.client.xread({queue.DONE: last}, count=1000, block=1000)
-            for _, entries in found or ():
-                last = entries[-1][0]
-                await self._take([fields for _, fields in entries])
-            if len(self.waiting) > CROWD:
-                await asyncio.sleep(min(CROWD_PAUSE_S, len(self.waiting) / 8000))
+            await self._take(queue.Notice.all_of(await self.notices.next()))
 
-    async def _take(self, notices: list[dict[str, str]]) -> None:
+    async def _take(self, notices: Sequence[queue.Notice]) -> None:
         """Hand out what is told to be finished."""
         longer = []
         for notice in notices:
-            if notice["result"]:
-                self._resolve(notice["id"], notice["result"])
-            elif notice["id"] in self.waiting:
-                longer.append(notice["id"])
+            if notice.result:
+                self._resolve(notice.id, notice.result)
+            elif notice.id in self.waiting:
+                longer.append(notice.id)
+            self.on_done(notice.queue_s, notice.wall_s)
+        self.finished += len(notices)
+        self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
         await self._fetch(longer)
-        times = [(float(notice["queue_s"]), float(notice["wall_s"])) for notice in notices]
-        self.finished += len(times)
-        self.recent.extend(times)
-        for queue_s, wall_s in times:
-            self.on_done(queue_s, wall_s)
 
     async def _fetch(self, ids: Sequence[str]) -> None:
         if not ids:
             return
-        for run_id, state in zip(ids, await self.client.mget(map(queue.state_key, ids)), strict=True):
-            if queue.is_result(state):
-                self._resolve(run_id, state)
+        for run_id, text in zip(ids, await self.results(ids), strict=True):
+            if text is not None:
+                self._resolve(run_id, text)
 
     async def _sweep(self) -> None:
         while True:
@@ -328,10 +335,11 @@ class Broker:
             await asyncio.sleep(SWEEP_S)
             self.wake.set()
             if self.delivered:
-                await self._ask([self._tell_delivered()])
+                await self.client.eval(*self._tell_delivered())
+            await self.notices.check()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
-            for ticket in [t for t in self.waiting.values() if t.deadline < now]:
+            for ticket in [t for t in self.waiting.values() if t.deadline < now and not t.result.done()]:
                 self._give_up(ticket)
             await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
 
@@ -365,7 +373,7 @@ class Broker:
 
     async def _look(self, tickets: Sequence[Ticket]) -> None:
         """Fetch results whose notice was missed, and queue again what Redis has forgotten."""
-        sent = [ticket for ticket in tickets if ticket.sent_at is not None]
+        sent = [t for t in tickets if t.sent_at is not None and not t.result.done()]
         for start in range(0, len(sent), 1000):
             chunk = sent[start : start + 1000]
             states = await self.client.mget([queue.state_key(ticket.id) for ticket in chunk])

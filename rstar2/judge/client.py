@@ -1,8 +1,8 @@
 """The client of the judge: asynchronous, and synchronous on top of it.
 
-Calls made at the same time travel together. A request that fails on the way is sent again under the same
-idempotency key, so that no program runs twice when its result exists. Every wait has an end: when the judge
-does not answer within it, the result is `lost`.
+Calls of one event loop travel over one connection, those made at the same time together. When it breaks, programs
+without an answer are asked for again under their ids, so that none runs twice when its result exists. Every wait
+has an end: when the judge does not answer within it, the result is `lost`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import asyncio
 import json
 import os
 import threading
-import weakref
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
 
-from rstar2.judge.line import Answer, Call, JudgeError, Line, headers_for, retry_after_s
+from rstar2.judge.call import Call
+from rstar2.judge.line import Answer, JudgeError, Line, headers_for, retry_after_s
 from rstar2.judge.schema import RunRequest, RunResult
 
 HEALTH_S = 5.0
@@ -39,19 +39,23 @@ class JudgeClient:
         self.url = url.rstrip("/")
         self.token = token
         self.patience_s = patience_s
-        self._lines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = weakref.WeakKeyDictionary()
+        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
 
     def __getstate__(self) -> tuple[str, str | None, float]:
         return self.url, self.token, self.patience_s
 
     def __setstate__(self, state: tuple[str, str | None, float]) -> None:
         self.url, self.token, self.patience_s = state
-        self._lines = weakref.WeakKeyDictionary()
+        self._lines = {}
 
     def _line(self) -> Line:
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
+            # Those of loops that are over go, and their connections with them.
+            for other in list(self._lines):
+                if other.is_closed():
+                    self._lines.pop(other, None)
             line = self._lines[loop] = Line(self.url, self.token, self.patience_s)
         return line
 
@@ -81,7 +85,7 @@ class JudgeClient:
         """
         async with self._line().send(method, path, body.encode(), headers_for(key)) as answer:
             text = await answer.text(errors="replace")
-            return Answer(answer.status, text, retry_after_s(answer))
+            return Answer(answer.status, text, retry_after_s(answer.headers))
 
     async def health(self) -> dict[str, Any]:
         """What the judge says of itself: `status`, `workers`, `isolation`.

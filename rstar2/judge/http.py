@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import re
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -20,17 +21,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rstar2.judge.broker import QueueFull
+from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES
 
-MAX_BODY_BYTES = 64 << 20
 MAX_NAME_CHARS = 200
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Answered without the token: they tell nothing but that the service lives."""
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
-_KEY = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+Endpoint = Callable[[Request], Awaitable[Response]]
+_KEY = re.compile(CHOSEN_ID)
 
 
 class Refused(Exception):
@@ -55,7 +59,7 @@ class TokenGuard:
         self.expected = f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_PATHS:
             given = dict(scope["headers"]).get(b"authorization", b"")
             if not hmac.compare_digest(given, self.expected):
                 answer = JSONResponse({"error": "Authorization: wrong or missing token"}, 401)
@@ -84,13 +88,16 @@ async def read_json(request: Request) -> object:
     """The body of a request.
 
     Raises:
-        Refused: 413 or 400.
+        Refused: 413 or 400; 499 where the client went away.
     """
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise Refused(413, f"body: longer than {MAX_BODY_BYTES} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_MESSAGE_BYTES:
+                raise Refused(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
+    except ClientDisconnect as error:
+        raise Refused(499, "the client went away") from error
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -156,28 +163,58 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
+def error_answer(error: Exception) -> Response:
+    """`{"error": message}` with the status of an error that a caller can meet."""
+    headers = {}
+    if isinstance(error, Refused):
+        status, message = error.status, error.message
+    elif isinstance(error, QueueFull):
+        status, message = 429, str(error)
+        headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
+    elif isinstance(error, HTTPException):
+        status, message = error.status_code, error.detail
+        headers = dict(error.headers or {})
+    elif isinstance(error, RedisError):
+        status, message = 503, f"the queue does not answer: {error}"
+        headers = {"Retry-After": "1"}
+    else:
+        status, message = 500, f"a fault of the judge ({type(error).__name__}); its log has more"
+    return JSONResponse({"error": message}, status, headers)
+
+
 def add_error_answers(app: FastAPI) -> None:
-    """Every error a caller can meet becomes `{"error": message}` with its status."""
+    """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
 
-    @app.exception_handler(Refused)
-    async def refused(_request: Request, error: Refused) -> Response:
-        return JSONResponse({"error": error.message}, error.status)
+    async def answer(_request: Request, error: Exception) -> Response:
+        return error_answer(error)
 
-    @app.exception_handler(QueueFull)
-    async def full(_request: Request, error: QueueFull) -> Response:
-        return JSONResponse({"error": str(error)}, 429, {"Retry-After": f"{error.retry_after_s:.0f}"})
+    for kind in (Refused, QueueFull, HTTPException, RedisError, Exception):
+        app.add_exception_handler(kind, answer)
 
-    @app.exception_handler(HTTPException)
-    async def no_such_place(_request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
-    @app.exception_handler(Exception)
-    async def our_fault(_request: Request, error: Exception) -> Response:
-        # The framework raises it again after this answer, so that the log has its traceback.
-        return JSONResponse(
-            {"error": f"a fault of the judge ({type(error).__name__}); its log has more"}, 500
-        )
+class Direct:
+    """Endpoints for POST in front of the framework, whose way to one takes longer than all that they do.
 
-    @app.exception_handler(RedisError)
-    async def no_queue(_request: Request, error: RedisError) -> Response:
-        return JSONResponse({"error": f"the queue does not answer: {error}"}, 503, {"Retry-After": "1"})
+    Args:
+        app: serves everything else.
+        endpoints: by path.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]) -> None:
+        self.app = app
+        self.endpoints = endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self.endpoints.get(scope["path"]) if scope["type"] == "http" else None
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        try:
+            if scope["method"] != "POST":
+                raise HTTPException(405, headers={"Allow": "POST"})
+            response = await endpoint(Request(scope, receive))
+        except Exception as error:
+            response = error_answer(error)
+            if response.status_code == 500:
+                log.exception("%s", scope["path"])
+        await response(scope, receive, send)

@@ -1,8 +1,9 @@
-"""The thread of a worker that speaks with Redis.
+"""How a worker speaks with Redis.
 
-While programs wait in the queue it fetches several ahead and stores results several at a time, so that one
-exchange serves many programs; when the queue runs dry it takes one program at a time, so that no program
-waits behind another while some other worker is free.
+While programs wait in the queue a thread of its own fetches several ahead and stores results several at a time,
+so that one exchange serves many programs; never more than the worker's share of what is unfinished, so that
+no program waits behind another while some other worker is free. When the queue is short the thread that runs
+programs asks for each itself, because handing it over would take longer than the exchange.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,141 +21,18 @@ import redis
 
 from rstar2.errors import UserError
 from rstar2.judge import promise, queue
+from rstar2.judge.desk import Desk
+from rstar2.judge.exchange import Command, SyncCommands
 from rstar2.judge.queue import Task
-from rstar2.judge.schema import CellResult, RunResult
 
-MAX_AHEAD = 16
-AHEAD_S = 0.1
-"""How much work, by the mean of recent runs, is fetched ahead at most."""
-QUEUED_S = 0.01
-"""A program that waited this long was in a queue; one that did not may have been the only one."""
-LONG_S = 0.05
-"""A program that runs this long makes the worker give back what it fetched ahead."""
-LINGER_S = 0.01
-"""How long a result may wait for others to be stored with it while more work is at hand."""
 BEAT_S = 0.5
+MOST_HELD = 10_000
+"""More programs than a worker ever holds."""
 BLOCK_MS = 300
 LONGEST_RETRY_S = 0.25
 WEDGED_S = 30.0
 """A program that is not over so long after its limit means that the sandbox itself hangs."""
 log = logging.getLogger(__name__)
-
-
-class Desk:
-    """What the two threads of a worker share; every field is touched only with `changed` held."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.inbox: deque[Task] = deque()
-        self.outbox: deque[tuple[Task, RunResult]] = deque()
-        self.oldest = 0.0
-        """Monotonic seconds at which the first result in the outbox came."""
-        self.current: Task | None = None
-        self.since = 0.0
-        """Monotonic seconds at which `current` was begun."""
-        self.mean_s = 0.02
-        self.ahead = 0
-        """How many programs to fetch ahead; 0 while the queue is short."""
-        self.stopping = False
-        self.sessions = 0
-        """How many sessions the worker holds."""
-        self.asked_at = 0.0
-        """Monotonic seconds at which Redis was last asked for work and answered."""
-
-    def next(self, patience_s: float) -> Task | None:
-        """Wait for the next program; None when there is none in time or the worker is to end."""
-        with self.changed:
-            if not self.inbox and not self.stopping:
-                self.changed.wait(patience_s)
-            if not self.inbox or self.stopping:
-                return None
-            self.current = self.inbox.popleft()
-            self.since = time.monotonic()
-            return self.current
-
-    def put(self, task: Task, result: RunResult) -> None:
-        """Hand over the result of the current program."""
-        with self.changed:
-            now = time.monotonic()
-            self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.since)
-            if not self.outbox:
-                self.oldest = now
-            self.outbox.append((task, result))
-            self.current = None
-            # Waking the other thread costs more than a short program; it wakes by itself when need be.
-            if not self.inbox or not self.ahead or len(self.outbox) >= MAX_AHEAD or self.wants():
-                self.changed.notify_all()
-
-    def stop(self) -> None:
-        """Let the worker end after the program that is running."""
-        with self.changed:
-            self.stopping = True
-            self.changed.notify_all()
-
-    def idle(self) -> bool:
-        """Nothing is running and nothing waits here."""
-        return self.current is None and not self.inbox
-
-    def wants(self) -> int:
-        """How many programs to ask for now."""
-        if self.stopping:
-            return 0
-        if self.idle():
-            return max(1, self.ahead)
-        if len(self.inbox) > self.ahead // 2 or self.is_long():
-            return 0
-        return self.ahead - len(self.inbox)
-
-    def is_long(self) -> bool:
-        """The running program has taken so long that none must wait behind it."""
-        return self.current is not None and time.monotonic() - self.since > LONG_S
-
-    def take_back(self) -> list[Task]:
-        """The programs to give to other workers, because one runs for long or the worker is to end."""
-        if not self.stopping and not self.is_long():
-            return []
-        back = [task for task in self.inbox if not task.is_cell]
-        cells = [task for task in self.inbox if task.is_cell]
-        self.inbox.clear()
-        if self.stopping:
-            self.outbox.extend((task, worker_ends(task)) for task in cells)
-        else:
-            self.inbox.extend(cells)
-        return back
-
-    def heard(self) -> tuple[float, set[str]]:
-        """Until when everything queued for this worker has come here, and the sessions whose cells wait."""
-        with self.changed:
-            return self.asked_at, {task.session for task in self.inbox if task.is_cell}
-
-    def got(self, asked: int, tasks: list[Task], asked_at: float) -> None:
-        """Take in what was fetched, and learn from it how long the queue is."""
-        with self.changed:
-            self.asked_at = asked_at
-            self.inbox.extend(tasks)
-            # Ahead of programs that are mostly long, it would only be given back.
-            most = min(MAX_AHEAD, int(AHEAD_S / self.mean_s)) if self.mean_s < LONG_S else 0
-            is_long = len(tasks) >= asked and (asked > 1 or time.time() - tasks[0].at > QUEUED_S)
-            self.ahead = min(most, 2 * asked) if is_long else 0
-            self.changed.notify_all()
-
-    def pause(self, until: float) -> None:
-        """Wait, with `changed` held, until there is something to say or the monotonic time `until`."""
-        while not self.stopping and not self.wants() and (now := time.monotonic()) < until:
-            due = until
-            if self.outbox:
-                due = min(due, self.oldest + (LINGER_S if self.ahead else 0.0))
-            if self.inbox and self.current is not None:
-                due = min(due, self.since + LONG_S)
-            if due <= now or len(self.outbox) >= MAX_AHEAD:
-                return
-            self.changed.wait(due - now)
-
-
-def worker_ends(task: Task) -> CellResult:
-    """The answer to a cell whose worker is told to stop."""
-    said = queue.WORKER_GONE
-    return CellResult(id=task.id, outcome="lost", stderr=said, session_alive=False, session_end=said)
 
 
 class Link:
@@ -180,16 +57,45 @@ class Link:
         self.name = name
         self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
         """Read in this order."""
-        # redis-py's own types are too wide for streams whose responses are decoded.
-        self.client: Any = client
+        self.client = client
+        self.commands = SyncCommands(client)
         self.desk = desk
         self.abort = abort
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
+        self.speaking = threading.Lock()
+        """Held by the thread that speaks with Redis."""
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
         self.refused: UserError | None = None
         """Why the worker may not work for this queue."""
+
+    def next(self, patience_s: float) -> Task | None:
+        """The next program, for the thread that runs them; None if there is none in about this time.
+
+        Results that were put on the desk are stored before it waits.
+        """
+        desk = self.desk
+        if (task := desk.pop()) is not None:
+            return task
+        if not desk.connected:
+            desk.wait(patience_s)
+            return desk.pop()
+        with self.speaking:
+            # The other thread may have heard of something, or lost the connection, just before.
+            if desk.connected and not desk.inbox and not desk.stopping:
+                try:
+                    self._step(waits=True)
+                except redis.RedisError as error:
+                    self._lost(error)
+        task = desk.pop()
+        desk.hand_over()
+        return task
+
+    def _lost(self, error: redis.RedisError) -> None:
+        """The server is gone, frozen or new: results stay in the outbox until it is back."""
+        log.warning("redis: %s", error)
+        self.desk.connect(False)
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
@@ -202,22 +108,24 @@ class Link:
 
     def _run(self) -> None:
         delay = 0.05
-        ready = False
+        desk = self.desk
         while True:
+            desk.pause(self.next_beat)
             try:
-                if not ready:
-                    self._join()
-                    self._make_groups()
-                    self._recover()
-                    ready = True
-                if not self._step():
-                    return
+                with self.speaking:
+                    if not desk.connected:
+                        self._join()
+                        self._make_groups()
+                        self._recover()
+                        desk.connect(True)
+                    self._step(waits=False)
+                    if desk.stopping and desk.current is None and not desk.outbox:
+                        self.client.eval(*queue.reap_args(self.name))
+                        return
                 delay = 0.05
             except redis.RedisError as error:
-                # The server is gone, frozen or new: results stay in the outbox until it is back.
-                log.warning("redis: %s", error)
-                ready = False
-                if self.desk.stopping and not self.desk.outbox:
+                self._lost(error)
+                if desk.stopping and not desk.outbox:
                     return
                 time.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
@@ -245,7 +153,7 @@ class Link:
 
     def _recover(self) -> None:
         """Take up again what Redis says was delivered to us and we do not hold: a reply that never came."""
-        found = self.client.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, "0"))
+        [found] = self.commands.ask([self._ask_for(MOST_HELD, since="0")])
         desk = self.desk
         with desk.changed:
             held = [
@@ -254,38 +162,42 @@ class Link:
                 *([desk.current] if desk.current else []),
             ]
             entries = {task.entry for task in held}
-            desk.inbox.extend(task for task in _tasks(found) if task.entry not in entries)
-            desk.changed.notify_all()
+            desk.inbox.extend(task for task in Task.all_of(found) if task.entry not in entries)
 
-    def _step(self) -> bool:
-        """One exchange with Redis. False: all is said and the worker stops."""
+    def _step(self, *, waits: bool) -> None:
+        """One exchange with Redis.
+
+        Args:
+            waits: where nothing runs, ask for a program and wait for it.
+        """
         desk = self.desk
         with desk.changed:
-            desk.pause(self.next_beat)
             back = desk.take_back()
             results = list(desk.outbox)
             running = desk.current if desk.is_long() else None
-            want, block = desk.wants(), BLOCK_MS if desk.idle() else None
-        pipe = self.client.pipeline(transaction=False)
+            want, block = desk.wants(), None
+            if desk.idle():
+                want, block = (want, BLOCK_MS) if waits else (0, None)
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
             running = None
+        commands: list[Command] = []
         if running is not None:
-            pipe.get(queue.state_key(running.id))
+            commands.append(("GET", queue.state_key(running.id)))
         done = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         for task, result in results:
             if result.outcome == "refused" and not task.is_cell:
                 # Cancelled as it ran. Whoever asks for this id again has it run again.
-                pipe.xack(task.stream, queue.GROUP, task.entry)
+                commands.append(("XACK", task.stream, queue.GROUP, task.entry))
+        commit_at = len(commands)
         if done:
-            pipe.eval(*queue.commit_args(done))
-        for task in back:
-            pipe.eval(*queue.give_back_args(task))
-        self._beat(pipe)
+            commands.append(("EVAL", *queue.commit_args(done)))
+        commands += [("EVAL", *queue.give_back_args(task)) for task in back]
+        commands += self._beat()
         if want:
-            pipe.xreadgroup(queue.GROUP, self.name, dict.fromkeys(self.streams, ">"), count=want, block=block)
+            commands.append(self._ask_for(want, block))
         asked_at = time.monotonic()
-        answers = pipe.execute() if len(pipe) else []
+        answers = self.commands.ask(commands)
         if running is not None and answers[0] not in (None, queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which somebody asked for meanwhile.
             self.abort(running.id)
@@ -294,22 +206,38 @@ class Link:
                 desk.outbox.popleft()
             desk.oldest = time.monotonic()
         self.done += len(results)
+        if done:
+            _, unfinished, workers = answers[commit_at]
+            desk.learn(unfinished, workers)
         if want:
-            desk.got(want, _tasks(answers[-1]), asked_at)
-        if desk.stopping and desk.current is None and not desk.outbox:
-            self.client.eval(*queue.reap_args(self.name))
-            return False
-        return True
+            desk.got(want, Task.all_of(answers[-1]), asked_at)
 
-    def _beat(self, pipe: Any) -> None:
-        """Say that we live, if it is time."""
+    def _ask_for(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
+        """What asks for so many programs, and waits for one if it is to."""
+        wait: list[str | int] = [] if block_ms is None else ["BLOCK", block_ms]
+        ids = [since] * len(self.streams)
+        return (
+            "XREADGROUP",
+            "GROUP",
+            queue.GROUP,
+            self.name,
+            "COUNT",
+            count,
+            *wait,
+            "STREAMS",
+            *self.streams,
+            *ids,
+        )
+
+    def _beat(self) -> list[Command]:
+        """What says that we live, if it is time."""
         now = time.monotonic()
         if now < self.next_beat:
-            return
+            return []
         self.beats += 1
         self.next_beat = now + BEAT_S
-        pipe.hset(queue.WORKERS, self.name, json.dumps(self._state(now)))
         self._end_if_wedged(now)
+        return [("HSET", queue.WORKERS, self.name, json.dumps(self._state(now)))]
 
     def _state(self, now: float) -> dict[str, Any]:
         """What a heartbeat tells."""
@@ -331,16 +259,3 @@ class Link:
             return
         log.error("the sandbox hangs with program %s: this worker ends", current.id)
         os._exit(1)
-
-
-def _tasks(answer: object) -> list[Task]:
-    """The tasks in what XREADGROUP answered, `[[stream, [(entry, fields), …]], …]`."""
-    if not answer:
-        return []
-    assert isinstance(answer, list)
-    return [
-        Task.from_fields(stream, entry, fields)
-        for stream, entries in answer
-        for entry, fields in entries
-        if fields
-    ]

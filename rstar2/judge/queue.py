@@ -4,7 +4,8 @@ A program is a *task* in a stream: `tasks` for new ones, `returned` for those a 
 behind when it died; workers read `returned` first. What became of a program is its *state*, under
 `run:<id>`: `@stream entry` while it is queued or running, CANCELLED when nobody waits for it any more, its
 result as JSON once it is done. The state makes an id run once: asking again for the same id finds the result
-or joins the wait. `done` is a stream of what was finished, which every API process follows.
+or joins the wait. What was finished is told on the channel `done`, to which every API process listens; one
+that missed something finds it in the states.
 
 A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
 `cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`. A cell changes
@@ -27,6 +28,7 @@ PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
 RETURNED = f"{PREFIX}:returned"
 DONE = f"{PREFIX}:done"
+"""Channel: what was finished, a line for each; see `Notice`."""
 WORKERS = f"{PREFIX}:workers"
 """Hash: worker name → its last heartbeat as JSON."""
 OUTCOMES = f"{PREFIX}:outcomes"
@@ -42,9 +44,8 @@ RESULT_TTL_S = 300
 DELIVERED_TTL_S = 30
 """The same once it was sent to whoever asked: their connection may have broken meanwhile."""
 CANCELLED_TTL_S = 600
-DONE_KEPT = 10_000
 DONE_INLINE_CHARS = 2048
-"""A result as short as this is told in `done` itself, which saves the front from asking for it."""
+"""A result as short as this is told on `done` itself, which saves the front from asking for it."""
 WORKER_GONE = "the session ended: the worker that held it is gone"
 MAX_TRIES = 3
 """A program that this many workers held when they died is answered `lost` and not run again."""
@@ -77,31 +78,33 @@ end
 worker is dead."""
 
 COMMIT = """
-local entries, outcomes, counted = {}, {}, 0
-for i = 3, #KEYS, 2 do
-  local state, stream, at = KEYS[i], KEYS[i + 1], 3 * i - 4
+local entries, outcomes, notices = {}, {}, {}
+for i = 5, #KEYS, 2 do
+  local state, stream, at = KEYS[i], KEYS[i + 1], 3 * i - 10
   local entry, id, text = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   entries[stream] = entries[stream] or {}
   table.insert(entries[stream], entry)
   local before = redis.call('GET', state)
   if not before or string.sub(before, 1, 1) == '@' then
     redis.call('SET', state, text, 'EX', ARGV[2])
-    redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[3], '*', 'id', id, 'queue_s', ARGV[at + 4],
-               'wall_s', ARGV[at + 5], 'result', #text <= tonumber(ARGV[4]) and text or '')
+    local told = #text <= tonumber(ARGV[3]) and text or ''
+    table.insert(notices, table.concat({id, ARGV[at + 4], ARGV[at + 5], told}, ' '))
     outcomes[ARGV[at + 3]] = (outcomes[ARGV[at + 3]] or 0) + 1
-    counted = counted + 1
   end
 end
 for stream, done in pairs(entries) do
   redis.call('XACK', stream, ARGV[1], unpack(done))
   redis.call('XDEL', stream, unpack(done))
 end
-for outcome, count in pairs(outcomes) do redis.call('HINCRBY', KEYS[2], outcome, count) end
-return counted
+for outcome, count in pairs(outcomes) do redis.call('HINCRBY', KEYS[1], outcome, count) end
+if #notices > 0 then redis.call('PUBLISH', ARGV[4], table.concat(notices, '\\n')) end
+local unfinished = redis.call('XLEN', KEYS[2]) + redis.call('XLEN', KEYS[3])
+return {#notices, unfinished, redis.call('HLEN', KEYS[4])}
 """
-"""KEYS done, outcomes, then state and stream of each. ARGV group, ttl, kept, the longest result that is told
-at once, then entry, id, result, outcome, queue_s, wall_s of each.
-→ how many of these results count; the others had one already, or nobody waits for them."""
+"""KEYS outcomes, tasks, returned, workers, then state and stream of each. ARGV group, ttl, the longest result
+that is told at once, done, then entry, id, result, outcome, queue_s, wall_s of each.
+→ how many of these results count (the others had one already, or nobody waits for them), how many programs of
+the queue are unfinished, and how many workers there are."""
 
 CANCEL = """
 local state = redis.call('GET', KEYS[1])
@@ -175,20 +178,22 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[4], '-', '+')) do
   local id = entry[2][2]
   redis.call('SET', ARGV[2] .. id, cjson.encode({id = id, outcome = 'lost', stderr = ARGV[5],
              session_alive = false, session_end = ARGV[5]}), 'EX', ARGV[6])
-  redis.call('XADD', KEYS[5], '*', 'id', id, 'queue_s', '0', 'wall_s', '0', 'result', '')
-  redis.call('HINCRBY', KEYS[6], 'lost', 1)
+  redis.call('PUBLISH', ARGV[7], id .. ' 0 0 ')
+  redis.call('HINCRBY', KEYS[5], 'lost', 1)
 end
 redis.call('DEL', KEYS[4])
 redis.call('HDEL', KEYS[3], ARGV[4])
 return moved
 """
 )
-"""KEYS tasks, returned, workers, the worker's cells, done, outcomes. ARGV group, prefix of states, ttl of
-what is queued, name of a worker that is dead, what its cells are told, ttl of results.
+"""KEYS tasks, returned, workers, the worker's cells, outcomes. ARGV group, prefix of states, ttl of what is
+queued, name of a worker that is dead, what its cells are told, ttl of results, done.
 → tasks given to the others."""
 
 Eval = tuple[str, int, *tuple[str | float, ...]]
 """What goes to EVAL: script, number of keys, keys and arguments."""
+Entries = Sequence[tuple[str, Sequence[str]]]
+"""Of a stream: the id of each, and its fields, names and values by turns."""
 
 
 def state_key(run_id: str) -> str:
@@ -225,8 +230,17 @@ class Task:
     """Unix seconds at which it was queued."""
 
     @classmethod
-    def from_fields(cls, stream: str, entry: str, fields: dict[str, str]) -> Task:
-        return cls(stream, entry, fields["id"], fields["body"], int(fields["tries"]), float(fields["at"]))
+    def all_of(cls, answer: Sequence[tuple[str, Entries]] | None) -> list[Task]:
+        """Those in what XREADGROUP answers, by stream."""
+        found = []
+        for stream, entries in answer or ():
+            for entry, flat in entries:
+                # A task that was cancelled after it was delivered has no fields left.
+                if flat:
+                    of = dict(zip(flat[::2], flat[1::2], strict=True))
+                    task = cls(stream, entry, of["id"], of["body"], int(of["tries"]), float(of["at"]))
+                    found.append(task)
+        return found
 
     @property
     def timeout_s(self) -> float:
@@ -243,6 +257,23 @@ class Task:
     def is_cell(self) -> bool:
         """Whether only this worker can do it."""
         return self.stream not in (TASKS, RETURNED)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What is told of one program that was finished."""
+
+    id: str
+    queue_s: float
+    wall_s: float
+    result: str
+    """Its result as JSON; empty where it is too long to be told."""
+
+    @classmethod
+    def all_of(cls, message: str) -> list[Notice]:
+        """Those of one message on `done`."""
+        parts = [line.split(" ", 3) for line in message.split("\n")]
+        return [cls(run_id, float(queue_s), float(wall_s), text) for run_id, queue_s, wall_s, text in parts]
 
 
 def _eval(script: str, keys: Sequence[str], arguments: Sequence[str | float]) -> Eval:
@@ -281,8 +312,11 @@ def commit_args(done: Sequence[tuple[Task, RunResult]]) -> Eval:
             result.queue_s,
             result.wall_s,
         )
-    limits = (RESULT_TTL_S, DONE_KEPT, DONE_INLINE_CHARS)
-    return _eval(COMMIT, [DONE, OUTCOMES, *keys], [GROUP, *limits, *items])
+    return _eval(
+        COMMIT,
+        [OUTCOMES, TASKS, RETURNED, WORKERS, *keys],
+        [GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE, *items],
+    )
 
 
 def cancel_args(run_id: str) -> Eval:
@@ -307,5 +341,5 @@ def give_back_args(task: Task) -> Eval:
 
 def reap_args(worker: str) -> Eval:
     """Gives a dead worker's tasks to the others."""
-    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), DONE, OUTCOMES)
-    return _eval(REAP, keys, [GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S])
+    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES)
+    return _eval(REAP, keys, [GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S, DONE])

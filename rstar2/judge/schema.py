@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
 """ok: exit code 0. error: an exception or a non-zero exit. timeout, memory, output_limit: a limit was hit.
@@ -17,7 +17,11 @@ MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
+CHOSEN_ID = "[A-Za-z0-9_.:-]{1,128}"
+"""What clients may call a run."""
 MAX_BATCH = 1024
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of one request, and of one message of a stream."""
 MAX_TIMEOUT_S = 300.0
 
 
@@ -147,14 +151,35 @@ class BatchRequest(BaseModel):
     runs: list[object] = Field(max_length=MAX_BATCH)
 
 
-class BatchResponse(BaseModel):
-    results: list[RunResult]
-    """In the order of the request."""
+class StreamOrder(BaseModel):
+    """What a client wants of one program, on a connection for many.
+
+    Raises:
+        pydantic.ValidationError: see `RunRequest`; or it is both to be run and to be taken back.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Annotated[str, Field(pattern=f"^{CHOSEN_ID}$")]
+    """Chosen by the client; known again when it asks again."""
+    run: object = None
+    """As of a run. Raw, so that a bad one is `invalid` alone."""
+    cancel: bool = False
+    """Take the program back instead."""
+
+    @model_validator(mode="after")
+    def _either(self) -> StreamOrder:
+        if self.cancel and self.run is not None:
+            raise ValueError("both run and cancel")
+        return self
 
 
-class BatchLine(BaseModel):
-    """One line of a batch's results, when they are asked for as lines."""
+class StreamAnswer(BaseModel):
+    """What a client hears of one program, on a connection for many."""
 
-    index: int
-    """Of the item in the request."""
-    result: RunResult
+    id: str
+    result: RunResult | None = None
+    retry_after_s: float = 0.0
+    """Where there is no result: the queue is full, and when to ask again."""
+    cancelled: bool = False
+    """It was to be taken back, and there will be no result."""

@@ -91,7 +91,8 @@ class Supervisor:
         self.embedded: EmbeddedRedis | None = None
         self.queue: Part | None = None
         """The process of `embedded`."""
-        self.redis_url = settings.redis_url or ""
+        self.redis_url = self.near_url = settings.redis_url or ""
+        """The queue, as workers elsewhere reach it, and as our own parts do."""
         self.restarts: Counter[str] = Counter()
         """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
@@ -120,7 +121,7 @@ class Supervisor:
             self.workers.append(self._worker(number))
         if listener is not None:
             api = ApiSettings(
-                redis_url=self.redis_url,
+                redis_url=self.near_url,
                 socket_fd=listener.fileno(),
                 token=settings.token,
                 max_queued=settings.max_queued,
@@ -162,7 +163,7 @@ class Supervisor:
             self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             process = self.embedded.start()
             self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
-            self.redis_url = self.embedded.url
+            self.redis_url, self.near_url = self.embedded.url, self.embedded.near_url
             return
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
@@ -193,7 +194,7 @@ class Supervisor:
             self.names[number] = name
             settings = WorkerSettings(
                 name=name,
-                redis_url=self.redis_url,
+                redis_url=self.near_url,
                 folder=str(self.folder / "work" / str(number)),
                 isolation=self.settings.isolation,
             )

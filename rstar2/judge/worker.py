@@ -1,6 +1,6 @@
 """One worker process: takes programs from the queue, runs them one at a time, stores what became of them.
 
-The main thread runs programs; a second thread (`link`) speaks with Redis meanwhile.
+The main thread runs programs; a second one speaks with Redis meanwhile (`link`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from redis.retry import Retry
 
 from rstar2.errors import RStarError
 from rstar2.judge import queue
-from rstar2.judge.link import Desk, Link
+from rstar2.judge.desk import Desk
+from rstar2.judge.link import Link
 from rstar2.judge.logs import log_to_stderr
 from rstar2.judge.queue import Task
 from rstar2.judge.sandbox.host import Sandbox
@@ -28,6 +29,8 @@ from rstar2.judge.sessions import Sessions
 from rstar2.judge.settings import WorkerSettings
 
 IDLE_S = 1.0
+REHEARSE_EVERY = 256
+"""Programs after which a zygote that has not rehearsed does so even if more are waiting."""
 
 
 def judge(sandbox: Sandbox, task: Task) -> RunResult:
@@ -37,7 +40,9 @@ def judge(sandbox: Sandbox, task: Task) -> RunResult:
         reason = f"{task.tries} workers died while they held this program"
         return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
     request = RunRequest.model_validate_json(task.body)
-    return sandbox.run(request, task.id).model_copy(update={"queue_s": queued_s})
+    result = sandbox.run(request, task.id)
+    result.queue_s = queued_s
+    return result
 
 
 def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
@@ -58,10 +63,16 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
         # Only now: the other thread is to stay free.
         sandbox.sit(Seat())
         try:
+            turn = 0
             while not desk.stopping:
-                if (task := desk.next(IDLE_S)) is not None:
-                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
+                task = link.next(IDLE_S)
+                # Before the program and not after it: a result must not wait for any of this.
                 sessions.sweep(desk.heard)
+                turn += 1
+                if not desk.stopping and (task is None or turn % REHEARSE_EVERY == 0):
+                    sandbox.rehearse()
+                if task is not None:
+                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
                 desk.sessions = len(sessions.held)
         finally:
             desk.stop()

@@ -1,8 +1,10 @@
-"""The client: batching, several loops, cancellation, an absent judge."""
+"""The client: calls at the same time, several loops, forks, cancellation, an absent judge."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
 import pickle
 import socket
 import subprocess
@@ -24,7 +26,6 @@ async def test_many_calls_come_back_each_with_its_own_result(judge: JudgeHandle)
     async with JudgeClient(judge.url) as client:
         results = await client.run_many([RunRequest(code=f"print({i})") for i in range(100)])
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(100)]
-    assert len({result.id.rsplit("-")[0] for result in results}) <= 3
 
 
 def test_one_client_serves_several_loops_threads_and_a_copy(judge: JudgeHandle) -> None:
@@ -52,6 +53,16 @@ async def test_what_is_no_valid_request_is_invalid_alone(judge: JudgeHandle) -> 
     async with JudgeClient(judge.url) as client:
         results = await client.run_many(requests)
     assert [result.outcome for result in results] == ["ok", "invalid", "invalid", "invalid"]
+
+
+async def test_what_has_no_end_as_json_is_invalid_alone(judge: JudgeHandle) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    requests = [RunRequest.model_construct(code=deep), RunRequest(code="1")]
+    async with JudgeClient(judge.url) as client:
+        results = await client.run_many(requests)
+    assert [result.outcome for result in results] == ["invalid", "ok"]
 
 
 @pytest.mark.parametrize("limit", [None, "5", True, float("nan"), float("inf"), 10**400])
@@ -115,7 +126,7 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
     }
 
 
-async def test_one_cancelled_call_of_a_batch_is_taken_back_alone(judge: JudgeHandle) -> None:
+async def test_one_cancelled_call_of_many_is_taken_back_alone(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
         before = (await http.get("/status")).json()["outcomes"].get("ok", 0)
         sleepers = [RunRequest(code="import time; time.sleep(0.7)") for _ in range(4)]
@@ -131,15 +142,13 @@ async def test_one_cancelled_call_of_a_batch_is_taken_back_alone(judge: JudgeHan
 
 async def test_a_short_program_does_not_wait_for_a_long_one_it_travels_with(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client:
-        long = asyncio.create_task(client.run(RunRequest(code="import time; time.sleep(2)")))
-        started = time.monotonic()
+        long = asyncio.create_task(client.run(RunRequest(code="import time; time.sleep(4)")))
         result = await client.run(RunRequest(code="print(1)"))
-        assert time.monotonic() - started < 1.5
         assert not long.done()
         assert (await long).id.split("-")[0] == result.id.split("-")[0]
 
 
-async def test_only_a_newline_ends_a_result(judge: JudgeHandle) -> None:
+async def test_no_character_ends_a_result(judge: JudgeHandle) -> None:
     text = "a\u2028b\x85c\x0cd\r\ne"
     async with JudgeClient(judge.url, patience_s=5) as client:
         results = await client.run_many([RunRequest(code=f"print({text!a}, end='')")] * 2)
@@ -154,12 +163,12 @@ async def test_programs_too_large_to_travel_together_travel_apart(judge: JudgeHa
     assert [result.stdout for result in results] == [f"{1 << 20}\n"] * 40
 
 
-async def test_a_program_longer_than_any_request_may_be_is_invalid_alone(judge: JudgeHandle) -> None:
+async def test_a_program_longer_than_any_message_may_be_is_invalid_alone(judge: JudgeHandle) -> None:
     requests = [RunRequest(code="print(1)"), RunRequest(code="1", stdin="\x01" * (12 << 20))]
     async with JudgeClient(judge.url) as client:
         results = await client.run_many(requests)
     assert [result.outcome for result in results] == ["ok", "invalid"]
-    assert "413" in results[1].stderr
+    assert "more than" in results[1].stderr
 
 
 async def test_closing_the_client_leaves_no_call_behind(judge: JudgeHandle) -> None:
@@ -171,49 +180,6 @@ async def test_closing_the_client_leaves_no_call_behind(judge: JudgeHandle) -> N
     await client.aclose()
     done, _ = await asyncio.wait([*sent, unsent], timeout=2)
     assert [call.cancelled() for call in done] == [True, True, True]
-
-
-ODD_ANSWERS = {
-    "a page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
-    "no results": b'HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n{"results":[]}',
-    "an error as a line": b'HTTP/1.1 200 OK\r\nContent-Length: 16\r\n\r\n{"error":"full"}',
-    "a result for nobody": b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n"
-    b'{"index":-1,"result":{"id":"a","outcome":"error"}}',
-    "an end at once": b"",
-    "silence": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
-    "a date": b"HTTP/1.1 503 No\r\nRetry-After: Fri, 07 Nov 2036 23:59:59 GMT\r\nContent-Length: 0\r\n\r\n",
-    "much later": b"HTTP/1.1 429 No\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n",
-    "another encoding": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
-}
-
-
-async def _asked_of(odd: str, count: int) -> tuple[list[str], int]:
-    """Ask a server that has one answer for everything. → the outcomes, and how often it was asked."""
-    asked = 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(ODD_ANSWERS[odd])
-        if odd == "silence":
-            await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(answer, "127.0.0.1") as server:
-        port = server.sockets[0].getsockname()[1]
-        async with JudgeClient(f"http://127.0.0.1:{port}", patience_s=1.0) as client:
-            requests = [RunRequest(code="1", timeout_s=0.1)] * count
-            results = await asyncio.wait_for(client.run_many(requests), 5)
-    return [result.outcome for result in results], asked
-
-
-@pytest.mark.parametrize("count", [1, 3], ids=["plain", "stream"])
-async def test_no_answer_however_odd_keeps_a_call_beyond_its_patience(count: int) -> None:
-    found = await asyncio.gather(*(_asked_of(odd, count) for odd in ODD_ANSWERS))
-    assert [outcomes for outcomes, _ in found] == [["lost"] * count] * len(ODD_ANSWERS)
-    once = {odd for odd, (_, asked) in zip(ODD_ANSWERS, found, strict=True) if asked == 1}
-    assert once <= {"silence"}
 
 
 async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
@@ -253,6 +219,39 @@ async def test_what_is_no_url_of_a_judge_is_refused_at_once(url: str) -> None:
     async with asyncio.timeout(5), JudgeClient(url, token="t", patience_s=60) as client:
         with pytest.raises(JudgeError, match="not the URL"):
             await client.run(RunRequest(code="1"))
+
+
+def test_loops_that_are_over_leave_nothing_open(judge: JudgeHandle) -> None:
+    client = JudgeClient(judge.url)
+    open_files = []
+    for _ in range(6):
+        assert asyncio.run(client.run(RunRequest(code="1"))).value == "1"
+        gc.collect()
+        open_files.append(len(os.listdir("/proc/self/fd")))
+    assert open_files[-1] <= open_files[1]
+
+
+@pytest.mark.parametrize("does", ["", "print(client.run(RunRequest(code='5')).value, flush=True)\n    "])
+def test_a_child_that_ends_leaves_its_parents_connection_alone(judge: JudgeHandle, does: str) -> None:
+    code = f"""
+import os, sys, threading, time
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.schema import RunRequest
+client = SyncJudgeClient(sys.argv[1], patience_s=15)
+client.run(RunRequest(code="1"))
+slow = RunRequest(code="import time\\ntime.sleep(2)\\nprint(4)")
+call = threading.Thread(target=lambda: print(client.run(slow).outcome, flush=True))
+call.start()
+time.sleep(0.5)
+child = os.fork()
+if child == 0:
+    {does}sys.exit(0)
+os.waitpid(child, 0)
+call.join()
+print(client.run(RunRequest(code="6")).value)
+"""
+    done = subprocess.run([sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=90)
+    assert done.stdout.split() == [*(["5"] if does else []), "ok", "6"]
 
 
 def test_a_client_that_is_never_closed_is_let_go_in_silence(judge: JudgeHandle) -> None:

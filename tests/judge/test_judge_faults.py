@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ import redis
 from judge.faults import descendants, parts, run_through, status
 
 from rstar2.judge import queue
-from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.embedded import EmbeddedRedis
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop_service
@@ -94,6 +95,20 @@ def test_the_http_process_is_killed_and_nothing_runs_twice(judge: JudgeHandle) -
     assert sum(worker["done"] for worker in status(judge)["workers"]) == 101
 
 
+async def test_what_is_cancelled_while_the_http_process_is_away_does_not_go_on(judge: JudgeHandle) -> None:
+    endless = RunRequest(code="while True: pass", timeout_s=300)
+    async with JudgeClient(judge.url) as client:
+        calls = [asyncio.create_task(client.run(endless)) for _ in range(10)]
+        await asyncio.sleep(1)
+        assert sum(status(judge)[name] for name in ("queue", "running")) == len(calls)
+        [front] = parts(judge, "rstar2.judge.api")
+        os.kill(front, signal.SIGKILL)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        assert (await asyncio.wait_for(client.run(RunRequest(code="7")), 30)).value == "7"
+
+
 def test_the_embedded_queue_is_killed(judge: JudgeHandle) -> None:
     [victim] = parts(judge, "valkey-server") or parts(judge, "redis-server")
     assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
@@ -120,6 +135,15 @@ def test_the_queue_is_frozen_for_five_seconds(tmp_path: Path, server: EmbeddedRe
 
     with running_judge(tmp_path, redis_url=server.url) as judge:
         assert run_through(judge, 100, freeze) < recovery_bound()
+
+
+def test_the_front_loses_touch_with_what_is_finished(tmp_path: Path, server: EmbeddedRedis) -> None:
+    def cut() -> None:
+        with redis.Redis.from_url(server.url) as client:
+            assert client.client_kill_filter(_type="pubsub") == 1
+
+    with running_judge(tmp_path, redis_url=server.url) as judge:
+        assert run_through(judge, 100, cut) < recovery_bound()
 
 
 def test_the_queue_loses_all_it_held(tmp_path: Path, server: EmbeddedRedis) -> None:

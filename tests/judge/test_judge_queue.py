@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,19 +11,11 @@ import redis
 
 from rstar2.judge import queue
 from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.exchange import SyncCommands
 from rstar2.judge.queue import Task
 from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
 BODY = RunRequest(code="print(1)").model_dump_json()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    folder: Path = tmp_path_factory.mktemp("redis")
-    embedded = EmbeddedRedis(folder, folder / "log")
-    embedded.start()
-    yield embedded
-    embedded.stop()
 
 
 @pytest.fixture
@@ -36,8 +28,23 @@ def client(server: EmbeddedRedis) -> Iterator[Any]:
 
 
 def take(client: Any, worker: str) -> list[Task]:
-    found = client.xreadgroup(queue.GROUP, worker, {queue.RETURNED: ">", queue.TASKS: ">"})
-    return [Task.from_fields(stream, entry, fields) for stream, items in found for entry, fields in items]
+    streams = (queue.RETURNED, queue.TASKS, ">", ">")
+    [found] = SyncCommands(client).ask([("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", *streams)])
+    return Task.all_of(found)
+
+
+@contextmanager
+def told(client: Any) -> Iterator[list[queue.Notice]]:
+    """The notices published in the block, there after it."""
+    notices: list[queue.Notice] = []
+    with client.pubsub() as ear:
+        ear.subscribe(queue.DONE)
+        assert ear.get_message(timeout=10)["type"] == "subscribe"
+        yield notices
+        client.publish(queue.DONE, "end 0 0 ")
+        while not notices or notices[-1].id != "end":
+            notices += queue.Notice.all_of(ear.get_message(timeout=10)["data"])
+        notices.pop()
 
 
 def test_an_id_is_queued_once(client: Any) -> None:
@@ -51,8 +58,8 @@ def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
     client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     first, second = RunResult(id="a", outcome="ok"), RunResult(id="a", outcome="error")
-    assert client.eval(*queue.commit_args([(task, first)])) == 1
-    assert client.eval(*queue.commit_args([(task, second)])) == 0
+    assert client.eval(*queue.commit_args([(task, first)])) == [1, 0, 0]
+    assert client.eval(*queue.commit_args([(task, second)])) == [0, 0, 0]
     assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == first
     assert client.hgetall(queue.OUTCOMES) == {"ok": "1"}
     assert client.xlen(queue.TASKS) == 0
@@ -69,10 +76,16 @@ def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) 
     tasks = [*take(client, "w1"), *tasks[1:]]
     outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
     done = [(task, RunResult(id=task.id, outcome=outcomes[n], wall_s=n)) for n, task in enumerate(tasks)]
-    assert client.eval(*queue.commit_args(done)) == 19
-    assert client.hgetall(queue.OUTCOMES) == {"ok": "9", "error": "10"}
-    told = [(fields["id"], float(fields["wall_s"])) for _, fields in client.xrange(queue.DONE)]
-    assert told == [(task.id, n) for n, task in enumerate(tasks) if task.id != "p1"]
+    client.eval(*queue.enqueue_args([("waits", BODY)]))
+    client.hset(queue.WORKERS, mapping={"w1": "{}", "w2": "{}"})
+    with told(client) as notices:
+        assert client.eval(*queue.commit_args(done)) == [19, 1, 2]
+    [left] = take(client, "w1")
+    assert left.id == "waits"
+    client.eval(*queue.commit_args([(left, RunResult(id="waits", outcome="ok"))]))
+    assert client.hgetall(queue.OUTCOMES) == {"ok": "10", "error": "10"}
+    expected = [(result.id, n, result) for n, (_, result) in enumerate(done) if result.id != "p1"]
+    assert [(n.id, n.wall_s, RunResult.model_validate_json(n.result)) for n in notices] == expected
     for stream in (queue.TASKS, queue.RETURNED):
         assert client.xlen(stream) == client.xpending(stream, queue.GROUP)["pending"] == 0
 
@@ -81,8 +94,9 @@ def test_a_long_result_is_stored_and_not_told(client: Any) -> None:
     client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     result = RunResult(id="a", outcome="ok", stdout="x" * queue.DONE_INLINE_CHARS)
-    client.eval(*queue.commit_args([(task, result)]))
-    assert [fields["result"] for _, fields in client.xrange(queue.DONE)] == [""]
+    with told(client) as notices:
+        client.eval(*queue.commit_args([(task, result)]))
+    assert [(notice.id, notice.result) for notice in notices] == [("a", "")]
     assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == result
 
 
@@ -150,7 +164,7 @@ def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_i
     [task] = take(client, "w1")
     client.eval(*queue.cancel_args("a"))
     assert client.eval(*queue.reap_args("w1")) == 0
-    assert client.eval(*queue.commit_args([(task, RunResult(id="a", outcome="ok"))])) == 0
+    assert client.eval(*queue.commit_args([(task, RunResult(id="a", outcome="ok"))]))[0] == 0
     assert client.get(queue.state_key("a")) == queue.CANCELLED
 
 

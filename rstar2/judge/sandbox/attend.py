@@ -45,6 +45,7 @@ class Abort:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._run_id: str | None = None
+        self._asked = False
 
     @contextlib.contextmanager
     def heard(self, run_id: str) -> Iterator[int]:
@@ -56,13 +57,15 @@ class Abort:
         finally:
             with self._lock:
                 self._run_id = None
-                with contextlib.suppress(BlockingIOError):
+                if self._asked:
+                    self._asked = False
                     os.eventfd_read(self._fd)
 
     def ask(self, run_id: str) -> None:
         """Ask for the end of a program, unless it is over."""
         with self._lock:
             if run_id == self._run_id:
+                self._asked = True
                 os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:

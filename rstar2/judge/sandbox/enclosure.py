@@ -58,6 +58,8 @@ class Enclosure:
         self._sockets: dict[Weight, socket.socket] = {"bare": ours}
         self._warming: set[Weight] = set()
         self._unfit: set[Weight] = set()
+        self.rehearsed: set[Weight] = set()
+        """Zygotes that know what programs write, or need not try again to learn it."""
         self._cleaning: Weight | None = None
         self._dirty = False
         self._log = Path(plan["log"])
@@ -144,12 +146,17 @@ class Enclosure:
         self.control(weight)
         return self.fit(PARENTS[weight]) if weight in self._unfit else weight
 
+    def is_ready(self, weight: Weight) -> bool:
+        """Whether a zygote is there, and takes orders without having to be waited for."""
+        control = self._sockets.get(weight)
+        return control is not None and (weight not in self._warming or readable(control, 0.0))
+
     def start(self, weight: Weight, order: Start, fds: list[int]) -> None:
         """Have a zygote start a program."""
         self._send(weight, order, tuple(fds))
 
     def tell(self, weight: Weight, do: str, key: int) -> None:
-        """Have a zygote `kill` or `interrupt` a program, or say how much `cpu` it took."""
+        """Have a zygote `kill` or `interrupt` a program, say how much `cpu` it took, or `pin` what it wrote."""
         self._send(weight, {"do": do, "key": key}, ())
 
     def has_read(self, weight: Weight) -> bool:
@@ -247,7 +254,7 @@ def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def readable(sock: socket.socket, timeout_s: float) -> bool:
+def readable(sock: socket.socket | int, timeout_s: float) -> bool:
     """Wait for something to read, or the other end's closing; False when the time is over."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)

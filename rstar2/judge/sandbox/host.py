@@ -9,12 +9,13 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import canaries, tiers
 from rstar2.judge.sandbox.attend import Abort, Ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.enclosure import Enclosure, Lost
+from rstar2.judge.sandbox.enclosure import Enclosure, Lost, readable
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import empty_out
@@ -22,7 +23,7 @@ from rstar2.judge.sandbox.plan import Plan, Start
 from rstar2.judge.sandbox.seat import Seat
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.weights import PARENTS, Weight, weigh
+from rstar2.judge.sandbox.weights import PARENTS, REHEARSALS, Weight, weigh
 from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
 
 _MIB = 1 << 20
@@ -33,6 +34,10 @@ _AROUND_S = 0.0008
 """Processor seconds of the worker and its zygote for one program, about."""
 _SLACK_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
+_TIMES = 4
+"""How often a rehearsal is done before its pages count: the interpreter changes code that runs repeatedly."""
+_STAYS = "import time\nprint(flush=True)\ntime.sleep(60)\n"
+_REHEARSAL_S = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -71,6 +76,8 @@ class Sandbox:
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
+        self._stage_fright = False
+        """A rehearsal cost us the jail."""
         self._abort = Abort()
 
     def start(self) -> None:
@@ -178,21 +185,13 @@ class Sandbox:
     def _run(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
         weight = self._ready(jail, weigh(request.code), request.memory_mb)
-        self._key += 1
         assert self._cgroup is not None
         kills = self._cgroup.kills()
         plan = self._built_plan()
         owner = tiers.outer_uid(plan, tiers.program_uid(plan, 0))
         with Streams(request.stdin, owner) as streams:
-            code: str | None = request.code
-            if len(request.code) > wire.MAX_MESSAGE // 8:
-                streams.add_text("code", request.code)
-                code = None
-            order = self._order(code, streams, request.memory_mb)
-            order["own_space"] = any(word in request.code for word in _PROCESS_READERS)
             began = time.monotonic()
-            jail.start(weight, order, streams.theirs)
-            streams.sent()
+            order = self._start_program(jail, weight, request, streams)
             with self._abort.heard(run_id) as abort:
                 end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s, abort)
             wall = time.monotonic() - began
@@ -215,6 +214,67 @@ class Sandbox:
                 wall_s=wall,
                 isolation=self.isolation,
             )
+
+    def _start_program(self, jail: Enclosure, weight: Weight, request: RunRequest, streams: Streams) -> Start:
+        """Have a program begin. → the order that went in."""
+        self._key += 1
+        code: str | None = request.code
+        if len(request.code) > wire.MAX_MESSAGE // 8:
+            streams.add_text("code", request.code)
+            code = None
+        order = self._order(code, streams, request.memory_mb)
+        order["own_space"] = any(word in request.code for word in _PROCESS_READERS)
+        jail.start(weight, order, streams.theirs)
+        streams.sent()
+        return order
+
+    def rehearse(self) -> bool:
+        """Have one more zygote learn what programs write, so that its forks take less time.
+
+        To be called when there is nothing else to run: it takes about a tenth of a second, once for each.
+
+        Returns:
+            Whether there was one that is warm and had not learnt it.
+        """
+        if self._jail is None or self._stage_fright:
+            return False
+        for weight in REHEARSALS:
+            if weight not in self._jail.rehearsed and self._jail.is_ready(weight):
+                self._jail.rehearsed.add(weight)
+                try:
+                    self._rehearse(weight)
+                except Lost as error:
+                    # A fresh jail, but not for this again.
+                    self._stage_fright = True
+                    self._drop_jail(str(error))
+                return True
+        return False
+
+    def _rehearse(self, weight: Weight) -> None:
+        """See `rehearse`."""
+        jail = self._open_jail()
+        usual = RunRequest(code=REHEARSALS[weight], timeout_s=_REHEARSAL_S)
+        stays = RunRequest(code=usual.code + _STAYS)
+        if self._ready(jail, weight, usual.memory_mb) != weight:
+            return
+        for _ in range(_TIMES):
+            self._run(usual, "rehearsal")
+        owner = tiers.outer_uid(jail.plan, tiers.program_uid(jail.plan, 0))
+        over = False
+        with Streams("", owner) as streams:
+            key = self._start_program(jail, weight, stays, streams)["key"]
+            if readable(streams.stdout.fd, _REHEARSAL_S):
+                # What the zygote writes for a program from beginning to end counts, too.
+                self._run(usual, "rehearsal")
+                jail.tell(weight, "pin", key)
+                answer: dict[str, Any] = {}
+                while "pinned" not in answer:
+                    answer = jail.listen(weight, key) or {}
+                    over = over or "status" in answer
+                log.info("%s zygote: %s", weight, answer)
+            over = jail.ended.pop(key, None) is not None or over
+            if not over and (end := wait_for_end(jail, weight, key, streams, time.monotonic())).trouble:
+                raise Lost(end.trouble)
 
     def abort(self, run_id: str) -> None:
         """Kill a program, unless it is over, and all it started; its result is `refused`."""

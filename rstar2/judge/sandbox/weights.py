@@ -10,6 +10,14 @@ Weight = Literal["bare", "numeric", "symbolic", "full"]
 PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
 """Which zygote each is forked from: it keeps what that one has, and shares the memory."""
 
+REHEARSALS: dict[Weight, str] = {
+    "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
+    "numeric": "import numpy as np\nprint(np.arange(12).reshape(3, 4).sum(axis=0))\n",
+    "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
+    "full": "import pandas, scipy\nprint(6 * 7)\n",
+}
+"""What nearly every program for a zygote does, so that it writes what nearly every one writes."""
+
 _NEEDS: dict[str, Weight] = {
     "numpy": "numeric",
     "sympy": "symbolic",

@@ -25,6 +25,8 @@ def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
     sandbox.warm()
     # The heaviest zygote answers when all are there: tests that count processes must not see more come.
     assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "warm").outcome == "ok"
+    while sandbox.rehearse():
+        pass
     yield sandbox
     sandbox.close()
 

@@ -1,4 +1,4 @@
-"""The system calls that Python does not offer: namespaces, mounts, Landlock, seccomp, bare processes.
+"""The system calls that Python does not offer: namespaces, mounts, Landlock, seccomp, bare processes, memory.
 
 Loaded inside the jail, so it imports nothing heavier than ctypes. Every call raises OSError on failure.
 Source: the Linux manual pages of the calls and the kernel's uapi headers (x86-64 and arm64 share the numbers
@@ -32,15 +32,21 @@ _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_MOUNT_SETATTR = 442
+_SYS_IO_URING_SETUP, _SYS_IO_URING_REGISTER = 425, 427
 _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _SECCOMP_SET_MODE_FILTER = 1
 _SIGCHLD = 17
+_SIG_SETMASK = 2
 _MADV_COLLAPSE = 25
+_IORING_REGISTER_BUFFERS = 0
+_IO_URING_PARAMS = 120
+"""Bytes of struct io_uring_params."""
 
 # Made once: a new array type takes longer than the call.
 _CAPABILITIES, _NO_CAPABILITIES = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+_ALL_SIGNALS, _signals_before = (ctypes.c_uint64 * 16)(*[(1 << 64) - 1] * 16), (ctypes.c_uint64 * 16)()
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
@@ -119,13 +125,19 @@ class BareInit:
     """The first process of a new PID namespace: it shares this process's memory and does nothing but wait.
 
     Sharing the memory makes it as cheap as a thread: no page table is copied. It runs only libc's pause()
-    on a stack of its own. Killing it makes the kernel kill every process of its namespace.
+    on a stack of its own, deaf to all signals but the one that kills it. Killing it makes the kernel kill every
+    process of its namespace.
     """
 
     def __init__(self) -> None:
         self._stack = ctypes.create_string_buffer(16384)
         top = (ctypes.addressof(self._stack) + 16384) & ~15
-        self.pid = _done(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
+        # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
+        _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
+        try:
+            self.pid = _done(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
+        finally:
+            _libc.pthread_sigmask(_SIG_SETMASK, _signals_before, None)
         self.pidfd = os.pidfd_open(self.pid)
 
     def end(self) -> None:
@@ -200,6 +212,20 @@ class Landlock:
     def enforce(self) -> None:
         """Confine this process, from now on and for good. no_new_privs must be set."""
         _done(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
+
+
+def open_ring() -> int:
+    """An io_uring that can hold nothing but registered buffers. → its descriptor."""
+    return _done(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
+
+
+def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
+    """Register parts of this process's memory, (address, bytes), with an io_uring that has none."""
+    vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
+    count = ctypes.c_uint(len(spans))
+    _done(
+        _syscall(_SYS_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register"
+    )
 
 
 def use_huge_pages() -> None:

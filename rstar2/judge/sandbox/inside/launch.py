@@ -12,10 +12,15 @@ import os
 import sys
 
 from rstar2.judge.sandbox.inside import cells, jail, kernel, program, wire, zygote
+from rstar2.judge.sandbox.inside.pins import open_rings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from rstar2.judge.sandbox.plan import Plan
+
+
+_ZYGOTES = 4
+"""One for each weight; those that grow later share none with those before."""
 
 
 def main(control_fd: int) -> None:
@@ -37,6 +42,7 @@ def _serve(control_fd: int) -> program.Program | cells.Session | None:
     # The worker that started this process may keep to one of them.
     zygote.keep_to(plan["processors"])
     sys.path[:] = plan["sys_path"]
+    rings = open_rings(_ZYGOTES)
     os.setsid()
     os.umask(0o022)
     try:
@@ -49,7 +55,7 @@ def _serve(control_fd: int) -> program.Program | cells.Session | None:
         wire.send(control, {"failed": str(error)})
         return None
     wire.send(control, {"ready": True})
-    return zygote.serve(plan, control)
+    return zygote.serve(plan, control, rings)
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:

@@ -14,6 +14,7 @@ import time
 
 from rstar2.judge.sandbox.inside import cells, jail, kernel, program, warm, wire
 from rstar2.judge.sandbox.inside.confine import Confinement
+from rstar2.judge.sandbox.inside.pins import Pins, written_since_fork
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
@@ -41,15 +42,19 @@ def prepare(plan: Plan) -> None:
     Confinement(plan)
 
 
-def serve(plan: Plan, control: _socket.socket) -> program.Program | cells.Session:
-    """Serve until the worker is gone. Returns only in a process forked for a program, with that program."""
+def serve(plan: Plan, control: _socket.socket, rings: list[int]) -> program.Program | cells.Session:
+    """Serve until the worker is gone. Returns only in a process forked for a program, with that program.
+
+    Args:
+        rings: for the zygotes' pins.
+    """
     _hide()
     strict = plan["tier"] == "strict"
     # One for all zygotes: what is empty must be learnt before the first program runs.
     scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
-    task = Zygote(plan, control, scratch).serve()
+    task = Zygote(plan, control, scratch, rings).serve()
     while isinstance(task, _socket.socket):
-        task = Zygote(plan, task, scratch).serve()
+        task = Zygote(plan, task, scratch, rings).serve()
     return task
 
 
@@ -72,13 +77,14 @@ class _Child:
 class Zygote:
     """One control socket's worth of programs."""
 
-    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch) -> None:
+    def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch, rings: list[int]) -> None:
         # What a program leaves behind in the tiers without namespaces becomes this process's child.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
         self._scratch = scratch
+        self._pins = Pins(rings)
         self._processors = plan["processors"]
         self._processor = -1
         self._children: dict[int, _Child] = {}
@@ -122,6 +128,8 @@ class Zygote:
             if child.key == message["key"]:
                 if message["do"] == "kill":
                     self._kill(child)
+                elif message["do"] == "pin":
+                    self._pin(child)
                 elif message["do"] == "interrupt":
                     os.kill(child.pid, _SIGINT)
                 else:
@@ -129,6 +137,9 @@ class Zygote:
                     waits = _waits_for_order(child.pid)
                     cpu = _cpu_seconds(child.pid)
                     wire.send(self._control, {"key": child.key, "cpu_s": cpu, "waits": waits})
+                return None
+        if message["do"] == "pin":
+            wire.send(self._control, {"key": message["key"], "pinned": 0, "trouble": "it has ended"})
         return None
 
     def _start(self, start: Start, fds: list[int]) -> program.Program | cells.Session | None:
@@ -197,6 +208,19 @@ class Zygote:
             return cells.Session(channel_fd=3, place=start["place"])
         return program.Program(code=code or "", report_fd=3, place=start["place"], nonce=start["nonce"])
 
+    def _pin(self, child: _Child) -> None:
+        """Have every fork from now on begin with copies of what this child, and we, have written since its own."""
+        answer: dict[str, Any] = {"key": child.key, "pinned": 0}
+        try:
+            # While the child lives: what it does not share any more is in pages of its own, and is not copied
+            # along with a huge page around it.
+            pages = written_since_fork(child.pid) | written_since_fork(os.getpid())
+            self._pins.hold(pages)
+            answer["pinned"] = len(pages)
+        except OSError as error:
+            answer["trouble"] = str(error)
+        wire.send(self._control, answer)
+
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported as any other's."""
         os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
@@ -253,6 +277,7 @@ class Zygote:
                 os.close(other)
             return None
         self._control.close()
+        self._pins.close()
         keep_to(self._processors)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)

@@ -1,0 +1,173 @@
+"""Zygotes that learn what programs write: forks copy that at once, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rstar2.judge.sandbox import host
+from rstar2.judge.sandbox.enclosure import SILENCE_S, Lost
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.inside.pins import open_rings
+from rstar2.judge.schema import RunRequest
+
+FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
+PINS = """
+import json, mmap, os, sys
+from rstar2.judge.sandbox.inside.pins import Pins, open_rings, written_since_fork
+
+PAGES, PAGE = 64, os.sysconf("SC_PAGE_SIZE")
+memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for number in range(PAGES):
+    memory[number * PAGE] = 1
+
+def in_fork(act):
+    # What a fork and its parent have written while the fork lives.
+    ready, says = os.pipe()
+    waits, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        act()
+        os.write(says, b"x")
+        os.read(waits, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    found = written_since_fork(child), written_since_fork(os.getpid())
+    os.write(told, b"x")
+    os.waitpid(child, 0)
+    return found
+
+def write():
+    for number in range(0, PAGES, 2):
+        memory[number * PAGE] = 2
+
+before, _ = in_fork(lambda: None)
+after, _ = in_fork(write)
+written = after - before
+pins = Pins(open_rings(1))
+pins.hold(written)
+at_once, ours = in_fork(lambda: None)
+print(json.dumps([len(written), len(written & at_once), len(written & ours), memory[0]]))
+"""
+DEAF = """
+import os, signal, time
+from rstar2.judge.sandbox.inside import kernel
+
+init = kernel.BareInit()
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    os.kill(init.pid, number)
+time.sleep(0.1)
+init.end()
+print("unharmed")
+"""
+WITHOUT_IO_URING = """
+import sys
+from pathlib import Path
+import pyseccomp
+
+refuse = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+refuse.add_rule(pyseccomp.ERRNO(1), "io_uring_setup")
+refuse.load()
+from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.inside.pins import open_rings
+from rstar2.judge.schema import RunRequest
+
+sandbox = Sandbox(Path(sys.argv[1]), minimum="landlock")
+sandbox.start()
+print(open_rings(4), 1 <= sum(sandbox.rehearse() for _ in range(5)) <= 4)
+print(sandbox.run(RunRequest(code="print(6 * 7)"), "0").stdout)
+sandbox.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path_factory.mktemp("rehearsed"), minimum="landlock")
+    made.start()
+    yield made
+    made.close()
+
+
+def run(sandbox: Sandbox, code: str) -> str:
+    result = sandbox.run(RunRequest(code=code), "0")
+    assert result.outcome == "ok", result
+    return result.stdout
+
+
+def needs_rings() -> None:
+    rings = open_rings(1)
+    for ring in rings:
+        os.close(ring)
+    if not rings:
+        pytest.skip("this machine has no io_uring for us")
+
+
+def test_a_fork_begins_with_copies_of_what_is_pinned() -> None:
+    needs_rings()
+    said = subprocess.run([sys.executable, "-c", PINS], capture_output=True, text=True, check=True).stdout
+    written, at_once, ours, first = json.loads(said)
+    assert written >= 32
+    assert at_once == ours == written
+    assert first == 1
+
+
+def test_programs_of_a_rehearsed_zygote_fault_less_and_share_nothing(sandbox: Sandbox) -> None:
+    needs_rings()
+    poison = "import builtins, sys\nbuiltins.len = None\nsys.poison = 1\nprint(6 * 7)"
+    run(sandbox, FAULTS)
+    before = int(run(sandbox, FAULTS))
+    assert 1 <= sum(sandbox.rehearse() for _ in range(5)) <= 4
+    assert int(run(sandbox, FAULTS)) < before / 2
+    run(sandbox, poison)
+    assert run(sandbox, "import sys\nprint(len('ab'), hasattr(sys, 'poison'))") == "2 False\n"
+
+
+def test_a_program_that_ends_in_a_rehearsal_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_STAYS", "import os\nos._exit(3)")
+    made = Sandbox(tmp_path, minimum="landlock")
+    made.start()
+    session = made.open_session(weight="bare")
+    session.run_cell("x = 42", 10, "0")
+    began = time.monotonic()
+    assert made.rehearse()
+    assert time.monotonic() - began < SILENCE_S
+    assert session.run_cell("x", 10, "1").value == "42"
+    assert run(made, "print(6 * 7)") == "42\n"
+    made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace alone")
+def test_signals_to_the_first_process_of_a_namespace_harm_nobody() -> None:
+    said = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60).stdout
+    assert said == "unharmed\n"
+
+
+def test_without_io_uring_everything_works_as_before(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_IO_URING, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.split() == ["[]", "True", "42"]
+
+
+def test_a_jail_that_is_lost_in_a_rehearsal_is_built_again_and_spared_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Sandbox(tmp_path, minimum="landlock")
+    made.start()
+
+    def lose(_weight: str) -> None:
+        raise Lost("as if the zygote had died")
+
+    monkeypatch.setattr(made, "_rehearse", lose)
+    assert made.rehearse()
+    assert run(made, "print(6 * 7)") == "42\n"
+    assert not made.rehearse()
+    made.close()

@@ -1,0 +1,132 @@
+"""Bare connections to a real server: answers belong to what was asked, and nothing is waited for without end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from rstar2.judge import exchange
+from rstar2.judge.embedded import SOCKET_PATH_BYTES, EmbeddedRedis
+from rstar2.judge.exchange import Commands, Notices, SyncCommands
+
+ECHO = "return ARGV[1]"
+CHANNEL = "news"
+
+
+@contextmanager
+def frozen(server: EmbeddedRedis) -> Iterator[None]:
+    assert server.process is not None
+    os.kill(server.process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.process.pid, signal.SIGCONT)
+
+
+def echo(text: str) -> tuple[str | int, ...]:
+    return ("EVAL", ECHO, 0, text)
+
+
+async def test_an_error_is_raised_and_leaves_the_connection_in_order(server: EmbeddedRedis) -> None:
+    commands = Commands(server.near_url)
+    assert await commands.ask([echo("a"), echo("b")]) == ["a", "b"]
+    with pytest.raises(redis.ResponseError):
+        await commands.ask([echo("c"), ("EVAL", "no lua", 0), echo("d")])
+    assert await commands.ask([echo("e")]) == ["e"]
+    assert await commands.ask([]) == []
+    await commands.close()
+
+
+async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "ANSWER_S", 0.2)
+    commands = Commands(server.url)
+    assert await commands.ask([echo("before")]) == ["before"]
+    with frozen(server), pytest.raises(redis.TimeoutError):
+        await commands.ask([echo("late")])
+    assert await commands.ask([echo("after")]) == ["after"]
+    task = asyncio.create_task(commands.ask([("BLPOP", "nothing", 0)]))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await commands.ask([echo("again")]) == ["again"]
+    await commands.close()
+
+
+def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=0.2) as client:
+        commands = SyncCommands(client)
+        assert commands.ask([echo("a"), echo("b")]) == ["a", "b"]
+        with pytest.raises(redis.ResponseError):
+            commands.ask([("EVAL", "no lua", 0), echo("c")])
+        with frozen(server), pytest.raises(redis.TimeoutError):
+            commands.ask([echo("late")])
+        assert commands.ask([echo("after")]) == ["after"]
+
+
+async def test_notices_come_in_order_and_a_broken_connection_is_told(server: EmbeddedRedis) -> None:
+    notices = Notices(server.near_url, CHANNEL)
+    with redis.Redis.from_url(server.url) as client:
+        for _ in range(2):
+            await notices.begin()
+            await notices.check()
+            for text in ("1\n2", "3"):
+                client.publish(CHANNEL, text)
+            assert [await notices.next(), await notices.next()] == ["1\n2", "3"]
+            waits = asyncio.create_task(notices.next())
+            await asyncio.sleep(0)
+            client.client_kill_filter(_type="pubsub")
+            with pytest.raises(redis.RedisError):
+                await asyncio.wait_for(waits, 10)
+    await notices.close()
+
+
+async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRedis) -> None:
+    notices = Notices(server.url, CHANNEL)
+    await notices.begin()
+    waits = asyncio.create_task(notices.next())
+    for _ in range(3):
+        await notices.check()
+        await asyncio.sleep(0.1)
+    assert not waits.done()
+    with frozen(server):
+        await notices.check()
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        await notices.check()
+        with pytest.raises(redis.RedisError):
+            await asyncio.wait_for(waits, 10)
+    await notices.close()
+
+
+def test_a_folder_that_holds_no_local_socket_is_reached_by_the_network(tmp_path: Path) -> None:
+    embedded = EmbeddedRedis(tmp_path, tmp_path / "log")
+    # What is in the way cannot be removed by the server, so that its bind fails.
+    (tmp_path / "socket").mkdir()
+    embedded.start()
+    try:
+        assert embedded.near_url == embedded.url
+    finally:
+        embedded.stop()
+
+
+def test_a_folder_too_deep_for_a_local_socket_is_reached_by_the_network(tmp_path: Path) -> None:
+    folder = tmp_path / ("deep" * 30)
+    assert len(str(folder)) > SOCKET_PATH_BYTES
+    embedded = EmbeddedRedis(folder, tmp_path / "log")
+    embedded.start()
+    try:
+        assert embedded.near_url == embedded.url
+        with redis.Redis.from_url(embedded.near_url) as client:
+            assert client.ping()
+    finally:
+        embedded.stop()

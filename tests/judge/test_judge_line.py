@@ -1,0 +1,309 @@
+"""How a client's programs travel, with a stand-in that does what no judge does when it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from rstar2.judge import line
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.line import JudgeError
+from rstar2.judge.schema import MAX_BATCH, RunRequest
+
+Asked = list[list[dict[str, Any]]]
+"""Messages, each a list of orders."""
+Talk = Callable[[ServerConnection, Asked], Awaitable[None]]
+
+
+@asynccontextmanager
+async def standin(talk: Talk) -> AsyncIterator[tuple[str, Asked]]:
+    """A judge that does as a test wants it, on each connection. → its URL, and the messages it has got."""
+    asked: Asked = []
+
+    async def one(connection: ServerConnection) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await talk(connection, asked)
+
+    async with serve(one, "127.0.0.1", 0, max_size=None, max_queue=1) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        yield f"http://127.0.0.1:{port}", asked
+
+
+def result_of(order: dict[str, Any]) -> dict[str, Any]:
+    return {"id": order["id"], "result": {"id": order["id"], "outcome": "ok", "stdout": order["run"]["code"]}}
+
+
+async def answers(connection: ServerConnection, asked: Asked) -> None:
+    """Answer every program."""
+    async for message in connection:
+        asked.append(json.loads(message))
+        await connection.send(json.dumps([result_of(order) for order in asked[-1] if "run" in order]))
+
+
+async def test_calls_made_at_the_same_time_travel_together() -> None:
+    async with standin(answers) as (url, asked), JudgeClient(url) as client:
+        await client.run(RunRequest(code="first"))
+        results = await client.run_many([RunRequest(code=str(i)) for i in range(100)])
+    assert [result.stdout for result in results] == [str(i) for i in range(100)]
+    assert [len(orders) for orders in asked] == [1, 100]
+    ids = {order["id"] for orders in asked for order in orders}
+    assert len(ids) == 101
+    assert all(re.fullmatch(r"[0-9a-f]{32}-\d+", run_id) for run_id in ids)
+
+
+async def test_a_connection_that_breaks_is_replaced_and_unanswered_programs_asked_for_under_their_ids() -> (
+    None
+):
+    connections = 0
+
+    async def breaks(connection: ServerConnection, asked: Asked) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            orders = json.loads(await connection.recv())
+            asked.append(orders)
+            await connection.send(json.dumps([result_of(orders[1])]))
+            connection.transport.abort()
+        else:
+            await answers(connection, asked)
+
+    async with standin(breaks) as (url, asked), JudgeClient(url, patience_s=10) as client:
+        results = await client.run_many([RunRequest(code=str(i)) for i in range(3)])
+    assert [result.stdout for result in results] == ["0", "1", "2"]
+    first, again = ([order["id"] for order in orders] for orders in asked)
+    assert again == [first[0], first[2]]
+
+
+async def test_many_calls_travel_in_messages_of_a_bounded_length() -> None:
+    async with standin(answers) as (url, asked), JudgeClient(url) as client:
+        await client.run(RunRequest(code="first"))
+        results = await client.run_many([RunRequest(code=str(i)) for i in range(2500)])
+    assert [result.stdout for result in results] == [str(i) for i in range(2500)]
+    assert [len(orders) for orders in asked] == [1, MAX_BATCH, MAX_BATCH, 2500 - 2 * MAX_BATCH]
+
+
+async def test_a_connection_that_takes_nothing_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "HEARTBEAT_S", 1.0)
+    connections = 0
+    over = asyncio.Event()
+
+    async def stalls(connection: ServerConnection, asked: Asked) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            await over.wait()
+            connection.transport.abort()
+        await answers(connection, asked)
+
+    # More than all buffers on the way hold.
+    long = [RunRequest(code=str(i), stdin="x" * (6 << 20)) for i in range(4)]
+    async with standin(stalls) as (url, _), JudgeClient(url, patience_s=20) as client:
+        results = await client.run_many(long)
+        over.set()
+    assert [result.stdout for result in results] == [str(i) for i in range(4)]
+    assert connections == 2
+
+
+async def test_what_the_judge_refuses_to_read_is_an_error_at_once() -> None:
+    async def refuses(connection: ServerConnection, asked: Asked) -> None:
+        if asked:
+            await answers(connection, asked)
+        asked.append(json.loads(await connection.recv()))
+        await connection.close(1008, "0.id: nothing like it")
+
+    async with standin(refuses) as (url, asked), JudgeClient(url) as client:
+        with pytest.raises(JudgeError, match="nothing like it"):
+            await asyncio.wait_for(client.run(RunRequest(code="1")), 5)
+        assert len(asked) == 1
+        assert (await asyncio.wait_for(client.run(RunRequest(code="2")), 5)).stdout == "2"
+
+
+@pytest.mark.parametrize("way", ["with a word", "silently"])
+async def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> None:
+    closing: set[asyncio.Task[None]] = set()
+
+    async def closes(connection: ServerConnection, asked: Asked) -> None:
+        orders = json.loads(await connection.recv())
+        asked.append(orders)
+        await connection.send(json.dumps([result_of(orders[0])]))
+        if way == "silently":
+            await asyncio.sleep(0.05)
+            connection.transport.abort()
+        else:
+            # Nobody reads it yet: the client answers once it wants something.
+            closing.add(asyncio.create_task(connection.close()))
+        await connection.wait_closed()
+
+    async with standin(closes) as (url, asked), JudgeClient(url, patience_s=5) as client:
+        for number in range(3):
+            assert (await client.run(RunRequest(code=str(number)))).stdout == str(number)
+            await asyncio.sleep(0.2)
+    assert len(asked) == 3
+    assert len({orders[0]["id"] for orders in asked}) == 3
+
+
+async def test_a_program_that_is_sent_away_is_asked_for_again_in_time() -> None:
+    async def full(connection: ServerConnection, asked: Asked) -> None:
+        async for message in connection:
+            orders = json.loads(message)
+            asked.append(orders)
+            busy = [{"id": order["id"], "retry_after_s": 0.3} for order in orders]
+            await connection.send(json.dumps(busy if len(asked) < 3 else [result_of(o) for o in orders]))
+
+    async with standin(full) as (url, asked), JudgeClient(url) as client:
+        started = time.monotonic()
+        results = await client.run_many([RunRequest(code=str(i)) for i in range(2)])
+        assert time.monotonic() - started >= 0.6
+    assert [result.stdout for result in results] == ["0", "1"]
+    assert [len(orders) for orders in asked] == [2, 2, 2]
+
+
+async def test_a_call_right_after_a_cancelled_one_is_answered() -> None:
+    async def slow(connection: ServerConnection, asked: Asked) -> None:
+        async for message in connection:
+            orders = json.loads(message)
+            asked.append(orders)
+            said = [result_of(order) for order in orders if order.get("run", {}).get("code") == "quick"]
+            said += [{"id": order["id"], "cancelled": True} for order in orders if order.get("cancel")]
+            await connection.send(json.dumps(said))
+
+    async with standin(slow) as (url, asked), JudgeClient(url, patience_s=5) as client:
+        for _ in range(3):
+            call = asyncio.create_task(client.run(RunRequest(code="never")))
+            await asyncio.sleep(0.1)
+            call.cancel()
+            assert (await client.run(RunRequest(code="quick"))).outcome == "ok"
+        call = asyncio.create_task(client.run(RunRequest(code="never")))
+        await asyncio.sleep(0)
+        call.cancel()
+        assert (await client.run(RunRequest(code="quick"))).outcome == "ok"
+    orders = [order for message in asked for order in message]
+    ids = {order["id"] for order in orders if order.get("run", {}).get("code") == "never"}
+    assert {order["id"] for order in orders if order.get("cancel")} == ids
+    assert len(ids) == 3
+
+
+async def test_a_call_whose_patience_ends_has_its_program_taken_back() -> None:
+    taken_back = asyncio.Event()
+
+    async def never(connection: ServerConnection, asked: Asked) -> None:
+        async for message in connection:
+            asked.append(json.loads(message))
+            if asked[-1][0].get("cancel"):
+                taken_back.set()
+
+    async with standin(never) as (url, asked), JudgeClient(url, patience_s=0.3) as client:
+        result = await client.run(RunRequest(code="1", timeout_s=0.1))
+        await asyncio.wait_for(taken_back.wait(), 5)
+    assert (result.outcome, result.id) == ("lost", asked[0][0]["id"])
+    assert asked[1] == [{"id": result.id, "cancel": True}]
+
+
+async def test_calls_of_long_programs_do_not_wait_for_each_other_in_the_client() -> None:
+    enough = asyncio.Event()
+
+    async def never(connection: ServerConnection, asked: Asked) -> None:
+        async for message in connection:
+            asked.append(json.loads(message))
+            if sum(map(len, asked)) == 2000:
+                enough.set()
+
+    async with standin(never) as (url, _), JudgeClient(url) as client:
+        calls = []
+        for number in range(2000):
+            calls.append(asyncio.create_task(client.run(RunRequest(code=str(number)))))
+            if number % 10 == 0:
+                await asyncio.sleep(0.001)
+        await asyncio.wait_for(enough.wait(), 20)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+ODD_ANSWERS = {
+    "a page": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>",
+    "an end at once": b"",
+    "silence": b"",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+    "a date": b"HTTP/1.1 503 No\r\nRetry-After: Fri, 07 Nov 2036 23:59:59 GMT\r\nContent-Length: 0\r\n\r\n",
+    "much later": b"HTTP/1.1 429 No\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n",
+    "round and round": b"HTTP/1.1 302 No\r\nLocation: /v1/runs/stream\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ANSWERS)
+async def test_no_answer_however_odd_keeps_a_call_beyond_its_patience(odd: str) -> None:
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ODD_ANSWERS[odd])
+        if odd == "silence":
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with JudgeClient(f"http://127.0.0.1:{port}", patience_s=1.0) as client:
+            requests = [RunRequest(code="1", timeout_s=0.1)] * 3
+            results = await asyncio.wait_for(client.run_many(requests), 5)
+    assert [result.outcome for result in results] == ["lost"] * 3
+    # Who says when to come back is not asked before.
+    assert (asked == 1) == (odd in ("silence", "much later"))
+
+
+OF_NOBODY = '[{"id": "of nobody", "result": {"id": "of nobody", "outcome": "ok"}}]'
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[",
+        "{}",
+        '[{"index": 0}]',
+        '[{"id": "a", "result": {"outcome": "fine"}}]',
+        b"[]",
+        OF_NOBODY,
+        '[{"id": "of nobody"}]',
+        "[]",
+    ],
+)
+async def test_no_message_however_odd_keeps_a_call_beyond_its_patience(said: str | bytes) -> None:
+    async def speaks(connection: ServerConnection, asked: Asked) -> None:
+        async for message in connection:
+            asked.append(json.loads(message))
+            await connection.send(said)
+
+    async with standin(speaks) as (url, asked), JudgeClient(url, patience_s=1.0) as client:
+        result = await asyncio.wait_for(client.run(RunRequest(code="1", timeout_s=0.1)), 5)
+    assert result.outcome == "lost"
+    is_odd = said not in ("[]", '[{"id": "of nobody"}]', OF_NOBODY)
+    # What is no answer of a judge ends the connection; what concerns nobody does not.
+    assert (sum("run" in order for orders in asked for order in orders) > 1) == is_odd
+
+
+async def test_a_server_without_the_endpoint_is_an_error_with_a_hint() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        async with JudgeClient(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(JudgeError, match="HTTP 404") as raised:
+                await asyncio.wait_for(client.run(RunRequest(code="1")), 5)
+    assert "WebSocket" in raised.value.hint

@@ -1,0 +1,246 @@
+"""The WebSocket for many programs, as any client finds it."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from judge.faults import parts, status
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from rstar2.judge import queue
+from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop_service
+from rstar2.judge.settings import ServiceSettings
+
+ENDLESS = {"code": "while True: pass", "timeout_s": 60}
+
+
+def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientConnection:
+    url = judge.url.replace("http", "ws", 1) + "/v1/runs/stream"
+    return connect(url, additional_headers=headers, max_size=None, max_queue=1, proxy=None)
+
+
+@pytest.fixture
+def stream(judge: JudgeHandle) -> Iterator[ClientConnection]:
+    with dial(judge) as connection:
+        yield connection
+
+
+def ask(stream: ClientConnection, **programs: Any) -> None:
+    stream.send(json.dumps([{"id": name, "run": program} for name, program in programs.items()]))
+
+
+def hear(stream: ClientConnection, count: int) -> dict[str, dict[str, Any]]:
+    """So many answers, by id."""
+    found: dict[str, dict[str, Any]] = {}
+    while len(found) < count:
+        found.update({answer["id"]: answer for answer in json.loads(stream.recv(timeout=30))})
+    return found
+
+
+def unfinished(judge: JudgeHandle) -> int:
+    found = status(judge)
+    return int(found["queue"] + found["running"])
+
+
+def none_left(judge: JudgeHandle, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while (left := unfinished(judge)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not left
+
+
+def test_answers_come_as_they_are_there_and_what_is_wrong_is_invalid_alone(stream: ClientConnection) -> None:
+    ask(
+        stream,
+        late={"code": "import time; time.sleep(60)", "timeout_s": 90},
+        good={"code": "print(1)"},
+        bad={},
+    )
+    ask(stream, surrogate={"code": "\ud800"}, nothing=None)
+    answers = hear(stream, 4)
+    outcomes = {name: answer["result"]["outcome"] for name, answer in answers.items()}
+    assert outcomes == {"good": "ok", "bad": "invalid", "surrogate": "invalid", "nothing": "invalid"}
+    assert answers["good"]["result"]["stdout"] == "1\n"
+    assert answers["bad"]["result"]["stderr"].startswith("code: ")
+
+
+def test_an_id_is_run_once_on_whatever_connection_it_is_asked_for(
+    judge: JudgeHandle, http: httpx.Client
+) -> None:
+    program = {"code": "import time\ntime.sleep(0.5)\nprint(time.time_ns())"}
+    with dial(judge) as one, dial(judge) as other:
+        for stream in (one, other, one):
+            ask(stream, same=program)
+        first, second = (hear(stream, 1)["same"]["result"] for stream in (one, other))
+    with dial(judge) as later:
+        ask(later, same=program)
+        third = hear(later, 1)["same"]["result"]
+    fourth = http.post("/v1/runs", json=program, headers={"Idempotency-Key": "same"}).json()
+    assert first["outcome"] == "ok"
+    assert first == second == third == fourth
+
+
+def test_a_cancelled_program_is_ended_and_others_go_on(judge: JudgeHandle, stream: ClientConnection) -> None:
+    ask(stream, endless=ENDLESS, stays={"code": "import time\ntime.sleep(1)\nprint(2)"})
+    time.sleep(0.5)
+    assert unfinished(judge) == 2
+    stream.send(json.dumps([{"id": "endless", "cancel": True}, {"id": "unknown", "cancel": True}]))
+    assert hear(stream, 2) == {name: {"id": name, "cancelled": True} for name in ("endless", "unknown")}
+    assert list(hear(stream, 1)) == ["stays"]
+    assert none_left(judge, 10)
+
+
+def test_what_nobody_else_waits_for_ends_with_its_connection(judge: JudgeHandle) -> None:
+    with dial(judge) as stays:
+        with dial(judge) as leaves:
+            ask(leaves, **{f"gone{number}": ENDLESS for number in range(20)}, shared={"code": "print(3)"})
+            ask(stays, shared={"code": "print(3)"})
+            time.sleep(0.5)
+            assert unfinished(judge) > 10
+        assert hear(stays, 1)["shared"]["result"]["stdout"] == "3\n"
+    assert none_left(judge, 10)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("{", "JSON"),
+        ("{}", "array"),
+        ("[5]", "0.body"),
+        (json.dumps([{"id": "a", "cancel": True}] * 1025), "1024"),
+        ('[{"id": "a", "cancel": "yes"}]', "0.cancel"),
+        ('[{"id": "a", "run": {"code": "1"}, "cancel": true}]', "both"),
+        ('[{"run": {}}]', "0.id"),
+        ('[{"id": "a b", "run": {}}]', "0.id"),
+        ('[{"id": "\\ud800", "run": {}}]', "0.id"),
+        ('[{"id": 5}]', "0.id"),
+        ('[{"id": "a", "\\ud800\u00e9\u00e9": 5}]', "0."),
+        ('[{"id": "a", "run": {"code": "1"}}, {"id": ""}]', "1.id"),
+        ("[" * 100_000, "JSON"),
+        ("", "JSON"),
+        (b"\xff", "JSON"),
+    ],
+    ids=[
+        "cut",
+        "object",
+        "number",
+        "many",
+        "word",
+        "both",
+        "nameless",
+        "blank",
+        "surrogate",
+        "id",
+        "field",
+        "second",
+        "deep",
+        "empty",
+        "bytes",
+    ],
+)
+def test_what_is_no_order_ends_the_connection_by_the_name_of_its_field(
+    judge: JudgeHandle, stream: ClientConnection, message: str | bytes, named: str
+) -> None:
+    before = sum(status(judge)["outcomes"].values())
+    stream.send(message)
+    with pytest.raises(ConnectionClosed) as closed:
+        stream.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+    assert named in closed.value.rcvd.reason
+    assert sum(status(judge)["outcomes"].values()) == before
+
+
+def test_a_page_in_a_browser_is_not_let_in(judge: JudgeHandle) -> None:
+    with pytest.raises(InvalidStatus, match="403"):
+        dial(judge, {"Origin": "http://elsewhere.example"})
+
+
+def test_a_token_is_asked_for(tmp_path: Path) -> None:
+    with running_judge(tmp_path, workers=1, token="s3cret") as judge:
+        with pytest.raises(InvalidStatus, match="401"):
+            dial(judge)
+        with pytest.raises(InvalidStatus, match="401"):
+            dial(judge, {"Authorization": "Bearer wrong"})
+        with dial(judge, {"Authorization": "Bearer s3cret"}) as stream:
+            ask(stream, a={"code": "7"})
+            assert hear(stream, 1)["a"]["result"]["value"] == "7"
+
+
+def test_a_full_queue_is_an_answer_for_each_program(tmp_path: Path) -> None:
+    process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=2))
+    try:
+        with dial(judge) as stream:
+            ask(stream, a=ENDLESS, b=ENDLESS, c={"code": "print(1)"})
+            answer = hear(stream, 1)["c"]
+            assert set(answer) == {"id", "retry_after_s"}
+            assert 1 <= answer["retry_after_s"] <= 10
+            stream.send(json.dumps([{"id": name, "cancel": True} for name in "ab"]))
+            assert set(hear(stream, 2)) == {"a", "b"}
+            assert none_left(judge, 10)
+            time.sleep(1)
+            ask(stream, c={"code": "print(1)"})
+            assert hear(stream, 1)["c"]["result"]["stdout"] == "1\n"
+    finally:
+        stop_service(process)
+
+
+def memory_mb(pid: int) -> float:
+    """What a process holds of memory, in MiB."""
+    fields = Path(f"/proc/{pid}/statm").read_text().split()
+    return int(fields[1]) * resource.getpagesize() / (1 << 20)
+
+
+LONG = {"code": "print('\\0' * (1 << 20), end='')"}
+"""As JSON its result takes six MiB."""
+
+
+def test_a_client_that_does_not_read_fills_no_memory_is_not_listened_to_and_loses_nothing(
+    judge: JudgeHandle,
+) -> None:
+    names = [f"long{number}" for number in range(40)]
+    [front] = parts(judge, "rstar2.judge.api")
+    with dial(judge) as stream:
+        done = status(judge)["outcomes"].get("ok", 0) + len(names)
+        before = memory_mb(front)
+        ask(stream, **dict.fromkeys(names, LONG))
+        assert none_left(judge, 60)
+        assert memory_mb(front) - before < 200
+        shorts = 0
+        deadline = time.monotonic() + 30
+        while status(judge)["outcomes"]["ok"] == done + shorts:
+            assert time.monotonic() < deadline, "it listens to whoever never reads"
+            shorts += 1
+            ask(stream, **{f"short{shorts}": {"code": "print(1)"}})
+            time.sleep(1)
+        answers = hear(stream, len(names) + shorts)
+    assert {len(answers.pop(name)["result"]["stdout"]) for name in names} == {1 << 20}
+    assert {answer["result"]["stdout"] for answer in answers.values()} == {"1\n"}
+
+
+def test_a_result_is_kept_until_its_client_has_read_it(judge: JudgeHandle) -> None:
+    names = [f"kept{number}" for number in range(8)]
+    with redis.Redis.from_url(judge.redis_url) as client, dial(judge) as stream:
+
+        def longest_s() -> int:
+            return max(int(client.ttl(queue.state_key(name))) for name in names)
+
+        ask(stream, **dict.fromkeys(names, LONG))
+        assert none_left(judge, 60)
+        # What was handed out is told to Redis every three seconds.
+        time.sleep(4)
+        assert longest_s() > 200
+        assert set(hear(stream, len(names))) == set(names)
+        deadline = time.monotonic() + 10
+        while longest_s() > 30:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
