@@ -14,7 +14,17 @@ from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle
 
+RECOVERY_S = 5.0
+"""On a machine that has nothing else to do."""
 PROGRAM = "import time; time.sleep(0.02); print({})"
+
+
+def recovery_bound() -> float:
+    """RECOVERY_S, longer by as much as the machine is slowed down by others at present."""
+    wall, cpu = time.monotonic(), time.process_time()
+    while time.process_time() - cpu < 0.2:
+        pass
+    return RECOVERY_S * max(1.0, (time.monotonic() - wall) / 0.2)
 
 
 def descendants(pid: int) -> list[int]:
@@ -65,6 +75,27 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
 def status(judge: JudgeHandle) -> dict[str, Any]:
     found: dict[str, Any] = httpx.get(f"{judge.url}/status", timeout=10.0, trust_env=False).json()
     return found
+
+
+def status_when(
+    judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool], within_s: float = 20.0
+) -> dict[str, Any]:
+    """What the judge says of itself once this is true of it."""
+    deadline = time.monotonic() + within_s
+    while not condition(found := status(judge)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def done_by(found: dict[str, Any]) -> list[int]:
+    """How many programs each worker of a status has done; they say it twice a second."""
+    return [worker["done"] for worker in found["workers"]]
+
+
+def unfinished(found: dict[str, Any]) -> int:
+    """How many programs of a status wait or run."""
+    return int(found["queue"] + found["running"])
 
 
 def run_through(judge: JudgeHandle, count: int, fault: Callable[[], None]) -> float:

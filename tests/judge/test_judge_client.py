@@ -10,16 +10,23 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from judge.faults import status_when, unfinished
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.line import JudgeError
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service import JudgeHandle
+
+
+async def seen(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """See `status_when`; meanwhile the loop goes on."""
+    return await asyncio.to_thread(status_when, judge, condition)
 
 
 async def test_many_calls_come_back_each_with_its_own_result(judge: JudgeHandle) -> None:
@@ -79,16 +86,9 @@ async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> N
         before = (await http.get("/status")).json()["outcomes"]
         sleepers = [RunRequest(code="import time; time.sleep(0.5)") for _ in range(60)]
         waiting = asyncio.create_task(client.run_many(sleepers))
-        await asyncio.sleep(0.3)
-        assert (await http.get("/status")).json()["queue"] > 30
+        await seen(judge, lambda status: status["queue"] > 30)
         waiting.cancel()
-        for _ in range(200):
-            status = (await http.get("/status")).json()
-            if not (left := status["queue"] + status["running"]):
-                break
-            await asyncio.sleep(0.05)
-        after = (await http.get("/status")).json()["outcomes"]
-    assert left == 0
+        after = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
     assert after.get("ok", 0) - before.get("ok", 0) < 10
 
 
@@ -100,25 +100,20 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
         under_key = asyncio.create_task(
             http.post("/v1/runs", json=endless, headers={"Idempotency-Key": "again"}, timeout=60)
         )
-        await asyncio.sleep(0.5)
+        await seen(judge, lambda status: unfinished(status) == 4)
         waiting.cancel()
-        await asyncio.sleep(1.5)
+        await seen(judge, lambda status: (status["queue"], status["running"]) == (0, 1))
+        await asyncio.sleep(0.3)
         under_key.cancel()
         # Asked for again before the judge has seen the connection close, it would join the endless run.
-        await asyncio.sleep(0.2)
+        await seen(judge, lambda status: not unfinished(status))
         started = time.monotonic()
         body, key = {"code": "print(6)"}, {"Idempotency-Key": "again"}
         [result, answer] = await asyncio.gather(
             client.run(RunRequest(code="print(5)")), http.post("/v1/runs", json=body, headers=key, timeout=60)
         )
-        assert time.monotonic() - started < 10
-        for _ in range(100):
-            status = (await http.get("/status")).json()
-            if not status["running"]:
-                break
-            await asyncio.sleep(0.05)
-        after = status["outcomes"]
-    assert status["running"] == 0
+        assert time.monotonic() - started < 30
+        after = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
     assert (result.outcome, result.stdout) == ("ok", "5\n")
     assert (answer.json()["outcome"], answer.json()["stdout"]) == ("ok", "6\n")
     assert {name: after[name] - before.get(name, 0) for name in after} == {
@@ -129,9 +124,9 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
 async def test_one_cancelled_call_of_many_is_taken_back_alone(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:
         before = (await http.get("/status")).json()["outcomes"].get("ok", 0)
-        sleepers = [RunRequest(code="import time; time.sleep(0.7)") for _ in range(4)]
+        sleepers = [RunRequest(code="import time; time.sleep(1.5)") for _ in range(4)]
         calls = [asyncio.create_task(client.run(request)) for request in sleepers]
-        await asyncio.sleep(0.3)
+        await seen(judge, lambda status: unfinished(status) == 4)
         calls.pop().cancel()
         results = await asyncio.gather(*calls)
         await client.run(RunRequest(code="1"))
@@ -174,11 +169,11 @@ async def test_a_program_longer_than_any_message_may_be_is_invalid_alone(judge: 
 async def test_closing_the_client_leaves_no_call_behind(judge: JudgeHandle) -> None:
     client = JudgeClient(judge.url)
     sent = [asyncio.create_task(client.run(RunRequest(code="while True: pass"))) for _ in range(2)]
-    await asyncio.sleep(0.3)
+    await seen(judge, lambda status: status["running"] == 2)
     unsent = asyncio.create_task(client.run(RunRequest(code="1")))
     await asyncio.sleep(0)
     await client.aclose()
-    done, _ = await asyncio.wait([*sent, unsent], timeout=2)
+    done, _ = await asyncio.wait([*sent, unsent], timeout=20)
     assert [call.cancelled() for call in done] == [True, True, True]
 
 
@@ -190,7 +185,7 @@ async def test_an_absent_judge_is_an_answer_within_the_patience_given() -> None:
         async with JudgeClient(url, patience_s=0.5) as client:
             result = await client.run(RunRequest(code="1", timeout_s=0.1))
             assert result.outcome == "lost"
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 10
             with pytest.raises(JudgeError, match="no judge answers"):
                 await client.health()
 

@@ -169,18 +169,22 @@ async def test_a_program_that_is_sent_away_is_asked_for_again_in_time() -> None:
 
 
 async def test_a_call_right_after_a_cancelled_one_is_answered() -> None:
+    arrived = asyncio.Event()
+
     async def slow(connection: ServerConnection, asked: Asked) -> None:
         async for message in connection:
             orders = json.loads(message)
             asked.append(orders)
+            arrived.set()
             said = [result_of(order) for order in orders if order.get("run", {}).get("code") == "quick"]
             said += [{"id": order["id"], "cancelled": True} for order in orders if order.get("cancel")]
             await connection.send(json.dumps(said))
 
     async with standin(slow) as (url, asked), JudgeClient(url, patience_s=5) as client:
         for _ in range(3):
+            arrived.clear()
             call = asyncio.create_task(client.run(RunRequest(code="never")))
-            await asyncio.sleep(0.1)
+            await asyncio.wait_for(arrived.wait(), 5)
             call.cancel()
             assert (await client.run(RunRequest(code="quick"))).outcome == "ok"
         call = asyncio.create_task(client.run(RunRequest(code="never")))

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
-from judge.faults import descendants, status, wait_gone
+from judge.faults import descendants, status, status_when, unfinished, wait_gone
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge import promise, queue
@@ -83,9 +83,9 @@ def test_a_full_queue_is_an_answer_and_nothing_is_lost(tmp_path: Path) -> None:
     process, judge = start_service(ServiceSettings(folder=str(tmp_path), workers=1, max_queued=3))
     try:
         with SyncJudgeClient(judge.url) as client, ThreadPoolExecutor(1) as pool:
-            sleeper = RunRequest(code="import time; time.sleep(0.4); print(1)")
+            sleeper = RunRequest(code="import time; time.sleep(1); print(1)")
             load = pool.submit(client.run_many, [sleeper] * 3)
-            time.sleep(0.5)
+            status_when(judge, lambda found: unfinished(found) == 3)
             answer = httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}, timeout=30)
             assert answer.status_code == 429
             assert float(answer.headers["Retry-After"]) >= 1

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from judge.faults import parts
+from judge.faults import parts, recovery_bound
 
 from rstar2.judge import queue
 from rstar2.judge.client import JudgeClient
@@ -112,7 +112,7 @@ def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(one: httpx.Client, 
     cell(one, session, "n = 0")
     path = f"/v1/sessions/{session}/cells"
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(cell, one, session, "import time; time.sleep(1.2)")
+        busy = pool.submit(cell, one, session, "import time; time.sleep(2)")
         time.sleep(0.3)
         hang_up(alone.url, path, {"code": "n += 1"}, f"waits-{time.time_ns()}", 0.3)
         assert busy.result()["outcome"] == "ok"
@@ -184,39 +184,39 @@ def test_a_session_that_dies_says_so(http: httpx.Client) -> None:
 
 
 def test_an_idle_session_ends(http: httpx.Client) -> None:
-    session = open_session(http, idle_s=0.5)
+    session = open_session(http, idle_s=1.5)
     assert cell(http, session, "1")["session_alive"]
-    time.sleep(2.5)
+    time.sleep(3.5)
     after = cell(http, session, "1")
     assert after["outcome"] == "lost"
-    assert "idle for 0.5 s" in after["session_end"]
+    assert "idle for 1.5 s" in after["session_end"]
 
 
 def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
     session = open_session(http, total_s=2)
-    ends = time.monotonic() + 6
+    ends = time.monotonic() + 30
     while (result := cell(http, session, "1"))["session_alive"] and time.monotonic() < ends:
         time.sleep(0.2)
     assert "open for its 2 s" in result["session_end"]
 
 
 def test_a_cell_ends_with_its_sessions_time(one: httpx.Client) -> None:
-    session = open_session(one, total_s=1)
+    session = open_session(one, total_s=2)
     result = cell(one, session, "import time\ntime.sleep(30)", timeout_s=20)
     assert (result["outcome"], result["session_alive"]) == ("timeout", False)
-    assert "open for its 1 s" in result["session_end"]
+    assert "open for its 2 s" in result["session_end"]
     assert result["wall_s"] < 10
 
 
 def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client) -> None:
-    idle, waits = open_session(one, idle_s=1), open_session(one, idle_s=1)
+    idle, waits = open_session(one, idle_s=2), open_session(one, idle_s=2)
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(one.post, "/v1/runs", json={"code": "import time; time.sleep(2.2)"})
+        busy = pool.submit(one.post, "/v1/runs", json={"code": "import time; time.sleep(4.2)"})
         time.sleep(0.3)
         result = cell(one, waits, "1")
         assert (result["value"], busy.result().status_code) == ("1", 200)
-    assert result["queue_s"] > 1.5
-    assert "idle for 1 s" in cell(one, idle, "1")["session_end"]
+    assert result["queue_s"] > 2.5
+    assert "idle for 2 s" in cell(one, idle, "1")["session_end"]
 
 
 def test_a_closed_session_is_gone(http: httpx.Client) -> None:
@@ -304,7 +304,7 @@ async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience()
         async with JudgeClient(url) as client:
             session = JudgeSession(client, patience_s=0.3 - OPEN_S)
             with pytest.raises(JudgeError, match="in time"):
-                await asyncio.wait_for(session.__aenter__(), 3)
+                await asyncio.wait_for(session.__aenter__(), 10)
 
 
 def test_a_worker_that_dies_tells_its_sessions(tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_a_worker_that_dies_tells_its_sessions(tmp_path: Path) -> None:
         result = cell(http, session, "1")
         assert (result["outcome"], result["session_alive"]) == ("lost", False)
         assert "worker" in result["session_end"]
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < recovery_bound()
         assert http.post("/v1/sessions", json={}).status_code in (201, 503)
         asyncio.run(_opens_again(judge.url))
 

