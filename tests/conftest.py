@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from rstar2.judge.service import JudgeHandle, running_judge
@@ -17,6 +18,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
