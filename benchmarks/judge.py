@@ -5,8 +5,9 @@
 
 Every round runs all contestants one after another on each program; the figures are medians over the rounds,
 so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
-Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of that batched rate, each
-round with other arrivals, and how late an endless loop is ended.
+Then, with the judge alone: latencies of single requests at half, a quarter and a tenth of the batched rate that
+was seen just before, each round with other arrivals, and how late an endless loop is ended. A shared machine stops
+programs for moments of its own; how long, with nothing to do, is told with the latencies, which hold no less.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -245,20 +247,56 @@ def overruns(url: str, count: int) -> list[float]:
 LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
 """Shares of the batched rate at which latencies are measured."""
 LATENCY_S = 6.0
+PAUSE_S = 0.001
+"""A program that only looks at the clock and does not get to it for so long was stopped."""
+LOOK_S = 1.0
 
 
-def latency_rounds(url: str, batched: float, count: int) -> dict[str, dict[str, list[float]]]:
-    """By load: p50 and p99 in milliseconds, and the percentage of the time the processors were busy, of each round."""
-    found: dict[str, dict[str, list[float]]] = {load: {"p50": [], "p99": [], "busy": []} for load in LOADS}
+def pauses(processor: int) -> list[float]:
+    """Seconds of each pause that the machine makes on one processor within LOOK_S."""
+    os.sched_setaffinity(0, {processor})
+    found = []
+    last = time.perf_counter()
+    end = last + LOOK_S
+    while last < end:
+        now = time.perf_counter()
+        if now - last > PAUSE_S:
+            found.append(now - last)
+        last = now
+    return found
+
+
+def machine_pauses() -> tuple[float, float]:
+    """(the percentage of the time that this machine stops programs, its longest pause in milliseconds)."""
+    processors = sorted(os.sched_getaffinity(0))
+    with multiprocessing.get_context("fork").Pool(len(processors)) as pool:
+        found = [pause for each in pool.map(pauses, processors, chunksize=1) for pause in each]
+    return 100 * sum(found) / (len(processors) * LOOK_S), 1000 * max(found, default=0.0)
+
+
+def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[str, dict[str, list[float]]]:
+    """By load, of each round: requests a second, p50 and p99 in milliseconds, the percentage of the time the
+    processors were busy; and of the machine alone the percentage of the time it stops programs and the longest
+    pause in milliseconds."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(count):
+        stopped, longest = machine_pauses()
+        found["machine"]["stopped"].append(stopped)
+        found["machine"]["longest"].append(longest)
+        whole = batched()
         for load, share in LOADS.items():
             before = processor_times()
-            took = asyncio.run(latencies(url, batched * share, LATENCY_S, seed=number))
+            took = asyncio.run(latencies(url, whole * share, LATENCY_S, seed=number))
+            found[load]["rate"].append(whole * share)
             found[load]["p50"].append(1000 * took[len(took) // 2])
             found[load]["p99"].append(1000 * took[len(took) * 99 // 100])
             found[load]["busy"].append(100 * busy_share(before, processor_times()))
         print(f"latencies, round {number + 1} of {count} done", file=sys.stderr)
     return found
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def report(
@@ -276,14 +314,16 @@ def report(
             print(f"{name + ' / bare':22}" + "".join(f"{ratios[kind]:9.1f}x" for kind in PROGRAMS))
     share = {kind: rates["judge"][kind] / rates["sandbox"][kind] for kind in PROGRAMS}
     print(f"{'judge / sandbox':22}" + "".join(f"{100 * share[kind]:9.0f}%" for kind in PROGRAMS))
-    for load, found in waits.items():
-        rate = rates["judge"]["trivial"] * LOADS[load]
-        p50, p99 = (
-            f"{name} {statistics.median(found[name]):.1f} ({min(found[name]):.1f} to {max(found[name]):.1f}) ms"
-            for name in ("p50", "p99")
+    for load in LOADS:
+        p50, p99, rate, busy = (waits[load][name] for name in ("p50", "p99", "rate", "busy"))
+        print(
+            f"at {load} load, trivial: p50 {spread(p50)} ms, p99 {spread(p99)} ms; "
+            f"{statistics.median(rate):.0f} a second, cores {statistics.median(busy):.0f}% busy"
         )
-        busy = statistics.median(found["busy"])
-        print(f"at {load} load, trivial: {p50}, {p99}; {rate:.0f} a second, cores {busy:.0f}% busy")
+    print(
+        f"the machine by itself stops programs {spread(waits['machine']['stopped'])}% of the time, "
+        f"for at most {spread(waits['machine']['longest'])} ms"
+    )
     print(
         f"endless loops answered after their limit: median {1000 * statistics.median(late):.0f} ms, "
         f"latest {1000 * late[-1]:.0f} ms"
@@ -321,7 +361,8 @@ def main() -> None:
             contestants["against"] = codejudge(options.against)
         print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
         rates = rounds(contestants, options.rounds, options.seconds, options.workers)
-        waits = latency_rounds(handle.url, rates["judge"]["trivial"], options.rounds)
+        batch = max(BATCH, int(rates["judge"]["trivial"] * options.seconds))
+        waits = latency_rounds(handle.url, lambda: contestants["judge"]("trivial", batch), options.rounds)
         found = report(rates, waits, overruns(handle.url, 10))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
