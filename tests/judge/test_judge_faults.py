@@ -170,8 +170,12 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_is_at_and_gives_the_re
             folder=str(tmp_path / "leaves"), workers=1, redis_url=server.url, api=False
         )
         process, _ = start_service(settings)
-        assert len(status(judge)["workers"]) == 2
-        assert run_through(judge, 100, lambda: stop_service(process)) < recovery_bound()
+
+        def leave() -> None:
+            status_when(judge, lambda found: len(found["workers"]) == 2 and min(done_by(found)) > 0)
+            stop_service(process)
+
+        assert run_through(judge, 100, leave) < recovery_bound()
         time.sleep(0.6)
         [left] = done_by(status_when(judge, lambda found: len(found["workers"]) == 1))
         assert 0 < left < 101
