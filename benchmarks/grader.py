@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rstar2.eval.grader import GraderPool
-from rstar2.jsonlines import read_objects
+from rstar2.files import read_objects
 
 PATIENCE_S = 10.0
 Grade = Callable[[str, str], bool | None]

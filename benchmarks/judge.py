@@ -34,10 +34,10 @@ from typing import Any
 import httpx
 
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.seat import Seat, Times, processor_times
+from rstar2.judge.sandbox.cpu_affinity import Seat, Times, processor_times
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
-from rstar2.judge.service import running_judge
+from rstar2.judge.service.start import running_judge
 
 PROGRAMS = {
     "trivial": "print(6 * 7)",

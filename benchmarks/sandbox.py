@@ -35,7 +35,7 @@ RunOne = Callable[[str], None]
 
 
 def _sandbox(root: str, tier: str) -> tuple[RunOne, Callable[[], None]]:
-    from rstar2.judge.sandbox.host import Sandbox
+    from rstar2.judge.sandbox.sandbox import Sandbox
     from rstar2.judge.schema import RunRequest
 
     sandbox = Sandbox(Path(root) / str(os.getpid()), tier=tier, minimum="none")  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from rstar2.errors import UserError
-from rstar2.trace import write_json
+from rstar2.files import write_json
 
 TOOL_NAME = "python_code_with_standard_io"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rstar2.errors import UserError
-from rstar2.trace import write_json
+from rstar2.files import write_json
 
 State = Literal["running", "finished", "failed", "stopped"]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.processes import die_with
+from rstar2.processes import die_with
 
 _FIND = """
 import importlib.metadata, json

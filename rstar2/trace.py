@@ -6,13 +6,11 @@ line, at the end; readers skip it and `TraceWriter` removes it before it appends
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -196,40 +194,3 @@ def drop_torn_line(path: Path) -> None:
             keep = start
         if keep != size:
             file.truncate(keep)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON so that the file is either whole or absent."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write text so that the file is either whole or absent."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file:
-        file.write(text)
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.
-
-    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
-
-    Raises:
-        OSError: it cannot be written, or is a folder.
-    """
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8") as there:
-            yield there
-        return
-    place = path.resolve()
-    part = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(place)
-    finally:
-        part.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.service.start import JudgeHandle, running_judge
 from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rstar2.data.problem import Problem
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise_rows
-from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn, write_json
+from rstar2.files import write_json
+from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
 
 THOUGHT = (
     "The lamps that stay lit are those whose number has an odd number of divisors, $d(n) \\equiv 1$, so I "

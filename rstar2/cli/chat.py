@@ -121,8 +121,8 @@ def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str
     import tempfile
 
     from rstar2.judge.client import JudgeClient
-    from rstar2.judge.service import running_judge
-    from rstar2.judge.tools import PythonTool
+    from rstar2.judge.client.python_tool import PythonTool
+    from rstar2.judge.service.start import running_judge
 
     if url is None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-chat-")))

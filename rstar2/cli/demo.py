@@ -53,7 +53,7 @@ def command(
     from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
-    from rstar2.judge.embedded import server_binary
+    from rstar2.judge.queue.embedded_redis import server_binary
     from rstar2.report import write_report
     from rstar2.runs import open_run
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
     from rstar2.data.problem import Problem
-    from rstar2.eval.session import JudgeChoice
+    from rstar2.eval.measure import JudgeChoice
     from rstar2.eval.settings import EvalSettings
     from rstar2.eval.target import Opened
 
@@ -110,7 +110,7 @@ def run(
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
-    from rstar2.eval.session import JudgeChoice, check_judge
+    from rstar2.eval.measure import JudgeChoice, check_judge
     from rstar2.eval.settings import EvalSettings
     from rstar2.eval.target import Target, open_target
 
@@ -137,7 +137,7 @@ def run(
 def _load(benchmarks: list[str], data: Path | None, seed: int, limit: int | None) -> dict[str, list[Problem]]:
     from rstar2.data.benchmarks import load_benchmark
     from rstar2.errors import UserError
-    from rstar2.eval.session import folder_names
+    from rstar2.eval.measure import folder_names
 
     if data is not None and len(benchmarks) > 1:
         raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
@@ -157,7 +157,7 @@ def _measure(
 ) -> None:
     from rstar2.data.benchmarks import fingerprint
     from rstar2.eval.live import LiveView
-    from rstar2.eval.session import measure
+    from rstar2.eval.measure import measure
     from rstar2.eval.tables import problems_table, summaries_table
     from rstar2.report import write_report
     from rstar2.runs import config_digest, open_run

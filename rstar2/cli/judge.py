@@ -13,8 +13,8 @@ from rstar2.cli.common import err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
-    from rstar2.judge.service import JudgeHandle
-    from rstar2.judge.state import JudgeState
+    from rstar2.judge.service.start import JudgeHandle
+    from rstar2.judge.service.state_file import JudgeState
 
 app = typer.Typer(
     name="judge",
@@ -64,9 +64,9 @@ def up(
 ) -> None:
     """Start a judge on this machine."""
     from rstar2.errors import UserError
-    from rstar2.judge.service import start_service, stop_service
-    from rstar2.judge.settings import ServiceSettings
-    from rstar2.judge.state import JudgeState, clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.settings import ServiceSettings
+    from rstar2.judge.service.start import start_service, stop_service
+    from rstar2.judge.service.state_file import JudgeState, clear_state, read_state, state_folder, write_state
 
     running = read_state()
     if running is not None:
@@ -121,7 +121,7 @@ def down() -> None:
     import signal
 
     from rstar2.errors import Failure
-    from rstar2.judge.state import clear_state, current_judge, read_state
+    from rstar2.judge.service.state_file import clear_state, current_judge, read_state
 
     state = current_judge()
     os.kill(state.pid, signal.SIGTERM)
@@ -147,8 +147,8 @@ def status(
     """Show queue, workers, times and outcomes of the judge that runs."""
     from rich.live import Live
 
-    from rstar2.judge.dashboard import dashboard
-    from rstar2.judge.state import current_judge
+    from rstar2.judge.service.state_file import current_judge
+    from rstar2.judge.service.status_table import dashboard
 
     state = current_judge()
     if json:
@@ -193,16 +193,16 @@ def logs(
     from rich.text import Text
 
     from rstar2.errors import UserError
-    from rstar2.judge import logs as reading
-    from rstar2.judge.state import state_folder
+    from rstar2.judge.service import logs
+    from rstar2.judge.service.state_file import state_folder
 
     folder = state_folder() / "judge" / "logs"
     if not any(folder.glob(f"{part}*.log")):
         raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
-    for name, line in reading.last_lines(folder, lines, part):
+    for name, line in logs.last_lines(folder, lines, part):
         out.print(Text(f"{name}: {line}"), soft_wrap=True)
     if follow:
-        for name, line in reading.follow(folder, part):
+        for name, line in logs.follow(folder, part):
             out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
@@ -228,9 +228,9 @@ def worker(
     """Run more workers, on this machine, for a judge whose queue is elsewhere; until Ctrl-C."""
     import os
 
-    from rstar2.judge.service import start_service, stop_service
-    from rstar2.judge.settings import ServiceSettings
-    from rstar2.judge.state import state_folder
+    from rstar2.judge.service.settings import ServiceSettings
+    from rstar2.judge.service.start import start_service, stop_service
+    from rstar2.judge.service.state_file import state_folder
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(
@@ -262,7 +262,7 @@ def run(
     from rstar2.errors import UserError
     from rstar2.judge.client import SyncJudgeClient
     from rstar2.judge.schema import RunRequest
-    from rstar2.judge.state import current_judge
+    from rstar2.judge.service.state_file import current_judge
 
     try:
         code = file.read_bytes().decode()

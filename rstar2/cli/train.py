@@ -80,7 +80,7 @@ def command(
     from rstar2.cli.training import need_training_extra
     from rstar2.data.parquet import read_rows
     from rstar2.errors import UserError
-    from rstar2.judge.embedded import server_binary
+    from rstar2.judge.queue.embedded_redis import server_binary
     from rstar2.runs import open_run
     from rstar2.train.inputs import check_model, digest
     from rstar2.train.solved import problems_of
@@ -113,7 +113,7 @@ def command(
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         for number, resolved in recipes.items():
             model = _train(number, resolved, model, rows, opened, where, solved)
-            from rstar2.trace import write_json
+            from rstar2.files import write_json
 
             write_json(run / "model.json", {"path": str(model.relative_to(run))})
     out.print(f"model    [cyan]{model}[/]")
@@ -206,7 +206,7 @@ def _judge(url: str | None, token: str | None, run: Path, workers: int) -> Any:
     import contextlib
     from collections.abc import Iterator
 
-    from rstar2.judge.service import running_judge
+    from rstar2.judge.service.start import running_judge
 
     @contextlib.contextmanager
     def where() -> Iterator[tuple[str, str | None]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.jsonlines import read_objects
+from rstar2.files import read_objects
 
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200

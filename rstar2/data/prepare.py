@@ -14,8 +14,8 @@ from rstar2.data.filters import sift
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
+from rstar2.files import write_json, write_text
 from rstar2.prompts import PromptFormat
-from rstar2.trace import write_json, write_text
 
 _DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT = "open-r1/DAPO-Math-17k-Processed", "en", "train"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rstar2.demo.curves import Curve, curve
-from rstar2.trace import write_text
+from rstar2.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

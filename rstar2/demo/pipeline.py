@@ -24,15 +24,16 @@ from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.board import Board
 from rstar2.demo.recipe import STAGES, DemoPlan
 from rstar2.demo.stopwatch import Stopwatch, seconds
+from rstar2.demo.tiny import make_tiny_model
 from rstar2.eval.progress import Progress
+from rstar2.files import write_json
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.service.start import JudgeHandle, running_judge
 from rstar2.runs import Run
-from rstar2.trace import read_traces, write_json
+from rstar2.trace import read_traces
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.solved import sample, sample_solved
 from rstar2.train.stages import drop_solved, is_done, run_sft, run_stage
-from rstar2.train.tiny import make_tiny_model
 
 JUDGE_WORKERS = 2
 TOKENIZER_TRACES = 1500

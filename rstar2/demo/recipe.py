@@ -8,10 +8,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rstar2.config import Strict, merged, resolve
+from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
 from rstar2.train.recipe import SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
-from rstar2.train.tiny import TinyModel
 
 PROFILE = "laptop"
 STAGES = (1, 2, 3)

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from rstar2.trace import write_json
+from rstar2.files import write_json
 
 
 class Stopwatch:

@@ -64,7 +64,7 @@ def vllm() -> Finding:
 
 def redis_server() -> Finding:
     """The server behind the judge's queue, and where it was found."""
-    from rstar2.judge.embedded import server_binary
+    from rstar2.judge.queue.embedded_redis import server_binary
 
     try:
         binary = Path(server_binary())

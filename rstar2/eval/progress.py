@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rstar2.eval import statistics
-from rstar2.eval.patience import PatientEngine, PatientTools
 from rstar2.eval.results import Row
+from rstar2.eval.retry import PatientEngine, PatientTools
 
 _WINDOW_S = 20.0
 

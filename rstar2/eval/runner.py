@@ -23,14 +23,15 @@ from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict
-from rstar2.eval.patience import PatientEngine, PatientTools
 from rstar2.eval.progress import Meter, Progress
 from rstar2.eval.results import Row, problem_rows, summarise_rows
+from rstar2.eval.retry import PatientEngine, PatientTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import read_json
+from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
-from rstar2.trace import Trace, TraceWriter, read_traces, write_json
+from rstar2.trace import Trace, TraceWriter, read_traces
 
 __all__ = ["EvalResult", "EvalSettings", "Progress", "evaluate", "evaluate_all"]
 

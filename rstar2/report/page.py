@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rstar2.errors import Failure
+from rstar2.files import whole_file
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.segments import trace_parts
-from rstar2.trace import Trace, read_traces, whole_file
+from rstar2.trace import Trace, read_traces
 
 _CHUNK_BYTES = 1 << 19
 _SCRIPTS = ("kit.js", "plots.js", "viewer.js", "main.js")

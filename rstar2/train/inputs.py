@@ -10,7 +10,7 @@ from typing import Any
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.jsonlines import read_objects
+from rstar2.files import read_objects
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})

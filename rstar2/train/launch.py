@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
-from rstar2.judge.processes import die_with
+from rstar2.processes import die_with
 from rstar2.train.command import Command
 
 POLL_S = 0.25

@@ -17,7 +17,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.tools import PythonTool
+from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.recipe import RolloutSettings, StageRecipe
 

@@ -21,10 +21,10 @@ from typer.testing import CliRunner, Result
 from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import UserError
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat
-from rstar2.train.tiny import TinyModel, make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import Failure, UserError
-from rstar2.trace import write_json
+from rstar2.files import write_json
 
 
 def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]], 
     from rstar2.data import builtin
     from rstar2.data.parquet import rl_rows
     from rstar2.demo.recipe import demo_plan
-    from rstar2.judge.service import running_judge
+    from rstar2.judge.service.start import running_judge
     from rstar2.train.solved import sample
     from rstar2.train.stages import run_stage
 

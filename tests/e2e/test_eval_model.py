@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.trace import read_traces
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ pytest.importorskip("torch", reason="a local model is run with torch, which is n
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rstar2.data.builtin import PROMPT, held_out
-    from rstar2.train.tiny import TinyModel, make_tiny_model
+    from rstar2.demo.tiny import TinyModel, make_tiny_model
 
     folder = tmp_path_factory.mktemp("model")
     talks = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]

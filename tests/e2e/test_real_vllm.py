@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.hf import HFEngine
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.prompts import ChatCodec, PromptFormat, load_codec
 from rstar2.serve import ServeSettings, find_vllm, running_server, vllm_command
-from rstar2.train.tiny import TinyModel, make_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CONTEXT = 512

@@ -13,8 +13,9 @@ from browser import Browser, open_browser
 from made_runs import made_run
 
 from rstar2.data.problem import Problem
+from rstar2.files import write_json
 from rstar2.report import write_report
-from rstar2.trace import Trace, TraceWriter, Turn, read_traces, write_json
+from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 
 pytestmark = pytest.mark.slow
 

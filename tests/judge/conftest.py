@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.service.start import JudgeHandle
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import httpx
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 
 RECOVERY_S = 5.0
 """On a machine that has nothing else to do."""

@@ -13,7 +13,7 @@ from attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
 from judge.faults import parts
 
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.service import JudgeHandle, running_judge
+from rstar2.judge.service.start import JudgeHandle, running_judge
 
 SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "attacks"
 
@@ -52,7 +52,7 @@ def judge(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) 
     """A judge whose worker has a secret in its environment; one worker, so that it is asked afterwards."""
     del surroundings  # It sets the secret.
     with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
-        [worker] = parts(handle, "rstar2.judge.worker")
+        [worker] = parts(handle, "rstar2.judge.worker.main")
         assert b"RSTAR2_CANARY_SECRET=CANARY" in Path(f"/proc/{worker}/environ").read_bytes()
         # The heaviest zygote answers when all are there: no more processes come after it.
         warm = RunRequest(code="import pandas", timeout_s=120)
@@ -71,6 +71,6 @@ def test_a_case_comes_out_as_it_says_and_the_worker_survives_it(
 ) -> None:
     if judge.isolation == "landlock" and (why := not_in_landlock(case)):
         pytest.skip(why)
-    workers = parts(judge, "rstar2.judge.worker")
+    workers = parts(judge, "rstar2.judge.worker.main")
     assert run_case(over_http, case, surroundings) == []
-    assert parts(judge, "rstar2.judge.worker") == workers
+    assert parts(judge, "rstar2.judge.worker.main") == workers

@@ -19,9 +19,9 @@ import pytest
 from judge.faults import status_when, unfinished
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
-from rstar2.judge.line import JudgeError
+from rstar2.judge.client.connection import JudgeError
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 
 
 async def seen(judge: JudgeHandle, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rstar2.judge.deaths import DeathWatch
+from rstar2.judge.queue.liveness import DeathWatch
 
 
 def test_a_heartbeat_that_stands_still_is_a_death_and_one_that_goes_on_is_not() -> None:

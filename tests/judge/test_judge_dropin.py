@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 
 BOTH = pytest.mark.parametrize("verb", ["run", "judge"])
 

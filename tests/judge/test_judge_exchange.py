@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from rstar2.judge import exchange
-from rstar2.judge.embedded import SOCKET_PATH_BYTES, EmbeddedRedis
-from rstar2.judge.exchange import Commands, Notices, SyncCommands
+from rstar2.judge.queue import redis_connection
+from rstar2.judge.queue.embedded_redis import SOCKET_PATH_BYTES, EmbeddedRedis
+from rstar2.judge.queue.redis_connection import Commands, Notices, SyncCommands
 
 ECHO = "return ARGV[1]"
 CHANNEL = "news"
@@ -47,7 +47,7 @@ async def test_an_error_is_raised_and_leaves_the_connection_in_order(server: Emb
 async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "ANSWER_S", 1.0)
+    monkeypatch.setattr(redis_connection, "ANSWER_S", 1.0)
     commands = Commands(server.url)
     assert await commands.ask([echo("before")]) == ["before"]
     with frozen(server), pytest.raises(redis.TimeoutError):

@@ -29,12 +29,12 @@ from judge.faults import (
     unfinished,
 )
 
-from rstar2.judge import queue
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
-from rstar2.judge.embedded import EmbeddedRedis
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop_service
-from rstar2.judge.settings import ServiceSettings
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 
 
 def test_a_worker_is_killed(judge: JudgeHandle) -> None:
-    [victim, _] = parts(judge, "rstar2.judge.worker")
+    [victim, _] = parts(judge, "rstar2.judge.worker.main")
     assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
     found = status_when(judge, lambda found: len(found["workers"]) == 2, recovery_bound())
     assert found["restarts"] == {"worker": 1}
 
 
 def test_a_frozen_worker_is_taken_for_dead_and_its_late_results_do_not_count(judge: JudgeHandle) -> None:
-    [victim, _] = parts(judge, "rstar2.judge.worker")
+    [victim, _] = parts(judge, "rstar2.judge.worker.main")
 
     def freeze() -> None:
         os.kill(victim, signal.SIGSTOP)
@@ -70,7 +70,7 @@ def test_a_frozen_worker_is_taken_for_dead_and_its_late_results_do_not_count(jud
 
 
 def test_zygotes_are_killed(judge: JudgeHandle) -> None:
-    [victim, _] = parts(judge, "rstar2.judge.worker")
+    [victim, _] = parts(judge, "rstar2.judge.worker.main")
 
     def kill() -> None:
         for pid in descendants(victim):
@@ -84,7 +84,7 @@ def test_zygotes_are_killed(judge: JudgeHandle) -> None:
 
 
 def test_the_http_process_is_killed_and_nothing_runs_twice(judge: JudgeHandle) -> None:
-    [victim] = parts(judge, "rstar2.judge.api")
+    [victim] = parts(judge, "rstar2.judge.server.app")
     assert run_through(judge, 100, lambda: os.kill(victim, signal.SIGKILL)) < recovery_bound()
     status_when(judge, lambda found: sum(done_by(found)) >= 101)
     time.sleep(0.6)
@@ -96,7 +96,7 @@ async def test_what_is_cancelled_while_the_http_process_is_away_does_not_go_on(j
     async with JudgeClient(judge.url) as client:
         calls = [asyncio.create_task(client.run(endless)) for _ in range(10)]
         await asyncio.to_thread(status_when, judge, lambda found: unfinished(found) == len(calls))
-        [front] = parts(judge, "rstar2.judge.api")
+        [front] = parts(judge, "rstar2.judge.server.app")
         os.kill(front, signal.SIGKILL)
         for call in calls:
             call.cancel()

@@ -15,9 +15,9 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from rstar2.judge import line
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.line import JudgeError
+from rstar2.judge.client import connection as line
+from rstar2.judge.client.connection import JudgeError
 from rstar2.judge.schema import MAX_BATCH, RunRequest
 
 Asked = list[list[dict[str, Any]]]

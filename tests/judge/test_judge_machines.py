@@ -16,9 +16,9 @@ import redis
 from judge.faults import done_by, status, status_when
 
 from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.embedded import server_binary
+from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service import running_judge
+from rstar2.judge.service.start import running_judge
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 

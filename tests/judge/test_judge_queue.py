@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 
-from rstar2.judge import queue
-from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.exchange import SyncCommands
-from rstar2.judge.queue import Task
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.queue.redis_connection import SyncCommands
+from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
 BODY = RunRequest(code="print(1)").model_dump_json()

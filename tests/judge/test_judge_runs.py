@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
-from rstar2.judge.http import add_error_answers
+from rstar2.judge.server.http import add_error_answers
 
 
 def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from rstar2.judge.service import JudgeHandle
+from rstar2.judge.service.start import JudgeHandle
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "judge_scale.py"
 

@@ -19,19 +19,20 @@ import redis
 from judge.faults import descendants, status, status_when, unfinished, wait_gone
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge import promise, queue
 from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.line import JudgeError
+from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.queue import required_isolation
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import Isolation, RunRequest
-from rstar2.judge.service import running_judge, start_service, stop_service
-from rstar2.judge.settings import ServiceSettings
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import running_judge, start_service, stop_service
 
 
 def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
-        "from rstar2.judge.service import running_judge\n"
+        "from rstar2.judge.service.start import running_judge\n"
         f"with running_judge(pathlib.Path({str(tmp_path)!r})) as judge:\n"
         "    print(judge.pid, flush=True)\n"
         "    time.sleep(60)\n"
@@ -193,11 +194,11 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 def test_what_a_killed_judge_promised_lapses(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         state = {"isolation": "landlock", "at": time.time()}
-        assert client.eval(*promise.promise_args("judge", "strict")) == ""
-        assert client.eval(*promise.join_args("weak", state)) == "strict"
-        late = json.loads(client.hget(promise.PROMISES, "judge")) | {"till": time.time() - 1}
-        client.hset(promise.PROMISES, "judge", json.dumps(late))
-        assert client.eval(*promise.join_args("weak", state)) == ""
-        assert client.eval(*promise.promise_args("judge", "strict")) == "weak runs under landlock"
+        assert client.eval(*required_isolation.promise_args("judge", "strict")) == ""
+        assert client.eval(*required_isolation.join_args("weak", state)) == "strict"
+        late = json.loads(client.hget(required_isolation.PROMISES, "judge")) | {"till": time.time() - 1}
+        client.hset(required_isolation.PROMISES, "judge", json.dumps(late))
+        assert client.eval(*required_isolation.join_args("weak", state)) == ""
+        assert client.eval(*required_isolation.promise_args("judge", "strict")) == "weak runs under landlock"
         client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
-        assert client.eval(*promise.promise_args("judge", "strict")) == ""
+        assert client.eval(*required_isolation.promise_args("judge", "strict")) == ""

@@ -18,12 +18,12 @@ import pytest
 import redis
 from judge.faults import parts, recovery_bound
 
-from rstar2.judge import queue
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.line import JudgeError
+from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.client.session import OPEN_S, JudgeSession
+from rstar2.judge.queue import tasks as queue
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
-from rstar2.judge.service import JudgeHandle, running_judge
-from rstar2.judge.session_client import OPEN_S, JudgeSession
+from rstar2.judge.service.start import JudgeHandle, running_judge
 
 
 def open_session(http: httpx.Client, **limits: Any) -> str:
@@ -311,7 +311,7 @@ def test_a_worker_that_dies_tells_its_sessions(tmp_path: Path) -> None:
     with running_judge(tmp_path, workers=1) as judge, httpx.Client(base_url=judge.url, timeout=30) as http:
         session = open_session(http)
         assert cell(http, session, "1")["value"] == "1"
-        [worker] = parts(judge, "rstar2.judge.worker")
+        [worker] = parts(judge, "rstar2.judge.worker.main")
         started = time.monotonic()
         os.kill(worker, signal.SIGKILL)
         result = cell(http, session, "1")

@@ -16,9 +16,9 @@ from judge.faults import parts, status, status_when, unfinished
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from rstar2.judge import queue
-from rstar2.judge.service import JudgeHandle, running_judge, start_service, stop_service
-from rstar2.judge.settings import ServiceSettings
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 
 ENDLESS = {"code": "while True: pass", "timeout_s": 60}
 
@@ -201,7 +201,7 @@ def test_a_client_that_does_not_read_fills_no_memory_is_not_listened_to_and_lose
     judge: JudgeHandle,
 ) -> None:
     names = [f"long{number}" for number in range(40)]
-    [front] = parts(judge, "rstar2.judge.api")
+    [front] = parts(judge, "rstar2.judge.server.app")
     with dial(judge) as stream:
         done = status(judge)["outcomes"].get("ok", 0) + len(names)
         before = memory_mb(front)

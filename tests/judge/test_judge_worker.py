@@ -14,19 +14,21 @@ from typing import Any
 import pytest
 import redis
 
-from rstar2.judge import desk as desks
-from rstar2.judge import queue, worker
-from rstar2.judge.desk import Desk
-from rstar2.judge.embedded import EmbeddedRedis
-from rstar2.judge.sandbox.seat import Seat
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.sandbox.cpu_affinity import Seat
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.sessions import Sessions
+from rstar2.judge.worker import local_queue
+from rstar2.judge.worker import main as worker
+from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.sessions import Sessions
 
 HANGS = """
 import sys, time
 import redis
-from rstar2.judge import link, worker
-from rstar2.judge.desk import Desk
+from rstar2.judge.worker import consumer as link
+from rstar2.judge.worker import main as worker
+from rstar2.judge.worker.local_queue import Desk
 
 class Hangs:
     isolation = "none"
@@ -140,12 +142,12 @@ def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
     desk.got(4, [], 0.0)
     assert desk.share == 1
     assert [asks(*queued) for queued in ((5, 2), (12, 2), (16, 2))] == [0, 3, 5]
-    assert asks(100_000, 2) <= desks.MOST
-    desk.mean_s = desks.MOST_S / 4
+    assert asks(100_000, 2) <= local_queue.MOST
+    desk.mean_s = local_queue.MOST_S / 4
     assert asks(100_000, 2) == 0
     desk.inbox.clear()
     assert asks(100_000, 2) == 3
-    desk.mean_s = desks.LONG_S
+    desk.mean_s = local_queue.LONG_S
     assert asks(100_000, 2) == 0
 
 

@@ -59,8 +59,8 @@ def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> Non
     from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
     from rstar2.data import builtin
+    from rstar2.demo.tiny import TinyModel, make_tiny_model
     from rstar2.prompts import load_codec
-    from rstar2.train.tiny import TinyModel, make_tiny_model
 
     make_tiny_model(tmp_path / "model", TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
     codec = load_codec(tmp_path / "model")
@@ -117,8 +117,8 @@ def test_the_copy_for_sft_has_our_template_and_the_models_weights(tmp_path: Path
     from transformers import AutoTokenizer
 
     from rstar2.data import builtin
+    from rstar2.demo.tiny import TinyModel, make_tiny_model
     from rstar2.prompts import CHAT_TEMPLATE
-    from rstar2.train.tiny import TinyModel, make_tiny_model
 
     model = tmp_path / "model"
     make_tiny_model(model, TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)

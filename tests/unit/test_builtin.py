@@ -13,8 +13,8 @@ from rstar2.data import builtin
 from rstar2.errors import UserError
 from rstar2.eval.grader import grade
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.service import running_judge
-from rstar2.judge.tools import PythonTool
+from rstar2.judge.client.python_tool import PythonTool
+from rstar2.judge.service.start import running_judge
 
 FLAWS = {"repaired": 0.2, "guessed": 0.2, "wrong": 0.2, "missing": 0.2, "repeated": 0.1}
 

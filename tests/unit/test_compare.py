@@ -10,7 +10,7 @@ from made_runs import made_run
 from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs
 from rstar2.eval.stored import measurements
-from rstar2.trace import write_json
+from rstar2.files import write_json
 
 
 def test_the_difference_is_the_mean_of_the_problems_differences(tmp_path: Path) -> None:

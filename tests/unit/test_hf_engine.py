@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rstar2[laptop]'")
 
 from rstar2.data import builtin  # noqa: E402
+from rstar2.demo.tiny import TinyModel, make_tiny_model  # noqa: E402
 from rstar2.engines.base import EngineError, Generation, Sampling  # noqa: E402
 from rstar2.engines.hf import HFEngine, _truncated  # noqa: E402
 from rstar2.errors import UserError  # noqa: E402
-from rstar2.train.tiny import TinyModel, make_tiny_model  # noqa: E402
 
 PROMPTS = [[5, 9, 300, 41], [7], list(range(20, 60)), [3, 3, 3], [100, 200, 300, 400, 500, 9, 9]]
 GREEDY = Sampling(temperature=0.0, max_tokens=12)

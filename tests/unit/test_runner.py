@@ -18,8 +18,8 @@ from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.oracle import OracleEngine, byte_codec
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.patience import TRIES, ServiceGone
 from rstar2.eval.progress import Progress
+from rstar2.eval.retry import TRIES, ServiceGone
 from rstar2.eval.runner import EvalResult, EvalSettings, evaluate, evaluate_all
 from rstar2.eval.settings import sample_seed
 from rstar2.prompts import ChatCodec

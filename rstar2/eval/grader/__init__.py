@@ -5,8 +5,8 @@ process, and `GraderPool` does the same in killable processes with a deadline; e
 pool. Nothing here evaluates text as code.
 """
 
-from rstar2.eval.grader.decide import grade
 from rstar2.eval.grader.extract import extract_answer
+from rstar2.eval.grader.grade import grade
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.verdict import Verdict
 

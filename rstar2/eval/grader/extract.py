@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from rstar2.eval.grader.read import understood
+from rstar2.eval.grader.parse.reader import understood
 
 MAX_TEXT = 100_000
 """Only this many characters at the end of a turn are searched."""

@@ -12,8 +12,7 @@ from typing import Any, TextIO
 
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader.pool import GraderPool
-from rstar2.jsonlines import read_objects
-from rstar2.trace import whole_file
+from rstar2.files import read_objects, whole_file
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""

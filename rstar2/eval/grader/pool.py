@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Self
 
 import rstar2
-from rstar2.eval.grader.decide import grade_quickly
+from rstar2.eval.grader.grade import grade_quickly
 from rstar2.eval.grader.verdict import Verdict
 
 WALL_FACTOR = 30.0

@@ -14,8 +14,8 @@ import signal
 import sys
 import traceback
 
-from rstar2.eval.grader.decide import grade
-from rstar2.eval.grader.symbolic import worked_out
+from rstar2.eval.grader.compare.symbolic import worked_out
+from rstar2.eval.grader.grade import grade
 from rstar2.eval.grader.verdict import Verdict
 
 MEMORY_BYTES = 2 << 30

@@ -1,6 +1,6 @@
 """Runs programs nobody trusts: each in a fresh, confined process forked from a warm interpreter.
 
-    from rstar2.judge.sandbox.host import Sandbox
+    from rstar2.judge.sandbox.sandbox import Sandbox
 
     sandbox = Sandbox(Path("work"), tier=None, minimum="strict")
     sandbox.start()                          # builds the jail and tries to break out of it

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.judge.sandbox.attend import Ending, ending, wait_for_end
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.enclosure import Enclosure, Lost, readable
-from rstar2.judge.sandbox.inside.cells import LENGTH
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE, VALUE_BYTES
+from rstar2.judge.sandbox.inside.session import LENGTH
+from rstar2.judge.sandbox.jail import Enclosure, Lost, readable
+from rstar2.judge.sandbox.run import Ending, ending, wait_for_end
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.weights import Weight
+from rstar2.judge.sandbox.zygote_kinds import Weight
 from rstar2.judge.schema import Isolation, Outcome, RunResult
 
 _GRACE_S = 0.08

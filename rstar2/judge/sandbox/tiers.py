@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rstar2.judge.sandbox import layout
+from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.filters import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
-from rstar2.judge.sandbox.inside import jail, kernel
-from rstar2.judge.sandbox.plan import Plan
+from rstar2.judge.sandbox.inside import namespaces, syscalls
+from rstar2.judge.sandbox.protocol import Plan
+from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
 ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
@@ -36,8 +36,8 @@ def plans(tier: Isolation, root: Path) -> list[Plan]:
 
 
 def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) -> Plan:
-    binds, links = layout.shown()
-    abi = kernel.landlock_abi() if tier != "none" else 0
+    binds, links = rootfs.shown()
+    abi = syscalls.landlock_abi() if tier != "none" else 0
     strict = tier == "strict"
     for name in ("mount", "box", "nursery"):
         (root / name).mkdir(exist_ok=True)
@@ -48,13 +48,13 @@ def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) ->
         first_outer_uid=_FIRST_OUTER_UID + os.getpid() % _RANGES * USERS,
         root=str(root / "mount"),
         log=str(root / "zygotes.log"),
-        place=jail.PLACE if strict else str(root / "box"),
-        nursery=jail.NURSERY if strict else str(root / "nursery"),
+        place=namespaces.PLACE if strict else str(root / "box"),
+        nursery=namespaces.NURSERY if strict else str(root / "nursery"),
         binds=binds,
         links=links,
-        files=layout.made_up_files(),
+        files=rootfs.made_up_files(),
         readable=["/"] if strict else binds,
-        sys_path=layout.library_paths(),
+        sys_path=rootfs.library_paths(),
         landlock_abi=abi,
         filter=_filter(tier, abi),
         scratch_mb=256,
@@ -82,7 +82,7 @@ def program_uid(plan: Plan, session: int) -> int:
     """
     if plan["tier"] != "strict" or not plan["rooted"]:
         return -1
-    return layout.PROGRAM_UID + session + (0 if plan["user_namespace"] else plan["first_outer_uid"])
+    return rootfs.PROGRAM_UID + session + (0 if plan["user_namespace"] else plan["first_outer_uid"])
 
 
 def outer_uid(plan: Plan, uid: int) -> int:

@@ -14,7 +14,7 @@ from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.tools import PythonTool
+from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 from rstar2.train.verl.cpu_platform import CPU_ROLLOUT

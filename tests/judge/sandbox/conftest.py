@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 
 _obtained: dict[str, str] = {}

@@ -14,7 +14,7 @@ import sandbox_own_reach
 from attacks import Case, Surroundings, read_cases, run_case
 from sandbox_own import CASES, NOT_IN_LANDLOCK
 
-from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
 _FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from attacks import descendants
 
-from rstar2.judge.sandbox import attend
-from rstar2.judge.sandbox.enclosure import SILENCE_S
-from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox import run as attend
+from rstar2.judge.sandbox.jail import SILENCE_S
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -167,7 +167,7 @@ def test_a_killed_worker_takes_its_jail_with_it(strict: Sandbox, tmp_path: Path)
     code = f"""
 import sys, time
 from pathlib import Path
-from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 sandbox = Sandbox(Path({str(tmp_path)!r}), tier="strict")
 sandbox.start()

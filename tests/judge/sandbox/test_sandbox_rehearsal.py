@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.sandbox import host
-from rstar2.judge.sandbox.enclosure import SILENCE_S, Lost
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.inside.pins import open_rings
+from rstar2.judge.sandbox import sandbox as host
+from rstar2.judge.sandbox.inside.prefault import open_rings
+from rstar2.judge.sandbox.jail import SILENCE_S, Lost
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 PINS = """
 import json, mmap, os, sys
-from rstar2.judge.sandbox.inside.pins import Pins, open_rings, written_since_fork
+from rstar2.judge.sandbox.inside.prefault import Pins, open_rings, written_since_fork
 
 PAGES, PAGE = 64, os.sysconf("SC_PAGE_SIZE")
 memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -58,9 +58,9 @@ print(json.dumps([len(written), len(written & at_once), len(written & ours), mem
 """
 DEAF = """
 import os, signal, time
-from rstar2.judge.sandbox.inside import kernel
+from rstar2.judge.sandbox.inside import syscalls
 
-init = kernel.BareInit()
+init = syscalls.BareInit()
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     os.kill(init.pid, number)
 time.sleep(0.1)
@@ -75,8 +75,8 @@ import pyseccomp
 refuse = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
 refuse.add_rule(pyseccomp.ERRNO(1), "io_uring_setup")
 refuse.load()
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.inside.pins import open_rings
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.sandbox.inside.prefault import open_rings
 from rstar2.judge.schema import RunRequest
 
 sandbox = Sandbox(Path(sys.argv[1]), minimum="landlock")

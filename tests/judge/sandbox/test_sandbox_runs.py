@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.weights import weigh
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.sandbox.zygote_kinds import weigh
 from rstar2.judge.schema import MAX_OUTPUT_BYTES, RunRequest, RunResult
 
 WRITABLE = ("/box", "/tmp", "/var/tmp", "/dev/shm")

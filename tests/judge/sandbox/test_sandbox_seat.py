@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.sandbox import seat as seats
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.seat import Seat, Times
+from rstar2.judge.sandbox import cpu_affinity
+from rstar2.judge.sandbox.cpu_affinity import Seat, Times
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 ALL = os.sched_getaffinity(0)
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="there is one processor onl
 @pytest.fixture
 def hall(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a hall of this test's own; looks are not held back, and all processors ours at the end."""
-    monkeypatch.setattr(seats, "LOOK_S", 0.0)
-    monkeypatch.setattr(seats, "STAND_S", 0.0)
+    monkeypatch.setattr(cpu_affinity, "LOOK_S", 0.0)
+    monkeypatch.setattr(cpu_affinity, "STAND_S", 0.0)
     yield f"test-{os.getpid()}-{request.node.name}"
     os.sched_setaffinity(0, ALL)
 
@@ -80,7 +80,7 @@ def test_one_that_is_crowded_and_cannot_move_keeps_to_none(hall: str) -> None:
     load = Load(set())
     seat = Seat(hall, load)
     first = seat.look(0.0)
-    others = [seats._claim(hall, place) for place in ALL - {first}]
+    others = [cpu_affinity._claim(hall, place) for place in ALL - {first}]
     load.busy = {first}
     assert seat.look(0.0) == -1
     assert os.sched_getaffinity(0) == ALL

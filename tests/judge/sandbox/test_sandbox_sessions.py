@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rstar2.judge.sandbox.host import Sandbox
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import RunRequest, RunResult
 

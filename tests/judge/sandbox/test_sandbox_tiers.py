@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.sandbox import cgroups, filters, tiers
-from rstar2.judge.sandbox.host import Sandbox
-from rstar2.judge.sandbox.inside.kernel import landlock_abi
+from rstar2.judge.sandbox import cgroups, seccomp, tiers
+from rstar2.judge.sandbox.inside.syscalls import landlock_abi
+from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 
@@ -34,13 +34,13 @@ def test_the_best_tier_is_taken_and_never_none_unasked(
 def test_without_libseccomp_the_failure_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filters.library.cache_clear()
+    seccomp.library.cache_clear()
     monkeypatch.setitem(sys.modules, "pyseccomp", None)
     try:
         with pytest.raises(Failure, match="libseccomp"):
             Sandbox(tmp_path, minimum="landlock").start()
     finally:
-        filters.library.cache_clear()
+        seccomp.library.cache_clear()
 
 
 def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
@@ -128,7 +128,7 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     if landlock_abi() < abi:
         pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
     del landlock
-    _weaken(monkeypatch, landlock_abi=abi, filter=filters.landlock_filter(abi))
+    _weaken(monkeypatch, landlock_abi=abi, filter=seccomp.landlock_filter(abi))
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
     assert any("cannot keep signals inside" in line for line in sandbox.exceptions())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.eval.grader import GraderPool, grade
-from rstar2.jsonlines import read_objects
+from rstar2.files import read_objects
 
 CANARIES = Path("/tmp/rstar2-canary")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rstar2.eval.grader import GraderPool, Verdict, grade
-from rstar2.eval.grader.symbolic import worked_out
+from rstar2.eval.grader.compare.symbolic import worked_out
 
 NOT_VERIFIED = "not verified: a limit, an integral or a long sum"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import resource
 
-from rstar2.judge.sandbox.inside import jail, kernel
+from rstar2.judge.sandbox.inside import namespaces, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rstar2.judge.sandbox.plan import Plan, Start
+    from rstar2.judge.sandbox.protocol import Plan, Start
 
 _MIB = 1 << 20
 _OPEN_FILES = 256
@@ -23,7 +23,7 @@ class Confinement:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._strict = plan["tier"] == "strict"
-        self._filter = kernel.SyscallFilter(plan["filter"]) if plan["filter"] else None
+        self._filter = syscalls.SyscallFilter(plan["filter"]) if plan["filter"] else None
         self._landlock = _landlock(plan, plan["place"])
         self._limits = [
             (resource.RLIMIT_CORE, 0),
@@ -66,23 +66,23 @@ class Confinement:
         os.chdir(start["place"])
         self._limit(start["memory_mb"] * _MIB)
         if start["uid"] >= 0:
-            kernel.become_user(start["uid"])
+            syscalls.become_user(start["uid"])
         if not self._strict:
             # No namespace dies with the zygote here.
-            kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+            syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
         if self._plan["tier"] != "none":
-            kernel.drop_capabilities()
+            syscalls.drop_capabilities()
         if landlock is not None:
             landlock.enforce()
         if self._filter is not None:
             self._filter.load()
 
-    def _own_space(self, place: str) -> kernel.Landlock | None:
+    def _own_space(self, place: str) -> syscalls.Landlock | None:
         """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
         if self._strict:
-            kernel.unshare(kernel.CLONE_NEWNS)
-            jail.mount_scratch(self._plan)
-            jail.mount_proc("/proc")
+            syscalls.unshare(syscalls.CLONE_NEWNS)
+            namespaces.mount_scratch(self._plan)
+            namespaces.mount_proc("/proc")
         return _landlock(self._plan, place)
 
     def _limit(self, memory: int) -> None:
@@ -101,14 +101,14 @@ def _hard_limit(kind: int) -> int:
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 
 
-def _landlock(plan: Plan, place: str) -> kernel.Landlock | None:
+def _landlock(plan: Plan, place: str) -> syscalls.Landlock | None:
     if not plan["landlock_abi"]:
         return None
-    rules = kernel.Landlock(plan["landlock_abi"])
+    rules = syscalls.Landlock(plan["landlock_abi"])
     for path in plan["readable"]:
         rules.allow_read(path)
-    for name in jail.DEVICES:
+    for name in namespaces.DEVICES:
         rules.allow_device(f"/dev/{name}")
-    for path in jail.WRITABLE if plan["tier"] == "strict" else (place,):
+    for path in namespaces.WRITABLE if plan["tier"] == "strict" else (place,):
         rules.allow_all(path)
     return rules

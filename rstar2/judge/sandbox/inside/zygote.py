@@ -12,16 +12,17 @@ import select
 import sys
 import time
 
-from rstar2.judge.sandbox.inside import cells, jail, kernel, program, warm, wire
+from rstar2.judge.sandbox.inside import namespaces, preload, program, syscalls, wire
+from rstar2.judge.sandbox.inside import session as cells
 from rstar2.judge.sandbox.inside.confine import Confinement
-from rstar2.judge.sandbox.inside.pins import Pins, written_since_fork
+from rstar2.judge.sandbox.inside.prefault import Pins, written_since_fork
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from rstar2.judge.sandbox.plan import Plan, Start
+    from rstar2.judge.sandbox.protocol import Plan, Start
 
 _SIGINT, _SIGKILL = 2, 9
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -36,9 +37,9 @@ def prepare(plan: Plan) -> None:
     Raises:
         OSError: the machine refuses something the tier needs.
     """
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    warm.bare()
-    warm.settle()
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    preload.bare()
+    preload.settle()
     Confinement(plan)
 
 
@@ -51,7 +52,7 @@ def serve(plan: Plan, control: _socket.socket, rings: list[int]) -> program.Prog
     _hide()
     strict = plan["tier"] == "strict"
     # One for all zygotes: what is empty must be learnt before the first program runs.
-    scratch = Scratch(jail.WRITABLE if strict else (plan["place"],), own=strict)
+    scratch = Scratch(namespaces.WRITABLE if strict else (plan["place"],), own=strict)
     task = Zygote(plan, control, scratch, rings).serve()
     while isinstance(task, _socket.socket):
         task = Zygote(plan, task, scratch, rings).serve()
@@ -67,7 +68,7 @@ def _hide() -> None:
 class _Child:
     """A running program: its process, and the first process of its namespace where it has one."""
 
-    def __init__(self, start: Start, pid: int, init: kernel.BareInit | None) -> None:
+    def __init__(self, start: Start, pid: int, init: syscalls.BareInit | None) -> None:
         self.key, self.pid, self.init = start["key"], pid, init
         # What a process with a space of its own wrote is gone with it, or is for the worker to remove.
         self.shares_space = not start["session"] and not (start["own_space"] and init is not None)
@@ -79,7 +80,7 @@ class Zygote:
 
     def __init__(self, plan: Plan, control: _socket.socket, scratch: Scratch, rings: list[int]) -> None:
         # What a program leaves behind in the tiers without namespaces becomes this process's child.
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._plan = plan
         self._control = control
         self._confinement = Confinement(plan)
@@ -162,20 +163,20 @@ class Zygote:
             os.close(fd)
         return None
 
-    def _fork(self) -> tuple[kernel.BareInit | None, int]:
+    def _fork(self) -> tuple[syscalls.BareInit | None, int]:
         """Fork into a new PID namespace where the tier has them."""
         if self._own_pids < 0:
             return None, os.fork()
-        init = kernel.BareInit()
+        init = syscalls.BareInit()
         try:
-            kernel.setns(init.pidfd, kernel.CLONE_NEWPID)
+            syscalls.setns(init.pidfd, syscalls.CLONE_NEWPID)
             pid = os.fork()
         except OSError:
-            kernel.setns(self._own_pids, kernel.CLONE_NEWPID)
+            syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
             init.end()
             raise
         if pid:
-            kernel.setns(self._own_pids, kernel.CLONE_NEWPID)
+            syscalls.setns(self._own_pids, syscalls.CLONE_NEWPID)
         return init, pid
 
     def _become(self, start: Start, fds: list[int]) -> program.Program | cells.Session:
@@ -251,7 +252,7 @@ class Zygote:
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
-                jail.renew_scratch(self._plan)
+                namespaces.renew_scratch(self._plan)
             self._scratch.learn()
             self._confinement.renew()
         except OSError as error:
@@ -279,16 +280,16 @@ class Zygote:
         self._control.close()
         self._pins.close()
         keep_to(self._processors)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, _SIGKILL)
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
         for group in groups[:there]:
             os.write(group, b"0")
         environment = dict(os.environ)
         os.environ.update(dict.fromkeys(("HOME", "TMPDIR", "MPLCONFIGDIR"), self._plan["nursery"]))
-        getattr(warm, weight)()
+        getattr(preload, weight)()
         os.environ.clear()
         os.environ.update(environment)
-        warm.settle()
+        preload.settle()
         for group in groups[there:]:
             os.write(group, b"0")
         for group in groups:

@@ -1,0 +1,311 @@
+"""Whether two answers are the same, by what they are: numbers, lists, sets, intervals, relations, units…"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rstar2.eval.grader.compare import matrices
+from rstar2.eval.grader.compare.assignments import (
+    EQUALS,
+    expanded,
+    is_name,
+    named,
+    names_of,
+    one_variable,
+    same_name,
+    states_a_value,
+    unnamed,
+)
+from rstar2.eval.grader.compare.equality import equal, proportional, variables
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
+from rstar2.eval.grader.compare.listings import all_same, in_order, unordered
+from rstar2.eval.grader.compare.plusminus import flattened
+from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
+from rstar2.eval.grader.parse.nodes import (
+    Based,
+    Brackets,
+    Call,
+    Listing,
+    Node,
+    Number,
+    NumberSet,
+    Quantity,
+    Ratio,
+    Relation,
+    Residue,
+    SetOf,
+    SetOperation,
+    Sum,
+    Symbol,
+    Text,
+    negative,
+    walk,
+)
+
+Outcome = tuple[bool, str]
+"""(equal, the rule that decided)."""
+
+
+_ORDER = {">": "<", ">=": "<="}
+
+
+def compare(gold: Node, pred: Node) -> Outcome:
+    """Whether two answers are equal, and by which rule.
+
+    Raises:
+        NoValue: it cannot be verified.
+    """
+    return _compare(flattened(gold), flattened(pred))
+
+
+def _same(a: Node, b: Node) -> bool:
+    return _compare(a, b)[0]
+
+
+def _compare(a: Node, b: Node) -> Outcome:
+    if isinstance(a, Text) or isinstance(b, Text):
+        return _texts(a, b), "text"
+    if a == b:
+        return True, "identical"
+    relations = isinstance(a, Relation), isinstance(b, Relation)
+    if _about_regions(a, b):
+        return _regions(a, b), "interval"
+    if all(relations):
+        return _relations(a, b), "relation"
+    if any(relations):
+        return _one_relation(a, b)
+    if _is_list(a) or _is_list(b):
+        return _lists(a, b)
+    if isinstance(a, Brackets) and isinstance(b, Brackets) and not matrices.written_table(a):
+        return _brackets(a, b), "tuple"
+    if matrices.has_matrix(a) or matrices.has_matrix(b) or matrices.written_table(a):
+        return _matrices(a, b), "matrix"
+    return _values(a, b)
+
+
+def _texts(a: Node, b: Node) -> bool:
+    """Words equal the same words only. What was not understood is never called different."""
+    if isinstance(a, Text) and isinstance(b, Text):
+        if a.words == b.words:
+            return True
+        if a.plain and b.plain:
+            return False
+    elif (isinstance(a, Text) and a.plain) or (isinstance(b, Text) and b.plain):
+        return False
+    raise NoValue("not understood")
+
+
+def _is_list(node: Node) -> bool:
+    return isinstance(node, Listing | SetOf)
+
+
+def _lists(a: Node, b: Node) -> Outcome:
+    one, other = _items(a), _items(b)
+    if one is None or other is None:
+        return False, "list"
+    kinds = {type(a), type(b)}
+    if kinds == {SetOf, Brackets}:
+        return False, "set"
+    names = names_of(one), names_of(other)
+    if Brackets in kinds:
+        roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
+        return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
+    if names[0] and names[1]:
+        return unordered(one, other, _same), "list"
+    ordered = any(names) and not one_variable(names[0] or names[1])
+    one, other = unnamed(one), unnamed(other)
+    if ordered and SetOf in kinds:
+        return False, "set"
+    if ordered or any(part == Symbol("dots") for item in (*one, *other) for part in walk(item)):
+        return in_order(one, other, _same), "list"
+    return unordered(one, other, _same), "set" if SetOf in kinds else "list"
+
+
+def _items(node: Node) -> tuple[Node, ...] | None:
+    """The members of a list, set or tuple; a single value is a list of one."""
+    if isinstance(node, Listing | SetOf | Brackets):
+        return node.items
+    return (node,)
+
+
+def _brackets(a: Brackets, b: Brackets) -> bool:
+    kinds = {(side.opening, side.closing) for side in (a, b)}
+    vectors = kinds <= {("(", ")"), ("<", ">")}
+    pythonic = kinds == {("(", ")"), ("[", "]")} and len(a.items) > 2
+    if len(kinds) > 1 and not vectors and not pythonic:
+        return False
+    return in_order(a.items, b.items, _same)
+
+
+def _about_regions(a: Node, b: Node) -> bool:
+    certain = is_region(a), is_region(b)
+    possible = Relation | Listing | Brackets | SetOf | SetOperation | NumberSet
+    return any(certain) and isinstance(a, possible) and isinstance(b, possible)
+
+
+def _regions(a: Node, b: Node) -> bool:
+    try:
+        (name, first), (other_name, second) = region_of(a), region_of(b)
+    except NoValue:
+        return _unsolved_regions(a, b)
+    if name is not None and other_name is not None and not same_name(name, other_name):
+        return False
+    return same_region(first, second)
+
+
+def _unsolved_regions(a: Node, b: Node) -> bool:
+    """Sets whose ends are expressions in variables, compared as they are written."""
+    a, b = (
+        node.sides[1] if isinstance(node, Relation) and node.operators == ("in",) else node for node in (a, b)
+    )
+    if isinstance(a, Relation) and isinstance(b, Relation):
+        return _relations(a, b)
+    one, other = as_interval(a), as_interval(b)
+    if one and other:
+        return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
+    if isinstance(a, SetOperation) and isinstance(b, SetOperation) and a.kind == b.kind:
+        straight = all_same((a.left, a.right), (b.left, b.right), _same)
+        return straight or (a.kind != "minus" and all_same((a.left, a.right), (b.right, b.left), _same))
+    if isinstance(a, Listing) and isinstance(b, Listing):
+        return unordered(a.items, b.items, _same)
+    if isinstance(a, NumberSet) and isinstance(b, NumberSet):
+        return a == b
+    raise NoValue("a set that is not solved")
+
+
+def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[Brackets, Brackets]]:
+    """The same pair with a < x read as a bound on the other of its two names."""
+    for node, against in ((a, other), (b, one)):
+        if isinstance(node, Relation) and len(node.sides) == 2:
+            turned = as_interval(Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+            if turned is not None:
+                yield turned, against
+
+
+def _one_relation(a: Node, b: Node) -> Outcome:
+    """A relation against something that is none: the name is dropped."""
+    (name, left), (other, right) = named(a), named(b)
+    if name is None and other is None and isinstance(b, Relation) and states_a_value(b):
+        return _compare(a, b.sides[-1])
+    if name is None and other is None:
+        approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
+        if not approximate:
+            return False, "relation"
+        plain = b if isinstance(a, Relation) else a
+        return any(_same(side, plain) for side in approximate[0].sides), "relation"
+    relation, plain = (a, right) if name is not None else (b, left)
+    assert isinstance(relation, Relation)
+    if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
+        return True, "relation"
+    if isinstance(name or other, Brackets) and isinstance(plain, Listing):
+        return _lists(expanded(name, left) or left, expanded(other, right) or right)
+    outcome = _compare(left, right)
+    return outcome if outcome[0] else (False, outcome[1])
+
+
+def _relations(a: Node, b: Node) -> bool:
+    assert isinstance(a, Relation)
+    assert isinstance(b, Relation)
+    (name, left), (other, right) = named(a), named(b)
+    if (
+        name is not None
+        and other is not None
+        and (same_name(name, other) or not (is_name(name) or is_name(other)))
+    ):
+        if _same(left, right):
+            return True
+        if len(a.sides) > 2 or len(b.sides) > 2:
+            return False
+    a, b = _ascending(a), _ascending(b)
+    if a.operators != b.operators and set(a.operators) | set(b.operators) != EQUALS:
+        return False
+    if len(a.sides) != len(b.sides):
+        return False
+    if _written_alike(a, b):
+        return True
+    return len(a.sides) == 2 and _equivalent(a, b)
+
+
+def _written_alike(a: Relation, b: Relation) -> bool:
+    try:
+        if all_same(a.sides, b.sides, _same):
+            return True
+        return (
+            set(a.operators) <= {"=", "~", "!="}
+            and len(a.sides) == 2
+            and all_same(a.sides, b.sides[::-1], _same)
+        )
+    except NoValue:
+        if len(a.sides) == 2:
+            return False
+        raise
+
+
+def _ascending(node: Relation) -> Relation:
+    """The relation with its larger side on the right."""
+    if set(node.operators) <= _ORDER.keys():
+        return Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
+    return node
+
+
+def _equivalent(a: Relation, b: Relation) -> bool:
+    """Whether two equations or inequalities say the same: one is a multiple of the other."""
+    if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
+        return False
+    differences = [Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    sign = proportional(differences[0], differences[1])
+    return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
+
+
+def _matrices(a: Node, b: Node) -> bool:
+    one, other = (matrices.table_of(node) or matrices.written_table(node) for node in (a, b))
+    if one is not None and other is not None:
+        return [len(row) for row in one] == [len(row) for row in other] and all_same(
+            sum(one, ()), sum(other, ()), _same
+        )
+    table, plain = (one, b) if one is not None else (other, a)
+    if table is None:
+        raise NoValue("not a matrix")
+    entries = matrices.vector(table)
+    if (
+        entries is not None
+        and isinstance(plain, Brackets)
+        and plain.opening + plain.closing in {"()", "[]", "<>"}
+    ):
+        return in_order(entries, plain.items, _same)
+    return len(entries or ()) == 1 and _same(entries[0], plain) if entries else False
+
+
+def _without_base(a: Node, b: Node) -> bool:
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    numeral, plain = (a, b) if isinstance(a, Based) else (b, a)
+    assert isinstance(numeral, Based)
+    if isinstance(plain, Number) and str(plain.value) == numeral.digits:
+        raise NoValue("the base is not stated")
+    return False
+
+
+def _values(a: Node, b: Node) -> Outcome:
+    kinds = {type(a), type(b)}
+    if Quantity in kinds:
+        return same_quantities(a, b, _same), "unit"
+    if Ratio in kinds:
+        return same_ratios(a, b, _same), "ratio"
+    if Residue in kinds:
+        return same_residues(a, b, _same), "residue"
+    if Based in kinds and kinds != {Based}:
+        return _without_base(a, b), "base"
+    if Brackets in kinds or NumberSet in kinds:
+        return False, "tuple" if Brackets in kinds else "set"
+    if isinstance(a, Based) and isinstance(b, Based):
+        return a.value == b.value, "base"
+    signs = [{part.name for part in walk(side) if isinstance(part, Call)} for side in (a, b)]
+    rule = (
+        "percent"
+        if "percent" in signs[0] | signs[1]
+        else "expression"
+        if variables(a) | variables(b)
+        else "number"
+    )
+    return equal(a, b), rule

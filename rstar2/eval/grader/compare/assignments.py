@@ -1,0 +1,116 @@
+"""What names what in an answer: x in x = 5, (a, b) in (a, b) = (1, 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rstar2.eval.grader.compare.equality import equal, variables
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.parse.nodes import (
+    Apply,
+    Brackets,
+    Listing,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Relation,
+    Sum,
+    Symbol,
+    number,
+    walk,
+)
+
+EQUALS = frozenset({"=", "~"})
+_POLYNOMIAL = Number | Symbol | Sum | Product | Quotient | Power
+
+
+def named(node: Node) -> tuple[Node | None, Node]:
+    """The name and the value of an assignment such as x = 5 or 5 = x; (None, node) for anything else."""
+    if not isinstance(node, Relation):
+        return None, node
+    if node.operators == ("in",):
+        return node.sides[0], node.sides[1]
+    if not set(node.operators) <= EQUALS:
+        return None, node
+    first, last = node.sides[0], node.sides[-1]
+    if is_name(first):
+        return first, last
+    if is_name(last):
+        return last, first
+    if not variables(last) and not _open(first):
+        constant = not variables(first) and not any(isinstance(part, Apply) for part in walk(first))
+        if constant and node.operators == ("=",) and not equal(first, last):
+            raise NoValue("an equation that is false")
+        return first, last
+    return None, node
+
+
+def is_name(node: Node) -> bool:
+    """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
+    if isinstance(node, Brackets):
+        return bool(node.items) and all(isinstance(item, Symbol | Apply) for item in node.items)
+    return isinstance(node, Symbol | Apply) and node not in (
+        Symbol("pi"),
+        Symbol("e"),
+        Symbol("i"),
+        Symbol("infinity"),
+    )
+
+
+def _open(node: Node) -> bool:
+    """Whether an expression has variables to solve for, rather than names of points, lengths or probabilities."""
+    names = {part.name for part in walk(node) if isinstance(part, Symbol) and not _indexes(node, part)}
+    return any(
+        name in variables(node) and not name[0].isupper() and name not in {"angle", "triangle"}
+        for name in names
+    )
+
+
+def _indexes(node: Node, symbol: Node) -> bool:
+    """Whether a symbol stands only inside indexed names and unknown functions."""
+    inside = [part for part in walk(node) if isinstance(part, Apply)]
+    return any(symbol in part.args for part in inside)
+
+
+def same_name(a: Node, b: Node) -> bool:
+    functions = [name == Symbol("y") or (isinstance(name, Apply) and len(name.name) == 1) for name in (a, b)]
+    return a == b or all(functions)
+
+
+def states_a_value(node: Relation) -> bool:
+    """Whether an equation says what an expression amounts to, as m + n = 33 does.
+
+    x^2 + y^2 = 1 is a curve, and 2x = 42 is to be solved.
+    """
+    value = node.sides[-1]
+    if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
+        return False
+    parts = list(walk(node.sides[0]))
+    linear = len(variables(node.sides[0])) > 1 and not any(isinstance(part, Power) for part in parts)
+    return len(node.sides) > 2 or linear or not all(isinstance(part, _POLYNOMIAL) for part in parts)
+
+
+def expanded(name: Node | None, value: Node) -> Node | None:
+    """(a, b) = (1, 2) as a = 1, b = 2."""
+    if isinstance(name, Brackets) and isinstance(value, Brackets) and len(name.items) == len(value.items):
+        return Listing(
+            tuple(Relation((part, one), ("=",)) for part, one in zip(name.items, value.items, strict=True))
+        )
+    return None
+
+
+def names_of(items: Sequence[Node]) -> list[Node]:
+    """The names the members are given, if all of them are given one."""
+    found = [named(item)[0] for item in items]
+    return [name for name in found if name is not None] if all(found) else []
+
+
+def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(named(item)[1] for item in items)
+
+
+def one_variable(names: Sequence[Node]) -> bool:
+    """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
+    return len({name.name if isinstance(name, Apply | Symbol) else str(name) for name in names}) == 1

@@ -1,0 +1,187 @@
+"""The value of an expression: exact while it is rational, to any number of digits otherwise.
+
+Symbols get values from the caller. What is unknown (f(2), an integral, an endless sum) gets a value that depends only
+on its name and on the values of its parts, so that equal things stay equal and others almost surely differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+from rstar2.eval.grader.compare.functions import ANGLES, call
+from rstar2.eval.grader.compare.guarded_numbers import (
+    NoValue,
+    Setting,
+    Value,
+    add,
+    divide,
+    guard,
+    inexact,
+    multiply,
+    power,
+    subtract,
+    whole,
+)
+from rstar2.eval.grader.parse.nodes import (
+    Apply,
+    Based,
+    Brackets,
+    Call,
+    Matrix,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quantity,
+    Quotient,
+    Residue,
+    Series,
+    Sum,
+    Symbol,
+)
+
+MAX_TERMS = 2000
+"""The longest sum or product written with an index that is added up."""
+
+
+def evaluate(node: Node, setting: Setting) -> Value:
+    """The value of an expression.
+
+    Raises:
+        NoValue: it has none, or the guards do not let it be computed.
+    """
+    try:
+        return _value(node, setting)
+    except (ArithmeticError, ValueError, TypeError, MemoryError) as error:
+        raise NoValue(type(error).__name__) from None
+
+
+def _value(node: Node, setting: Setting) -> Value:
+    setting.work.spend()
+    match node:
+        case Number(value=value):
+            return value
+        case Symbol(name=name):
+            return _symbol(name, setting)
+        case Sum(terms=terms):
+            return _fold(terms, setting, add)
+        case Product(factors=factors):
+            return _fold(factors, setting, multiply)
+        case Quotient(over=over, under=under):
+            return divide(_value(over, setting), _value(under, setting), setting)
+        case Power(base=base, exponent=exponent):
+            return power(_value(base, setting), _value(exponent, setting), setting)
+        case Call(name=name, args=args):
+            return _call(name, args, setting)
+        case Apply(name=name, args=args):
+            return _unknown(name, [_value(arg, setting) for arg in args], setting)
+        case Series():
+            return _series(node, setting)
+        case Based(value=based):
+            return Fraction(based)
+        case Quantity(value=inner) | Residue(value=inner):
+            return _value(inner, setting)
+        case Brackets(items=items, opening="["):
+            if len(items) == 1:
+                return _value(items[0], setting)
+    raise NoValue(f"{type(node).__name__} is not an expression")
+
+
+def _symbol(name: str, setting: Setting) -> Value:
+    if name in setting.symbols:
+        return setting.symbols[name]
+    constants: dict[str, Callable[[], Value]] = {
+        "pi": lambda: +setting.context.pi,
+        "e": lambda: +setting.context.e,
+        "i": lambda: setting.context.mpc(0, 1),
+    }
+    if name in constants:
+        return constants[name]()
+    raise NoValue(f"{name} has no value")
+
+
+def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]) -> Value:
+    total = _value(parts[0], setting)
+    for part in parts[1:]:
+        total = guard(join(total, _value(part, setting), setting), setting)
+    return total
+
+
+def _call(name: str, args: tuple[Node, ...], setting: Setting) -> Value:
+    if name == "det":
+        return _determinant(args, setting)
+    inner = replace(setting, degree=True) if name in ANGLES else setting
+    values = [_value(arg, inner) for arg in args]
+    return call(name, values, setting)
+
+
+def _determinant(args: tuple[Node, ...], setting: Setting) -> Value:
+    """By elimination, exact where the entries are."""
+    (matrix,) = args
+    if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 12:
+        raise NoValue("not a square matrix")
+    rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
+    total: Value = Fraction(1)
+    for column in range(len(rows)):
+        pivot = next((i for i in range(column, len(rows)) if rows[i][column] != 0), None)
+        if pivot is None:
+            return Fraction(0)
+        if pivot != column:
+            rows[column], rows[pivot] = rows[pivot], rows[column]
+            total = -total
+        head = rows[column]
+        total = guard(multiply(total, head[column], setting), setting)
+        for row in rows[column + 1 :]:
+            scale = divide(row[column], head[column], setting)
+            for i in range(column, len(rows)):
+                row[i] = subtract(row[i], multiply(scale, head[i], setting), setting)
+    return total
+
+
+def _series(node: Series, setting: Setting) -> Value:
+    """Added up between whole numbers that are near each other; otherwise a value of its own."""
+    if node.kind in {"lim", "int"}:
+        return _unknown_series(node, setting)
+    try:
+        low, high = whole((_value(node.low, setting), _value(node.high, setting)))
+    except NoValue:
+        return _unknown_series(node, setting)
+    if high - low > MAX_TERMS:
+        return _unknown_series(node, setting)
+    total: Value = Fraction(0 if node.kind == "sum" else 1)
+    for i in range(low, high + 1):
+        term = _value(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
+        total = guard((add if node.kind == "sum" else multiply)(total, term, setting), setting)
+    return total
+
+
+def _unknown_series(node: Series, setting: Setting) -> Value:
+    inner = replace(
+        setting, symbols={**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
+    )
+    bounds = [
+        _fraction_of(str(part)) if part == Symbol("infinity") else _value(part, inner)
+        for part in (node.low, node.high)
+    ]
+    return _unknown(node.kind, [*bounds, _value(node.body, inner)], setting)
+
+
+def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
+    """A value that only the name and the values of the parts decide."""
+    return _fraction_of(name + "|" + "|".join(_rounded(value, setting) for value in values))
+
+
+def _rounded(value: Value, setting: Setting) -> str:
+    number = inexact(value, setting)
+    return str(setting.context.nstr(number, 20))
+
+
+@lru_cache(maxsize=4096)
+def _fraction_of(text: str) -> Fraction:
+    """A pseudo-random number between 1/2 and 3/2."""
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big")
+    return Fraction(digest, 1 << 40) + Fraction(1, 2)

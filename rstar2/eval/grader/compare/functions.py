@@ -1,0 +1,161 @@
+"""The functions the grammar knows, on values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from rstar2.eval.grader.compare.guarded_numbers import (
+    MAX_LOG10,
+    NoValue,
+    Setting,
+    Value,
+    divide,
+    guard,
+    inexact,
+    power,
+    real,
+    whole,
+)
+
+MAX_ARGUMENT = 10_000
+"""The largest argument of an exact factorial or binomial coefficient."""
+
+ANGLES = frozenset({"sin", "cos", "tan", "cot", "sec", "csc"})
+_EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh", "coth", "sech", "csch"})
+_PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")} | {
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan": "atan",
+    "arccot": "acot",
+}
+"""Functions of one argument, and what mpmath calls them."""
+
+
+def call(name: str, values: list[Value], setting: Setting) -> Value:
+    """The value of a function.
+
+    Raises:
+        NoValue: it is none of the functions that are known, or has no value there.
+    """
+    if name in _PLAIN and len(values) == 1:
+        return _plain(_PLAIN[name], values[0], setting)
+    if name in _SPECIAL:
+        return guard(_SPECIAL[name](setting, *values), setting)
+    raise NoValue(f"{name} of {len(values)} arguments")
+
+
+def _plain(name: str, value: Value, setting: Setting) -> Value:
+    argument = inexact(value, setting)
+    if setting.real and name in {"ln", "log10"} and real(value, setting) < 0:
+        raise NoValue("not real")
+    if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
+        raise NoValue("too large")
+    if name in ANGLES and setting.context.mag(argument) > 300:
+        raise NoValue("too large")
+    return guard(getattr(setting.context, name)(argument), setting)
+
+
+def _root(setting: Setting, value: Value, index: Value) -> Value:
+    """The real root where there is one; exact where it is rational."""
+    if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
+        return power(value, divide(Fraction(1), index, setting), setting)
+    order = abs(int(index))
+    if setting.real and order % 2 == 0 and real(value, setting) < 0:
+        raise NoValue("not real")
+    if isinstance(value, Fraction):
+        over, under = _whole_root(value.numerator, order), _whole_root(value.denominator, order)
+        if over is not None and under:
+            return Fraction(over, under) if index > 0 else divide(Fraction(under), Fraction(over), setting)
+    context, number = setting.context, inexact(value, setting)
+    if order % 2 and context.im(number) == 0 and context.re(number) < 0:
+        root = -context.root(-number, order)
+    else:
+        root = context.root(number, order)
+    return root if index > 0 else divide(Fraction(1), root, setting)
+
+
+def _whole_root(value: int, order: int) -> int | None:
+    """The integer whose power is `value`, if there is one."""
+    if value < 0:
+        found = _whole_root(-value, order) if order % 2 else None
+        return None if found is None else -found
+    if order == 2:
+        root = math.isqrt(value)
+        return root if root * root == value else None
+    if value.bit_length() > 1000:
+        return None
+    root = round(value ** (1 / order))
+    return next((guess for guess in (root - 1, root, root + 1) if guess >= 0 and guess**order == value), None)
+
+
+def _absolute(setting: Setting, value: Value) -> Value:
+    return abs(value)
+
+
+def _floor(setting: Setting, value: Value) -> Value:
+    return Fraction(math.floor(real(value, setting)))
+
+
+def _ceiling(setting: Setting, value: Value) -> Value:
+    return Fraction(math.ceil(real(value, setting)))
+
+
+def _factorial(setting: Setting, value: Value) -> Value:
+    if isinstance(value, Fraction) and value.denominator == 1:
+        if not 0 <= value <= MAX_ARGUMENT:
+            raise NoValue("too large")
+        return Fraction(math.factorial(int(value)))
+    argument = inexact(value, setting)
+    if abs(argument) > MAX_ARGUMENT:
+        raise NoValue("too large")
+    return setting.context.factorial(argument)
+
+
+def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
+    exact = isinstance(top, Fraction) and isinstance(bottom, Fraction)
+    if exact and top.denominator == bottom.denominator == 1 and 0 <= top <= MAX_ARGUMENT and bottom >= 0:
+        return Fraction(math.comb(int(top), int(bottom)))
+    a, b = inexact(top, setting), inexact(bottom, setting)
+    if max(abs(a), abs(b)) > MAX_ARGUMENT:
+        raise NoValue("too large")
+    return setting.context.binomial(a, b)
+
+
+def _log(setting: Setting, value: Value) -> Value:
+    return _plain("ln" if setting.natural_log else "log10", value, setting)
+
+
+def _logarithm(setting: Setting, value: Value, base: Value) -> Value:
+    return divide(_plain("ln", value, setting), _plain("ln", base, setting), setting)
+
+
+def _degree(setting: Setting, value: Value) -> Value:
+    return inexact(value, setting) * setting.context.pi / 180 if setting.degree else value
+
+
+def _percent(setting: Setting, value: Value) -> Value:
+    return divide(value, Fraction(100), setting) if setting.percent else value
+
+
+_SPECIAL: dict[str, Callable[..., Value]] = {
+    "root": _root,
+    "abs": _absolute,
+    "norm": _absolute,
+    "floor": _floor,
+    "ceil": _ceiling,
+    "factorial": _factorial,
+    "binom": _binomial,
+    "log": _log,
+    "logarithm": _logarithm,
+    "degree": _degree,
+    "percent": _percent,
+    "min": lambda setting, *values: min(real(value, setting) for value in values),
+    "max": lambda setting, *values: max(real(value, setting) for value in values),
+    "gcd": lambda setting, *values: Fraction(math.gcd(*whole(values))),
+    "lcm": lambda setting, *values: Fraction(math.lcm(*whole(values))),
+    "Re": lambda setting, value: setting.context.re(inexact(value, setting)),
+    "Im": lambda setting, value: setting.context.im(inexact(value, setting)),
+    "sgn": lambda setting, value: Fraction((real(value, setting) > 0) - (real(value, setting) < 0)),
+}

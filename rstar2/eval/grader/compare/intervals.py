@@ -1,0 +1,230 @@
+"""Sets of real numbers made of intervals and points, and when an answer describes one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rstar2.eval.grader.compare.equality import infinite, real_value
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.parse.nodes import (
+    Apply,
+    Brackets,
+    Call,
+    Listing,
+    Node,
+    NumberSet,
+    Relation,
+    SetOf,
+    SetOperation,
+    Symbol,
+    negative,
+    number,
+)
+
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
+INFINITY = Symbol("infinity")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An interval; a point where both ends are the same."""
+
+    low: Any
+    high: Any
+    has_low: bool
+    has_high: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether no number lies in it."""
+        return bool(self.low > self.high) or (self.low == self.high and not (self.has_low and self.has_high))
+
+
+Region = tuple[Piece, ...]
+"""Disjoint pieces in increasing order, none of which touch."""
+
+
+def same_region(a: Region, b: Region) -> bool:
+    """Whether two regions have the same ends, to thirty digits."""
+    if len(a) != len(b):
+        return False
+    return all(
+        (one.has_low, one.has_high) == (other.has_low, other.has_high)
+        and _close(one.low, other.low)
+        and _close(one.high, other.high)
+        for one, other in zip(a, b, strict=True)
+    )
+
+
+def is_region(node: Node) -> bool:
+    """Whether a node is certainly a set of numbers, rather than perhaps a point or a list."""
+    match node:
+        case Brackets(opening=opening, closing=closing, items=items):
+            return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}
+        case SetOperation() | NumberSet():
+            return True
+        case Relation(sides=sides, operators=("in",)):
+            return is_region(sides[1]) or isinstance(sides[1], Brackets)
+        case Relation(operators=operators):
+            return any(operator in FLIPPED and operator != "=" for operator in operators)
+        case Listing(items=items):
+            return all(is_region(item) for item in items)
+    return False
+
+
+def region_of(node: Node) -> tuple[Node | None, Region]:
+    """The variable, if one is named, and the numbers an interval, inequality or set of numbers describes.
+
+    Raises:
+        NoValue: it describes none, or has ends that are not known numbers.
+    """
+    match node:
+        case Brackets(opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)):
+            return None, _normal([_piece(low, high, opening == "[", closing == "]")])
+        case NumberSet(name="R"):
+            return None, _normal([_piece(negative(INFINITY), INFINITY, False, False)])
+        case SetOf(items=items):
+            return None, _normal([_piece(item, item, True, True) for item in items])
+        case SetOperation(kind=kind, left=left, right=right):
+            name, first = region_of(left)
+            _, second = region_of(right)
+            return name, _combined(kind, first, second)
+        case Listing(items=items, alternatives=alternatives):
+            return _several([region_of(item) for item in items], alternatives)
+        case Relation():
+            return _inequality(node)
+    raise NoValue(f"{type(node).__name__} is not a set of numbers")
+
+
+def _several(found: list[tuple[Node | None, Region]], alternatives: bool) -> tuple[Node | None, Region]:
+    names = {name for name, _ in found}
+    if len(names) != 1:
+        raise NoValue("several variables")
+    name, total = found[0]
+    for _, region in found[1:]:
+        total = _combined("union" if alternatives else "intersection", total, region)
+    if not total and not alternatives:
+        return _several(found, True)
+    return name, total
+
+
+def _inequality(node: Relation) -> tuple[Node | None, Region]:
+    sides, operators = node.sides, node.operators
+    if operators == ("in",):
+        return sides[0], region_of(sides[1])[1]
+    if len(sides) == 2:
+        left, right = sides
+        if _is_name(left):
+            return _solved(left, operators[0], right)
+        if _is_name(right):
+            return _solved(right, FLIPPED.get(operators[0], "?"), left)
+    if len(sides) == 3 and _is_name(sides[1]):
+        name, first = _solved(sides[1], FLIPPED.get(operators[0], "?"), sides[0])
+        _, second = _solved(sides[1], operators[1], sides[2])
+        return name, _combined("intersection", first, second)
+    raise NoValue("not a bound on one variable")
+
+
+def as_interval(node: Node) -> Brackets | None:
+    """An inequality that bounds one variable, with ends that may be expressions, as the interval it describes."""
+    match node:
+        case Brackets(items=(_, _)):
+            return node
+        case Relation(sides=(low, name, high), operators=(("<" | "<=") as first, ("<" | "<=") as second)) if (
+            _is_name(name)
+        ):
+            return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
+        case Relation(sides=(left, right), operators=(("<" | "<=" | ">" | ">=") as operator,)):
+            if not _is_name(left):
+                left, right = right, left
+            if _is_name(left):
+                closed = operator.endswith("=")
+                if operator.startswith("<") == (left == node.sides[0]):
+                    return Brackets("(", "]" if closed else ")", (negative(INFINITY), right))
+                return Brackets("[" if closed else "(", ")", (right, INFINITY))
+    return None
+
+
+def _is_name(node: Node) -> bool:
+    inside = node.args[0] if isinstance(node, Call) and node.name == "abs" else node
+    return isinstance(inside, Symbol | Apply) and inside not in (
+        INFINITY,
+        Symbol("pi"),
+        Symbol("e"),
+        Symbol("i"),
+    )
+
+
+def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
+    """The numbers with `name operator bound`; |x| is solved for x."""
+    ends = {
+        "<": (negative(INFINITY), bound, False, False),
+        "<=": (negative(INFINITY), bound, False, True),
+        ">": (bound, INFINITY, False, False),
+        ">=": (bound, INFINITY, True, False),
+        "=": (bound, bound, True, True),
+    }
+    if operator == "!=":
+        region = _normal([_piece(*ends["<"]), _piece(*ends[">"])])
+    elif operator in ends:
+        region = _normal([_piece(*ends[operator])])
+    else:
+        raise NoValue(f"{operator} does not bound")
+    if isinstance(name, Call):
+        positive = _combined("intersection", region, (_piece(number(0), INFINITY, True, False),))
+        mirrored = tuple(Piece(-one.high, -one.low, one.has_high, one.has_low) for one in positive)
+        return name.args[0], _normal([*positive, *mirrored])
+    return name, region
+
+
+def _piece(low: Node, high: Node, has_low: bool, has_high: bool) -> Piece:
+    bottom, top = real_value(low), real_value(high)
+    return Piece(bottom, top, has_low and not infinite(low), has_high and not infinite(high))
+
+
+def _normal(pieces: list[Piece]) -> Region:
+    """Sorted, without empty pieces, and joined where they touch."""
+    joined: list[Piece] = []
+    for piece in sorted((one for one in pieces if not one.empty), key=lambda one: (one.low, not one.has_low)):
+        last = joined[-1] if joined else None
+        if last and (piece.low < last.high or (piece.low == last.high and (piece.has_low or last.has_high))):
+            top = max(last.high, piece.high)
+            has_top = any(one.has_high for one in (last, piece) if one.high == top)
+            joined[-1] = Piece(last.low, top, last.has_low, has_top)
+        else:
+            joined.append(piece)
+    return tuple(joined)
+
+
+def _combined(kind: str, a: Region, b: Region) -> Region:
+    if kind == "union":
+        return _normal([*a, *b])
+    other = _complement(b) if kind == "minus" else b
+    return _normal([_overlap(one, two) for one in a for two in other])
+
+
+def _overlap(a: Piece, b: Piece) -> Piece:
+    low, high = max(a.low, b.low), min(a.high, b.high)
+    return Piece(
+        low,
+        high,
+        all(one.has_low for one in (a, b) if one.low == low),
+        all(one.has_high for one in (a, b) if one.high == high),
+    )
+
+
+def _complement(region: Region) -> Region:
+    everything = _piece(negative(INFINITY), INFINITY, False, False)
+    if not region:
+        return (everything,)
+    pieces = [Piece(everything.low, region[0].low, False, not region[0].has_low)]
+    pieces += [Piece(a.high, b.low, not a.has_high, not b.has_low) for a, b in pairwise(region)]
+    pieces.append(Piece(region[-1].high, everything.high, not region[-1].has_high, False))
+    return _normal(pieces)
+
+
+def _close(a: Any, b: Any) -> bool:
+    size = max(abs(a), abs(b))
+    return bool(a == b or (size < type(a)("inf") and abs(a - b) <= size * type(a)(10) ** -30))

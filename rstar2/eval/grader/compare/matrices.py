@@ -1,0 +1,109 @@
+"""Matrices and vectors, and products, sums and multiples of them, as tables of expressions."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.parse.nodes import Brackets, Matrix, Node, Number, Power, Product, Quotient, Sum, walk
+
+MAX_TERMS = 2000
+"""The most terms that one cell of a product may have."""
+Table = tuple[tuple[Node, ...], ...]
+
+
+def has_matrix(node: Node) -> bool:
+    """Whether a matrix is part of the expression."""
+    return isinstance(node, Matrix) or (
+        isinstance(node, Sum | Product | Quotient | Power)
+        and any(isinstance(part, Matrix) for part in walk(node))
+    )
+
+
+def table_of(node: Node) -> Table | None:
+    """The cells of an expression in matrices; None where it is a scalar.
+
+    Raises:
+        NoValue: the sizes do not fit, or the cells would be too large.
+    """
+    sizes = [max(len(part.rows), len(part.rows[0])) for part in walk(node) if isinstance(part, Matrix)]
+    if not sizes:
+        return None
+    factors = len(sizes) + sum(_exponent(part) for part in walk(node))
+    if factors > 1 and max(sizes) ** factors > MAX_TERMS:
+        raise NoValue("too many matrices")
+    return _table(node)
+
+
+def _exponent(node: Node) -> int:
+    match node:
+        case Power(exponent=Number(value=value)) if 1 <= value <= 5:
+            return int(value)
+    return 0
+
+
+def _table(node: Node) -> Table | None:
+    match node:
+        case Matrix(rows=rows):
+            return rows
+        case Product(factors=factors):
+            return _product([(factor, _table(factor)) for factor in factors])
+        case Sum(terms=terms):
+            return _sum([_table(term) for term in terms])
+        case Quotient(over=over, under=under):
+            table = _table(over)
+            return table and tuple(tuple(Quotient(cell, under) for cell in row) for row in table)
+        case Power(base=base, exponent=Number(value=value)):
+            table = _table(base)
+            if table is not None:
+                if value.denominator != 1 or not 1 <= value <= 5 or not isinstance(base, Matrix):
+                    raise NoValue("a matrix to a strange power")
+                return _product([(base, table)] * int(value))
+    return None
+
+
+def written_table(node: Node) -> Table | None:
+    """The cells of nested brackets such as [[1,0],[0,1]]; None for anything else."""
+    if not isinstance(node, Brackets) or not node.items:
+        return None
+    rows = [item.items if isinstance(item, Brackets) else None for item in node.items]
+    if any(row is None for row in rows) or len({len(row) for row in rows if row is not None}) != 1:
+        return None
+    return tuple(row for row in rows if row is not None)
+
+
+def vector(table: Table) -> tuple[Node, ...] | None:
+    """The entries of a table with one column or one row."""
+    if len(table[0]) == 1:
+        return tuple(row[0] for row in table)
+    return table[0] if len(table) == 1 else None
+
+
+def _product(factors: list[tuple[Node, Table | None]]) -> Table | None:
+    tables = [table for _, table in factors if table is not None]
+    if not tables:
+        return None
+    total = reduce(_times, tables)
+    scalars = [node for node, table in factors if table is None]
+    if not scalars:
+        return total
+    return tuple(tuple(Product((*scalars, cell)) for cell in row) for row in total)
+
+
+def _times(a: Table, b: Table) -> Table:
+    if len(a[0]) != len(b):
+        raise NoValue("sizes do not fit")
+    columns = tuple(zip(*b, strict=True))
+    return tuple(
+        tuple(Sum(tuple(Product(pair) for pair in zip(row, column, strict=True))) for column in columns)
+        for row in a
+    )
+
+
+def _sum(tables: list[Table | None]) -> Table | None:
+    if all(table is None for table in tables):
+        return None
+    known = [table for table in tables if table is not None]
+    if len(known) != len(tables) or len({(len(table), len(table[0])) for table in known}) != 1:
+        raise NoValue("sizes do not fit")
+    return tuple(tuple(Sum(cells) for cells in zip(*rows, strict=True)) for rows in zip(*known, strict=True))

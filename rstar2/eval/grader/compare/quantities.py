@@ -1,0 +1,91 @@
+"""Comparing quantities with units, ratios and residues."""
+
+from __future__ import annotations
+
+from rstar2.eval.grader.compare.equality import equal, variables
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.listings import Same, all_same
+from rstar2.eval.grader.parse import units
+from rstar2.eval.grader.parse.nodes import (
+    Call,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quantity,
+    Quotient,
+    Ratio,
+    Residue,
+    Sum,
+    Symbol,
+    negative,
+    number,
+)
+
+
+def same_quantities(a: Node, b: Node, same: Same) -> bool:
+    a, b = _with_letter_unit(a), _with_letter_unit(b)
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Quantity) and isinstance(other, Call) and other.name == "degree":
+            if units.measure(one.unit) != units.measure("radian"):
+                return False
+            turned = Quotient(Product((other.args[0], Symbol("pi"))), number(180))
+            return same(one.value, turned)
+    values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
+    written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
+    if len(written) < 2 or units.same_words(*written):
+        return same(values[0], values[1])
+    measures = [units.measure(unit) for unit in written]
+    if measures[0] is None or measures[1] is None:
+        if not same(values[0], values[1]):
+            return False
+        raise NoValue("units that are not known")
+    if measures[0][1] != measures[1][1]:
+        return False
+    scaled = [
+        Product((value, Number(measure[0])))
+        for value, measure in zip(values, measures, strict=True)
+        if measure
+    ]
+    return same(scaled[0], scaled[1])
+
+
+def _with_letter_unit(node: Node) -> Node:
+    """5m as five metres and 5m/s as a speed, where the other side has a unit."""
+    match node:
+        case Quotient(over=over, under=Symbol(name=name)) if units.measure(name):
+            speed = _with_letter_unit(over)
+            return Quantity(speed.value, f"{speed.unit} / {name}") if isinstance(speed, Quantity) else node
+        case Product(factors=(*numbers, last)):
+            base, power = (last.base, last.exponent) if isinstance(last, Power) else (last, number(1))
+            value = Product(tuple(numbers))
+            if isinstance(base, Symbol) and units.measure(base.name) and not variables(value):
+                return Quantity(value, f"{base.name}^{power.value}") if isinstance(power, Number) else node
+    return node
+
+
+def same_ratios(a: Node, b: Node, same: Same) -> bool:
+    one, other = (node.parts if isinstance(node, Ratio) else None for node in (a, b))
+    clock = any(isinstance(node, Ratio) and node.clock for node in (a, b))
+    if one is not None and other is not None:
+        if len(one) != len(other):
+            return False
+        return all_same(one, other, same) or (
+            not clock
+            and all(
+                equal(Product((one[0], right)), Product((other[0], left)))
+                for left, right in zip(one, other, strict=True)
+            )
+        )
+    parts, plain = (one, b) if one is not None else (other, a)
+    return bool(parts and len(parts) == 2 and not clock and equal(Quotient(parts[0], parts[1]), plain))
+
+
+def same_residues(a: Node, b: Node, same: Same) -> bool:
+    if isinstance(a, Residue) and isinstance(b, Residue):
+        if not same(a.modulus, b.modulus):
+            return False
+        difference = Quotient(Sum((a.value, negative(b.value))), a.modulus)
+        return same(a.value, b.value) or equal(Call("floor", (difference,)), difference)
+    value, other = (a.value, b) if isinstance(a, Residue) else (a, b.value if isinstance(b, Residue) else b)
+    return same(value, other)

@@ -1,0 +1,138 @@
+"""From a gold answer and a model's output to a verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+
+from rstar2.eval.grader.compare.answers import compare
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.symbolic import unsolved
+from rstar2.eval.grader.extract import extract_answer
+from rstar2.eval.grader.parse.nodes import (
+    Brackets,
+    Listing,
+    Node,
+    Number,
+    Product,
+    Quantity,
+    Quotient,
+    Relation,
+    SetOf,
+    Sum,
+    Symbol,
+    Text,
+    walk,
+)
+from rstar2.eval.grader.parse.normalize import key, words
+from rstar2.eval.grader.parse.reader import read
+from rstar2.eval.grader.verdict import Verdict
+
+QUICK_CHARS = 20_000
+"""Longer outputs are searched by a worker, not in the caller's process."""
+TAME_CHARS = 100
+"""Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
+_TAME = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
+_IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
+_LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
+_WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
+_CHOICE = re.compile(
+    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+\S.*|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+)
+"""An option quoted with its text, such as `(C) 15` or `Option C`."""
+_INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
+
+
+def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] | None = None) -> Verdict:
+    """Compare a model's output, or a bare answer, with the gold answer.
+
+    Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises.
+
+    Args:
+        work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
+            take long. Without it answers that hinge on one are not verified.
+    """
+    if gold is None or not gold.strip():
+        return Verdict("invalid", None, "no gold answer")
+    if pred is None or not pred.strip():
+        return Verdict("unparsed", None, "no answer")
+    wanted = extract_answer(gold) or gold.strip()
+    extracted = extract_answer(pred)
+    if extracted is None:
+        return Verdict("unparsed", None, "no answer")
+    plain = _plain(wanted, extracted)
+    if plain is not None:
+        return plain
+    golds, preds = read(wanted), read(extracted)
+    verdict = _by_type(wanted, extracted, golds, preds)
+    if verdict.verdict == "correct" or not any(map(unsolved, (*golds, *preds))):
+        return verdict
+    if work_out is not None:
+        golds, preds = list(map(work_out, golds)), list(map(work_out, preds))
+        verdict = _by_type(wanted, extracted, golds, preds)
+        if verdict.verdict == "correct":
+            return Verdict("correct", extracted, "symbolic")
+        if not any(map(unsolved, (*golds, *preds))):
+            return verdict
+    return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
+
+
+def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
+    """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
+    if not gold or not pred:
+        return grade(gold, pred)
+    if len(pred) > QUICK_CHARS or len(gold) > QUICK_CHARS:
+        return None
+    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred)
+    if not wanted or extracted is None:
+        return grade(gold, pred)
+    decided = _plain(wanted, extracted)
+    if decided is not None or max(len(wanted), len(extracted)) > TAME_CHARS:
+        return decided
+    golds, preds = read(wanted), read(extracted)
+    tame = all(
+        isinstance(part, _TAME) and part not in _IRRATIONAL
+        for node in (*golds, *preds)
+        for part in walk(node)
+    )
+    return _by_type(wanted, extracted, golds, preds) if tame else None
+
+
+def _plain(wanted: str, extracted: str) -> Verdict | None:
+    if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
+        return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
+    if key(wanted) == key(extracted):
+        return Verdict("correct", extracted, "text")
+    return None
+
+
+def _chosen(text: str) -> str | None:
+    """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
+    bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
+    letter = _LETTER.fullmatch(bare)
+    if letter:
+        return letter[1]
+    choice = _CHOICE.fullmatch(bare)
+    return (choice[1] or choice[2]) if choice else None
+
+
+def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
+    """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
+    rule, doubt = "", ""
+    if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
+        return Verdict("correct", extracted, "text")
+    letters = _chosen(wanted), _chosen(extracted)
+    if letters[0] and letters[1]:
+        return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
+    for gold, pred in product(golds, preds):
+        try:
+            same, rule = compare(gold, pred)
+        except (NoValue, RecursionError) as error:
+            doubt = str(error) or type(error).__name__
+            continue
+        if same:
+            return Verdict("correct", extracted, rule)
+    if doubt:
+        return Verdict("unparsed", extracted, f"not verified: {doubt}")
+    return Verdict("wrong", extracted, rule)

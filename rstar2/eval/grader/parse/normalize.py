@@ -1,0 +1,182 @@
+"""Cleaning: the many ways of typing the same mathematics brought to one, still as text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from rstar2.eval.grader.parse.vocabulary import GREEK
+
+_CHARACTERS = {
+    **dict.fromkeys("−–—‒﹣－‐‑", "-"),
+    **dict.fromkeys("×⋅·∗∙•✕", "*"),
+    **dict.fromkeys("÷∕⁄", "/"),
+    **dict.fromkeys("≤≦⩽", r"\le "),
+    **dict.fromkeys("≥≧⩾", r"\ge "),
+    **dict.fromkeys("°º˚", r"^\circ "),
+    **dict.fromkeys("∣｜", "|"),
+    **dict.fromkeys("∅⌀", r"\emptyset "),
+    **dict.fromkeys("⟨〈", r"\langle "),
+    **dict.fromkeys("⟩〉", r"\rangle "),
+    **dict.fromkeys("€£¥₹￥￡", r"\money "),
+    **dict.fromkeys("，、", ","),
+    **dict.fromkeys("→⟶", r"\to "),
+    **dict.fromkeys("⇒⟹", r"\implies "),
+    **dict.fromkeys("′’", "'"),
+    **dict.fromkeys("≈≃≅", r"\approx "),
+    **dict.fromkeys("∖⧵", r"\setminus "),
+    "√": "√",
+    "∞": r"\infty ",
+    "≠": r"\ne ",
+    "≡": r"\equiv ",
+    "∈": r"\in ",
+    "∉": r"\notin ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "±": r"\pm ",
+    "∓": r"\mp ",
+    "…": r"\ldots ",
+    "⋯": r"\cdots ",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "∑": r"\sum ",
+    "∏": r"\prod ",
+    "∫": r"\int ",
+    "ℝ": r"\R ",
+    "ℤ": r"\Z ",
+    "ℕ": r"\N ",
+    "ℚ": r"\Q ",
+    "ℂ": r"\C ",
+    "≪": "<",
+    "≫": ">",
+    "\u00a0": " ",
+    **dict.fromkeys("“”„«»", '"'),
+    "‘": "'",
+    "。": ".",
+}
+_RAISED = {c: str(n) for n, c in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {
+    "⁺": "+",
+    "⁻": "-",
+    "ⁿ": "n",
+    "ⁱ": "i",
+    "⁽": "(",
+    "⁾": ")",
+}
+_LOWERED = {c: str(n) for n, c in enumerate("₀₁₂₃₄₅₆₇₈₉")} | {"₊": "+", "₋": "-", "ₙ": "n", "ₖ": "k"}
+
+_RAISED_RUN, _LOWERED_RUN = (
+    re.compile(f"[{''.join(map(re.escape, signs))}]+") for signs in (_RAISED, _LOWERED)
+)
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])?")
+_ROOTS = {"√": r"\sqrt", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]"}
+_DOUBLED = re.compile(
+    r"(?<!\\)\\\\(?=(?:[dtc]?frac|left|right|sqrt|pi|text\w*|mathrm|boxed|begin|end|le|leq|ge|geq|lt|gt|infty|cup|cap|in|"
+    r"cdot|times|pm|mp|circ|degree|overline|binom|sin|cos|tan|cot|log|ln|theta|alpha|beta|quad|ldots|dots|ne|neq)"
+    r"(?![A-Za-z])|(?:[%$!;](?!\s*-?\d)))"
+)
+_ROW_SKIP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\]")
+_SILENT = re.compile(
+    r"\\(?:left|right|middle)(?:\s*\.)?(?![A-Za-z])|\\[bB]ig{1,2}[lrm]?(?![A-Za-z])"
+    r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal|tt|sf|sl|pmb)"
+    r"(?![A-Za-z])|\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag|color|textcolor)\*?\s*\{[^{}]*\}"
+    r"|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|cases)\*?\}"
+)
+_THIN = re.compile(
+    r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
+)
+_SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
+_ENDS = re.compile(r"^[\s\"'`*]+|(?:[\s\"`*,;:\\]|(?<!\.)\.)+$|(?<=\s)'+$")
+
+
+def clean(text: str) -> str:
+    """The same answer with Unicode signs as LaTeX commands, and without delimiters, sizes and spacing."""
+    cleaned = text
+    if not text.isascii():
+        cleaned = _RAISED_RUN.sub(
+            lambda run: "^{" + "".join(map(_RAISED.__getitem__, run.group())) + "}", cleaned
+        )
+        cleaned = _LOWERED_RUN.sub(
+            lambda run: "_{" + "".join(map(_LOWERED.__getitem__, run.group())) + "}", cleaned
+        )
+        cleaned = "".join(map(_character, cleaned))
+    cleaned = re.sub(r"\\([dtc]frac|[dt]binom)(?![A-Za-z])", lambda match: "\\" + match[1][1:], cleaned)
+    cleaned = cleaned.replace('\\"', '"')
+    cleaned = _ROOT.sub(_root, cleaned)
+    cleaned = _ROW_SKIP.sub(r"\\\\", cleaned)
+    cleaned = _DOUBLED.sub(r"\\", cleaned)
+    cleaned = cleaned.replace(r"\$", r"\money ").replace("$", " ")
+    cleaned = re.sub(r"(?<!\\)\\[()\[\]]", " ", cleaned)
+    cleaned = _SILENT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
+    cleaned = re.sub(r",\s*\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
+    cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
+    cleaned = _THIN.sub(" ", cleaned)
+    cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
+    cleaned = re.sub(
+        r"(?<![\w.])(\d{1,3})((?:_\d{3})+)(?!\d)", lambda match: match.group().replace("_", ""), cleaned
+    )
+    cleaned = re.sub(r"\\(?:mathrm|text|mbox)\s*\{\s*\}", "", cleaned)
+    cleaned = re.sub(r"/\s*(?=[,;]|$)", "", cleaned)
+    cleaned = re.sub(r"\s+", " ", cleaned)
+    return _without_outer_groups(_ENDS.sub("", cleaned).strip())
+
+
+def key(text: str) -> str:
+    """A form in which only spacing, sizes and delimiters are lost, for comparing texts as they stand."""
+    plain = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|(?<!\\)\$|\\displaystyle", "", text)
+    plain = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", plain)
+    return re.sub(r"\s+(?!\w)|(?<!\w)(?<!\d,)\s+", "", plain).rstrip(".")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a textual answer, without commands, punctuation, case, articles and plurals."""
+    plain = re.sub(
+        r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
+    )
+    found = tuple(
+        word[:-1] if len(word) > 3 and word.endswith("s") else word
+        for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}().,;:!?\"']", plain.casefold())
+    )
+    return tuple(word for word in found if word not in {"the", "a", "an"}) or found
+
+
+def _without_outer_groups(text: str) -> str:
+    """((x)) as (x): all but one of the parentheses around the whole, however many."""
+    layers = next((i for i, sign in enumerate(text) if sign != "("), 0)
+    if layers < 2 or not text.endswith("))"):
+        return text
+    depth = lowest = layers
+    body = text[layers:].rstrip(")")
+    for sign in body:
+        depth += (sign == "(") - (sign == ")")
+        lowest = min(lowest, depth)
+    closing = len(text) - layers - len(body)
+    extra = min(layers, closing, lowest) - 1
+    return text[extra : len(text) - extra] if depth == closing and extra > 0 else text
+
+
+def _character(character: str) -> str:
+    if character.isascii():
+        return character
+    if character in _CHARACTERS:
+        return _CHARACTERS[character]
+    category = unicodedata.category(character)
+    if category in {"Cf", "Mn", "So"}:
+        return ""
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
+    name = unicodedata.name(character, "")
+    if name.startswith("VULGAR FRACTION"):
+        over, _, under = unicodedata.normalize("NFKC", character).partition("⁄")
+        return rf"\frac{{{over}}}{{{under}}}"
+    greek = re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", name)
+    if greek and greek[2].lower().replace("lamda", "lambda") in GREEK:
+        letter = greek[2].lower().replace("lamda", "lambda")
+        return f"\\{letter if greek[1] == 'SMALL' else letter.capitalize()} "
+    return unicodedata.normalize("NFKC", character)
+
+
+def _root(match: re.Match[str]) -> str:
+    operand = match[2]
+    return f"{_ROOTS[match[1]]}{{{operand}}}" if operand else _ROOTS[match[1]]

@@ -1,0 +1,39 @@
+"""Digits and what they stand for."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from rstar2.eval.grader.parse.nodes import Based, Node, Number
+from rstar2.eval.grader.parse.tokens import ParseError
+from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS
+
+MAX_DIGITS = 4000
+"""Below the length at which Python refuses to turn digits into an integer."""
+
+
+def numeral(text: str) -> Node:
+    """The number a run of digits stands for."""
+    if len(text) > MAX_DIGITS:
+        raise ParseError("too many digits")
+    mantissa, _, exponent = text.lower().partition("e")
+    if abs(int(exponent or "0")) > MAX_DIGITS:
+        raise ParseError("too large an exponent")
+    decimal = "." in mantissa and not exponent
+    digits = len(mantissa.replace(".", "").lstrip("0")) if decimal else 0
+    return Number(Fraction(text), digits, len(mantissa.partition(".")[2]) if decimal else 0)
+
+
+def based(digits: str, base: str) -> Node:
+    """A numeral in the base written beside it.
+
+    Raises:
+        ParseError: the base is not one, or a digit does not belong to it.
+    """
+    radix = NUMBER_WORDS.get(base.lower(), int(base) if base.isdigit() and len(base) < 3 else 0)
+    if not 2 <= radix <= 36 or len(digits) > 200:
+        raise ParseError(f"{base!r} is not a base")
+    try:
+        return Based(int(digits, radix), radix, digits)
+    except ValueError:
+        raise ParseError(f"{digits} is not a numeral in base {radix}") from None

@@ -1,0 +1,138 @@
+"""Cut cleaned LaTeX, or what people and Python type instead, into tokens."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rstar2.eval.grader.parse.vocabulary import COMMANDS
+
+MAX_TOKENS = 1500
+"""Longer answers are not understood; the longest real ones have some two hundred tokens."""
+
+
+class ParseError(Exception):
+    """The text is outside the grammar."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    kind: str
+    """`number`, `word` (a run of letters), `command`, `text` (the inside of `\\text{}`), `sign` or `end`."""
+    text: str
+    spaced: bool = False
+    """Whether white space stood before it."""
+
+
+END = Token("end", "")
+
+_TOKEN = re.compile(
+    r"(?P<wrap>\\(?:text\w*|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathtt|mathcal|mathfrak|mathnormal|operatorname\*?"
+    r"|boldsymbol|bm|bold|emph|rm|bf|fbox|framebox|boxed)\s*\{)"
+    r"|(?P<set>\\mathbb\s*(?:\{\s*[A-Z]\s*\}|[A-Z])|\\[RZNQC](?![A-Za-z]))"
+    r"|(?P<command>\\(?:[A-Za-z]+|.))"
+    # 2e-1 is 2e - 1, but 1e-9, 2.5e-1, 2e-05 and 2e5 are numbers
+    r"|(?P<number>(?:1(?![\d.])|\d*\.\d+)[eE][+-]?\d+(?![A-Za-z.])|\d+[eE](?:\d+|[+-]\d\d+)(?![A-Za-z.])|\d*\.\d+"
+    r"|\d+\.(?=\s*\\(?:overline|dot|bar))|\d+)"
+    r"|(?P<word>[A-Za-z]+)"
+    r"|(?P<sign><=|>=|(?<=\s)!=|==|\*\*|=<|=>|->|\S)",
+    re.DOTALL,
+)
+_THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
+_UNIT_LETTERS = frozenset("mgshlL")
+"""Letters that are units where they stand upright after a number."""
+_WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
+
+
+def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
+    """The tokens of a cleaned text.
+
+    Args:
+        cleaned: what `latex.clean` returned.
+        thousands: read 1,234 outside brackets as one number rather than two.
+
+    Raises:
+        ParseError: more than MAX_TOKENS tokens.
+    """
+    tokens: list[Token] = []
+    position = depth = 0
+    while position < len(cleaned):
+        if len(tokens) > MAX_TOKENS:
+            raise ParseError("too long")
+        start = position
+        while position < len(cleaned) and cleaned[position].isspace():
+            position += 1
+        spaced = position > start
+        grouped = _THOUSANDS.match(cleaned, position) if thousands and depth == 0 else None
+        if grouped and not (tokens and tokens[-1].kind == "word" and not spaced):
+            tokens.append(Token("number", grouped.group().replace(",", ""), spaced))
+            position = grouped.end()
+            continue
+        match = _TOKEN.match(cleaned, position)
+        if match is None:
+            break
+        position = match.end()
+        kind = match.lastgroup or ""
+        if kind == "wrap":
+            content, position = _group(cleaned, position)
+            after_value = bool(tokens) and (
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
+            )
+            tokens.extend(_wrapped(match.group(), content, spaced, after_value))
+            continue
+        depth += _depth_change(match.group())
+        token = _token(kind, match.group(), spaced)
+        if kind == "command":
+            name, glued = _unglued(token.text)
+            tokens.append(Token("command", name, spaced))
+            if glued:
+                tokens.append(Token("word", glued))
+        else:
+            tokens.append(token)
+    return tokens
+
+
+def _token(kind: str, text: str, spaced: bool) -> Token:
+    if kind == "set":
+        return Token("command", text.rstrip("} ")[-1], spaced)
+    return Token(kind, text[1:] if kind == "command" else text, spaced)
+
+
+def _unglued(name: str) -> tuple[str, str]:
+    """A command and the letters that were glued to it when spaces were lost, as in \\cotx."""
+    if name in COMMANDS or len(name) < 3:
+        return name, ""
+    known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
+    return (known, name[len(known) :]) if known and len(name) - len(known) <= 2 else (name, "")
+
+
+def _depth_change(text: str) -> int:
+    if text in {"(", "[", r"\{"}:
+        return 1
+    return -1 if text in {")", "]", r"\}"} else 0
+
+
+def _group(text: str, start: int) -> tuple[str, int]:
+    """The text up to the brace that closes the one before `start`, and where to go on."""
+    depth = 1
+    for position in range(start, len(text)):
+        if text[position] == "{":
+            depth += 1
+        elif text[position] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:position], position + 1
+    return text[start:], len(text)
+
+
+def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> list[Token]:
+    """The tokens of a wrapper such as \\text{...}: words stay together, anything else is read as mathematics."""
+    stripped = content.strip()
+    if not stripped:
+        return []
+    if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
+        return [Token("text", stripped, spaced)]
+    inner = tokenize(stripped)
+    if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
+        return inner
+    return [Token("sign", "{", spaced), *inner, Token("sign", "}")]

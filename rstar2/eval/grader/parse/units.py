@@ -1,0 +1,146 @@
+"""Units: which words are units, and when two of them measure the same."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS
+
+Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
+"""A factor to the basic unit, and the powers of the basic units, sorted."""
+
+_TABLE: dict[str, tuple[str, str]] = {
+    # words: (basic unit, factor)
+    "mm millimeter millimetre": ("metre", "1/1000"),
+    "cm centimeter centimetre": ("metre", "1/100"),
+    "m meter metre": ("metre", "1"),
+    "km kilometer kilometre": ("metre", "1000"),
+    "in inch": ("inch", "1"),
+    "ft foot feet": ("inch", "12"),
+    "yd yard": ("inch", "36"),
+    "mi mile": ("inch", "63360"),
+    "s sec second": ("second", "1"),
+    "min minute": ("second", "60"),
+    "h hr hour": ("second", "3600"),
+    "day": ("second", "86400"),
+    "week": ("second", "604800"),
+    "month": ("month", "1"),
+    "yr year": ("month", "12"),
+    "mg milligram": ("gram", "1/1000"),
+    "g gram": ("gram", "1"),
+    "kg kilogram": ("gram", "1000"),
+    "oz ounce": ("ounce", "1"),
+    "lb pound": ("ounce", "16"),
+    "ton": ("ton", "1"),
+    "ml milliliter millilitre": ("litre", "1/1000"),
+    "l liter litre": ("litre", "1"),
+    "cup": ("cup", "1"),
+    "pint": ("cup", "2"),
+    "quart": ("cup", "4"),
+    "gal gallon": ("cup", "16"),
+    "cent": ("dollar", "1/100"),
+    "dollar buck usd": ("dollar", "1"),
+    "yuan": ("yuan", "1"),
+    "euro": ("euro", "1"),
+    "rupee": ("rupee", "1"),
+    "yen": ("yen", "1"),
+    "rad radian": ("radian", "1"),
+    "joule": ("joule", "1"),
+    "newton": ("newton", "1"),
+    "watt": ("watt", "1"),
+    "volt": ("volt", "1"),
+    "hz hertz": ("hertz", "1"),
+    "am a.m": ("am", "1"),
+    "pm p.m": ("pm", "1"),
+}
+_KNOWN = {
+    word: (name, Fraction(factor)) for words, (name, factor) in _TABLE.items() for word in words.split()
+}
+_SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilometer", "hour")}
+DEGREES = frozenset({"degree", "degrees", "deg"})
+PERCENTS = frozenset({"percent", "percentage", "pct", "per cent", "percents", "percentage points"})
+SCALES = {
+    "hundred": 100,
+    "thousand": 1000,
+    "million": 10**6,
+    "billion": 10**9,
+    "trillion": 10**12,
+    "dozen": 12,
+}
+_AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
+"""Read as variables or functions unless they stand in `\\text{}`."""
+_REMARK = re.compile(
+    r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if"
+    r"|when|where)\b|(?:times|to) \w|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross"
+    rf"|lakhs?|crore|infinity|plus|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
+)
+"""Words that change a number, or begin a remark about it, rather than say what it counts."""
+_PLAIN = frozenset({"unit", "sq unit"})
+_AREA = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_PART = re.compile(r"([a-z.]+|/)(?:\s*\^?\s*\{?\s*([-+]?\d)\s*\}?)?")
+
+
+def is_unit(word: str) -> bool:
+    """Whether a bare run of letters after a number is a unit, and not a product of variables."""
+    lowered = word.lower()
+    named = DEGREES | PERCENTS | SCALES.keys() | _SPEEDS.keys() | _AREA.keys()
+    if word in {"AM", "PM"}:
+        return True
+    return lowered not in _AMBIGUOUS and (lowered in named or _lookup(lowered) is not None)
+
+
+def is_remark(words: str) -> bool:
+    """Whether words after a number say something else than what it measures or counts: 3 and a half, 42 or more."""
+    return _REMARK.match(words.lower()) is not None
+
+
+def no_unit(text: str) -> bool:
+    """Whether the words say only that there are units."""
+    return _singular(text.lower().replace("square ", "").replace("cubic ", "").strip(" ^{}23")) in _PLAIN
+
+
+def measure(text: str) -> Measure | None:
+    """What a unit such as `cm^2`, `miles per hour` or `square feet` measures; None where a word is unknown."""
+    factor, powers = Fraction(1), dict[str, int]()
+    sign, pending = 1, 0
+    for word, written in _PART.findall(_spelled(text)):
+        if word in {"/", "per"}:
+            sign = -1
+            continue
+        if word in _AREA:
+            pending = _AREA[word]
+            continue
+        found = _lookup(word)
+        if found is None:
+            return None
+        name, size = found
+        power = sign * int(written or pending or 1)
+        powers[name] = powers.get(name, 0) + power
+        factor *= size**power
+        pending = 0
+    return factor, tuple(sorted((name, power) for name, power in powers.items() if power))
+
+
+def same_words(one: str, other: str) -> bool:
+    """Whether two units are the same words, but for case and plurals."""
+    return [_singular(word) for word in one.lower().split()] == [
+        _singular(word) for word in other.lower().split()
+    ]
+
+
+def _spelled(text: str) -> str:
+    lowered = text.lower()
+    for short, (over, under) in _SPEEDS.items():
+        lowered = re.sub(rf"\b{short}\b", f"{over} per {under}", lowered)
+    return re.sub(r"\b(squared|cubed)\b", lambda match: "^2" if match[1] == "squared" else "^3", lowered)
+
+
+def _lookup(word: str) -> tuple[str, Fraction] | None:
+    return _KNOWN.get(word) or _KNOWN.get(_singular(word)) or _KNOWN.get(word.rstrip("."))
+
+
+def _singular(word: str) -> str:
+    if word == "inches":
+        return "inch"
+    return word[:-1] if word.endswith("s") and len(word) > 2 else word

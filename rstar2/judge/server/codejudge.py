@@ -1,0 +1,163 @@
+"""Drop-in endpoints for clients of code-judge: /ping, /run, /judge, each with /batch and /long-batch.
+
+The wire format is that of github.com/0xWJ/code-judge; what is ours is that a bad item of a batch is
+`invalid_input` alone, and that a type other than python is, too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
+from rstar2.judge.server.dispatcher import Broker, Ticket
+from rstar2.judge.server.http import checked, read_json, unless_gone, why
+from rstar2.judge.server.runs import ticket_for
+
+LIMIT_S = 10.0
+"""code-judge's own default; its requests cannot say another."""
+MEMORY_MB = 1024
+MAX_BATCH = 10_000
+Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
+_REASONS: dict[Outcome, Reason] = {
+    "timeout": "worker_timeout",
+    "lost": "internal_error",
+    "refused": "internal_error",
+    "invalid": "invalid_input",
+}
+
+
+def _returnable(sub_id: str) -> str:
+    """An id that can be sent back."""
+    encodable(sub_id)
+    return sub_id
+
+
+class Named(BaseModel):
+    """What carries an id, the client's or ours."""
+
+    sub_id: Annotated[str, AfterValidator(_returnable)] = Field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class Submission(Named):
+    """One program; fields this service has no use for are let pass, as code-judge does."""
+
+    type: Literal["python"]
+    solution: str
+    input: str | None = None
+    expected_output: str | None = None
+
+
+class Batch(Named):
+    """Several; items stay raw here, so that a bad one is bad alone."""
+
+    type: Literal["batch"] = "batch"
+    submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+def _named(item: object) -> object:
+    """A submission whose null id is left for us to choose."""
+    if isinstance(item, dict) and item.get("sub_id") is None:
+        return {key: value for key, value in item.items() if key != "sub_id"}
+    return item
+
+
+def _prepare(item: object) -> tuple[Submission, Ticket]:
+    submission = Submission.model_validate(_named(item))
+    request = RunRequest(
+        code=submission.solution, stdin=submission.input or "", timeout_s=LIMIT_S, memory_mb=MEMORY_MB
+    )
+    return submission, ticket_for(uuid.uuid4().hex, request)
+
+
+def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
+    try:
+        named = Named.model_validate(_named(item))
+    except ValidationError:
+        named = Named()
+    return {
+        "sub_id": named.sub_id,
+        "success": False,
+        "run_success": False,
+        "cost": 0.0,
+        "stdout": "",
+        "stderr": why(error),
+        "reason": "invalid_input",
+    }
+
+
+def _answer(submission: Submission, result: RunResult) -> dict[str, Any]:
+    ran = result.outcome == "ok"
+    expected = submission.expected_output
+    right = expected is None or result.stdout.strip() == expected.strip()
+    return {
+        "sub_id": submission.sub_id,
+        "success": ran and right,
+        "run_success": ran,
+        "cost": result.wall_s,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "reason": _REASONS.get(result.outcome, ""),
+    }
+
+
+async def judge_all(broker: Broker, items: list[object]) -> list[dict[str, Any]]:
+    """The answers to some submissions, in order."""
+    answers: dict[int, dict[str, Any]] = {}
+    good: dict[int, tuple[Submission, Ticket]] = {}
+    for index, item in enumerate(items):
+        try:
+            good[index] = _prepare(item)
+        except ValidationError as error:
+            answers[index] = _invalid(item, error)
+    texts = await broker.run([ticket for _, ticket in good.values()])
+    for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
+        answers[index] = _answer(submission, RunResult.model_validate_json(text))
+    return [answers[index] for index in range(len(items))]
+
+
+def _without_output(answer: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in answer.items() if key not in ("stdout", "stderr")}
+
+
+def codejudge_router(broker: Broker) -> APIRouter:
+    """The endpoints; `/status` is one with the native one."""
+    router = APIRouter()
+
+    @router.get("/ping")
+    async def ping() -> str:
+        return "pong"
+
+    async def one(request: Request) -> dict[str, Any]:
+        [answer] = await unless_gone(request, judge_all(broker, [await read_json(request)]))
+        return answer
+
+    async def many(request: Request) -> tuple[str, list[dict[str, Any]]]:
+        batch = checked(Batch, _named(await read_json(request)))
+        return batch.sub_id, await unless_gone(request, judge_all(broker, batch.submissions))
+
+    @router.post("/run")
+    async def run(request: Request) -> Response:
+        return JSONResponse(await one(request))
+
+    @router.post("/judge")
+    async def judge(request: Request) -> Response:
+        return JSONResponse(_without_output(await one(request)))
+
+    @router.post("/run/batch")
+    @router.post("/run/long-batch")
+    async def run_batch(request: Request) -> Response:
+        sub_id, answers = await many(request)
+        return JSONResponse({"sub_id": sub_id, "results": answers})
+
+    @router.post("/judge/batch")
+    @router.post("/judge/long-batch")
+    async def judge_batch(request: Request) -> Response:
+        sub_id, answers = await many(request)
+        return JSONResponse({"sub_id": sub_id, "results": [_without_output(a) for a in answers]})
+
+    return router

@@ -1,0 +1,148 @@
+"""How the service fares: /health, /status and Prometheus' /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.schema import Isolation
+from rstar2.judge.server.dispatcher import Broker
+
+STALE_S = 5.0
+"""A worker that has not been heard of for so long is not counted."""
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
+
+
+async def worker_states(broker: Broker) -> list[dict[str, Any]]:
+    """The last heartbeat of every worker of the queue, with its `name` and its `age_s`."""
+    found = await broker.client.hgetall(queue.WORKERS)
+    now = time.time()
+    states = [{"name": name, **json.loads(text)} for name, text in sorted(found.items())]
+    return [{**state, "age_s": max(0.0, now - state["at"])} for state in states]
+
+
+def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
+    """The weakest tier among the workers."""
+    order: tuple[Isolation, ...] = ("none", "landlock", "strict")
+    return min((worker["isolation"] for worker in workers), key=order.index, default=None)
+
+
+async def _counts(broker: Broker, name: str) -> dict[str, int]:
+    found = await broker.client.hgetall(name)
+    return {key: int(count) for key, count in sorted(found.items())}
+
+
+async def _depths(broker: Broker) -> tuple[int, int]:
+    """Programs that wait, and programs that a worker has taken."""
+    pipe = broker.client.pipeline(transaction=False)
+    for stream in (queue.TASKS, queue.RETURNED):
+        pipe.xlen(stream)
+        pipe.xpending(stream, queue.GROUP)
+    answers = await pipe.execute(raise_on_error=False)
+    lengths = sum(answer for answer in answers[::2] if isinstance(answer, int))
+    taken = sum(answer["pending"] for answer in answers[1::2] if isinstance(answer, dict))
+    return max(0, lengths - taken), taken
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds; empty for no values."""
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {
+        "p50_ms": 1000 * ordered[len(ordered) // 2],
+        "p99_ms": 1000 * ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
+    }
+
+
+async def status_of(broker: Broker) -> dict[str, Any]:
+    """Everything `/status` tells."""
+    workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
+        worker_states(broker),
+        _counts(broker, queue.OUTCOMES),
+        _counts(broker, queue.RESTARTS),
+        _depths(broker),
+    )
+    live = [worker for worker in workers if worker["age_s"] < STALE_S]
+    recent = list(broker.recent)
+    return {
+        "queue": waiting,
+        "num_workers": len(live),
+        "running": taken,
+        "rate": broker.rate,
+        "outcomes": outcomes,
+        "restarts": restarts,
+        "isolation": weakest(live),
+        "exceptions": sorted({sentence for worker in live for sentence in worker["exceptions"]}),
+        "queue_time": quantiles([queue_s for queue_s, _ in recent]),
+        "run_time": quantiles([wall_s for _, wall_s in recent]),
+        "workers": workers,
+    }
+
+
+class _Snapshot(Collector):
+    """One status as metrics."""
+
+    def __init__(self, status: dict[str, Any]) -> None:
+        self.status = status
+
+    def collect(self) -> list[Metric]:
+        status = self.status
+        runs = CounterMetricFamily("judge_runs", "Programs that ended, by outcome", labels=["outcome"])
+        for outcome, count in status["outcomes"].items():
+            runs.add_metric([outcome], count)
+        restarts = CounterMetricFamily(
+            "judge_restarts", "Parts that died and were restarted", labels=["part"]
+        )
+        for part, count in status["restarts"].items():
+            restarts.add_metric([part], count)
+        return [
+            runs,
+            restarts,
+            GaugeMetricFamily("judge_queue_depth", "Programs that wait", value=status["queue"]),
+            GaugeMetricFamily("judge_running", "Programs that a worker has taken", value=status["running"]),
+            GaugeMetricFamily("judge_workers", "Workers that live", value=status["num_workers"]),
+        ]
+
+
+def observe_router(broker: Broker) -> APIRouter:
+    """The endpoints."""
+    router = APIRouter()
+    registry = CollectorRegistry()
+    waited = Histogram("judge_queue_seconds", "Time a program waited", buckets=BUCKETS, registry=registry)
+    ran = Histogram("judge_run_seconds", "Time a program ran", buckets=BUCKETS, registry=registry)
+
+    def observe(queue_s: float, wall_s: float) -> None:
+        waited.observe(queue_s)
+        ran.observe(wall_s)
+
+    broker.on_done = observe
+
+    @router.get("/health")
+    async def health() -> Response:
+        workers = [worker for worker in await worker_states(broker) if worker["age_s"] < STALE_S]
+        status = "ok" if workers else "no workers"
+        body = {"status": status, "workers": len(workers), "isolation": weakest(workers)}
+        return JSONResponse(body, 200 if workers else 503)
+
+    @router.get("/status")
+    async def status() -> Response:
+        return JSONResponse(await status_of(broker))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        snapshot = CollectorRegistry()
+        snapshot.register(_Snapshot(await status_of(broker)))
+        return Response(generate_latest(registry) + generate_latest(snapshot), media_type=CONTENT_TYPE_LATEST)
+
+    return router

@@ -1,0 +1,85 @@
+"""The drop-in endpoint for clients of SandboxFusion: POST /run_code, for Python.
+
+The wire format is that of github.com/bytedance/SandboxFusion, as VERL's client calls it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field, ValidationError
+
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.server.dispatcher import Broker
+from rstar2.judge.server.http import Refused, checked, read_json, unless_gone, why
+from rstar2.judge.server.runs import ticket_for
+
+DEFAULT_MEMORY_MB = 1024
+LONGEST_S = 300.0
+
+
+class RunCode(BaseModel):
+    """A request; fields this service has no use for are let pass, as SandboxFusion does."""
+
+    code: str
+    language: Literal["python"]
+    stdin: str | None = None
+    run_timeout: float = Field(default=10.0, gt=0)
+    memory_limit_MB: int = -1
+    """-1: the service's default."""
+    files: dict[str, str | None] = {}
+    fetch_files: list[str] = []
+
+
+def _run_request(asked: RunCode) -> RunRequest:
+    if asked.files or asked.fetch_files:
+        raise Refused(422, "files, fetch_files: not served; the program's work folder is empty")
+    memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else DEFAULT_MEMORY_MB
+    try:
+        return RunRequest(
+            code=asked.code,
+            stdin=asked.stdin or "",
+            timeout_s=min(asked.run_timeout, LONGEST_S),
+            memory_mb=min(max(memory, 16), 65536),
+        )
+    except ValidationError as error:
+        raise Refused(422, why(error)) from error
+
+
+def _answer(result: RunResult) -> dict[str, Any]:
+    if result.outcome in ("refused", "invalid", "lost"):
+        status, run = "SandboxError", None
+    else:
+        status = "Success" if result.outcome == "ok" else "Failed"
+        ended = {"ok": "Finished", "error": "Finished", "timeout": "TimeLimitExceeded"}
+        run = {
+            "status": ended.get(result.outcome, "Error"),
+            "execution_time": result.wall_s,
+            "return_code": None if result.outcome == "timeout" else result.exit_code,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+        }
+    return {
+        "status": status,
+        "message": "" if status == "Success" else f"{result.outcome}: {result.stderr[-500:]}",
+        "compile_result": None,
+        "run_result": run,
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+def sandboxfusion_router(broker: Broker) -> APIRouter:
+    """The endpoint."""
+    router = APIRouter()
+
+    @router.post("/run_code")
+    async def run_code(request: Request) -> Response:
+        program = _run_request(checked(RunCode, await read_json(request)))
+        [text] = await unless_gone(request, broker.run([ticket_for(uuid.uuid4().hex, program)]))
+        return JSONResponse(_answer(RunResult.model_validate_json(text)))
+
+    return router

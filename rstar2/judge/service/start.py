@@ -1,0 +1,143 @@
+"""A judge of one's own: `with running_judge(folder) as judge: …`."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rstar2.errors import Failure, UserError
+from rstar2.judge.schema import Isolation
+from rstar2.judge.service.settings import Ready, ServiceSettings
+
+START_S = 80.0
+"""And a second a worker."""
+STOP_S = 25.0
+SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
+"""Variables the service's processes do not inherit: the programs they run could look for them."""
+
+
+@dataclass(frozen=True)
+class JudgeHandle:
+    """A judge that answers."""
+
+    url: str
+    token: str | None
+    isolation: Isolation
+    redis_url: str
+    pid: int
+    """Of the supervisor; ending it ends everything."""
+
+
+def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], JudgeHandle]:
+    """Start a judge in processes of its own and wait until it answers.
+
+    Unless `settings.detached`, it ends when the returned process's standard input is closed, thus also when
+    the calling process ends in whatever way.
+
+    Raises:
+        UserError: port taken, no Redis to be had, isolation not to be had, token missing.
+        Failure: it did not come up.
+    """
+    folder = Path(settings.folder)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    with (folder / "logs" / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rstar2.judge.service.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={name: value for name, value in os.environ.items() if name not in SECRETS},
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(settings.model_dump_json().encode() + b"\n")
+        process.stdin.flush()
+        ready = _ready(process.stdout, folder, START_S + settings.workers)
+    except BaseException:
+        stop_service(process)
+        raise
+    finally:
+        process.stdout.close()
+    if settings.detached:
+        process.stdin.close()
+    handle = JudgeHandle(ready.url, settings.token, ready.isolation, ready.redis_url, ready.pid)
+    return process, handle
+
+
+def _ready(stream: IO[bytes], folder: Path, patience_s: float) -> Ready:
+    deadline = time.monotonic() + patience_s
+    text = b""
+    while not text.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([stream], [], [], left)[0]:
+            raise Failure(f"the judge did not start within {patience_s:.0f} s", f"see {folder / 'logs'}")
+        data = os.read(stream.fileno(), 65536)
+        if not data:
+            raise Failure("the judge ended while it started", f"see {folder / 'logs'}")
+        text += data
+    ready = Ready.model_validate_json(text)
+    if ready.error:
+        raise (UserError if ready.user_error else Failure)(ready.error, ready.hint)
+    return ready
+
+
+def stop_service(process: subprocess.Popen[bytes]) -> None:
+    """End a judge and everything it started."""
+    if process.stdin is not None and not process.stdin.closed:
+        process.stdin.close()
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
+@contextmanager
+def running_judge(
+    folder: Path,
+    workers: int = 2,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    redis_url: str | None = None,
+    isolation: Isolation | None = None,
+    token: str | None = None,
+) -> Iterator[JudgeHandle]:
+    """A judge for the length of a `with` block.
+
+    Args:
+        folder: for logs, work folders and the embedded queue's data; made if missing.
+        workers: programs that run at the same time.
+        port: 0 for any free one.
+        redis_url: None for an embedded server.
+        isolation: the tier to run under; None for the best to be had, never `none`.
+        token: what clients must send; needed when `host` is not loopback.
+
+    Raises:
+        UserError, Failure: see `start_service`.
+    """
+    settings = ServiceSettings(
+        folder=str(folder.resolve()),
+        workers=workers,
+        host=host,
+        port=port,
+        redis_url=redis_url,
+        isolation=isolation,
+        token=token,
+    )
+    process, handle = start_service(settings)
+    try:
+        yield handle
+    finally:
+        stop_service(process)

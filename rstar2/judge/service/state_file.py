@@ -1,0 +1,90 @@
+"""Where `rstar2 judge up` notes which judge runs, so that the other commands find it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from rstar2.errors import UserError
+from rstar2.judge.schema import Isolation
+
+
+class JudgeState(BaseModel):
+    """The judge of this user on this machine."""
+
+    url: str
+    token: str | None
+    redis_url: str
+    isolation: Isolation
+    pid: int
+    folder: str
+
+
+def state_folder() -> Path:
+    """`$RSTAR2_STATE`, or `rstar2` under the user's state folder."""
+    if given := os.environ.get("RSTAR2_STATE"):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "rstar2"
+
+
+def state_file() -> Path:
+    return state_folder() / "judge.json"
+
+
+def write_state(state: JudgeState) -> None:
+    """Note the judge, readable by this user alone: the note holds its secrets."""
+    path = state_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(state.model_dump_json(indent=2))
+    draft.replace(path)
+
+
+def clear_state(pid: int) -> None:
+    """Forget the judge if it is still the one noted."""
+    state = read_state()
+    if state is not None and state.pid == pid:
+        state_file().unlink(missing_ok=True)
+
+
+def read_state() -> JudgeState | None:
+    """The judge noted last, if it still runs.
+
+    Raises:
+        UserError: the note is damaged.
+    """
+    path = state_file()
+    try:
+        state = JudgeState.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (ValidationError, OSError) as error:
+        raise UserError(
+            f"cannot read {path}: {error}", "remove it, and end the judge by hand if it runs"
+        ) from error
+    return state if _is_judge(state.pid) else None
+
+
+def _is_judge(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    # The second is what versions up to 0.1.0 called it: their judges can still be found and stopped.
+    return b"rstar2.judge.service.supervisor" in command or b"rstar2.judge.supervisor" in command
+
+
+def current_judge() -> JudgeState:
+    """The judge that runs.
+
+    Raises:
+        UserError: none does.
+    """
+    state = read_state()
+    if state is None:
+        raise UserError("no judge is running", "start one with `rstar2 judge up --detach`")
+    return state

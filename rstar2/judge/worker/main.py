@@ -1,0 +1,114 @@
+"""One worker process: takes programs from the queue, runs them one at a time, stores what became of them.
+
+The main thread runs programs; a second one speaks with Redis meanwhile (`link`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from rstar2.errors import RStarError
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.tasks import Task
+from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.service.logs import log_to_stderr
+from rstar2.judge.service.settings import WorkerSettings
+from rstar2.judge.worker.consumer import Link
+from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.sessions import Sessions
+
+IDLE_S = 1.0
+REHEARSE_EVERY = 256
+"""Programs after which a zygote that has not rehearsed does so even if more are waiting."""
+
+
+def judge(sandbox: Sandbox, task: Task) -> RunResult:
+    """Run one program, whatever it does."""
+    queued_s = max(0.0, time.time() - task.at)
+    if task.tries >= queue.MAX_TRIES:
+        reason = f"{task.tries} workers died while they held this program"
+        return RunResult(id=task.id, outcome="lost", stderr=reason, queue_s=queued_s)
+    request = RunRequest.model_validate_json(task.body)
+    result = sandbox.run(request, task.id)
+    result.queue_s = queued_s
+    return result
+
+
+def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
+    """Work until the desk is told to stop.
+
+    Raises:
+        Failure: the sandbox cannot be had.
+        UserError: its tier is below what a judge of the queue promises.
+    """
+    sandbox.start()
+    sessions = Sessions(sandbox, name)
+    try:
+        sandbox.warm()
+        about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
+        link = Link(name, client, desk, about, sandbox.abort)
+        speaker = threading.Thread(target=link.run, name="link")
+        speaker.start()
+        # Only now: the other thread is to stay free.
+        sandbox.sit(Seat())
+        try:
+            turn = 0
+            while not desk.stopping:
+                task = link.next(IDLE_S)
+                # Before the program and not after it: a result must not wait for any of this.
+                sessions.sweep(desk.heard)
+                turn += 1
+                if not desk.stopping and (task is None or turn % REHEARSE_EVERY == 0):
+                    sandbox.rehearse()
+                if task is not None:
+                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
+                desk.sessions = len(sessions.held)
+        finally:
+            desk.stop()
+            speaker.join(10)
+        if link.refused is not None:
+            raise link.refused
+    finally:
+        sandbox.close()
+
+
+def main() -> None:
+    log_to_stderr()
+    settings = WorkerSettings.model_validate_json(sys.stdin.read())
+    client = redis.Redis.from_url(
+        settings.redis_url,
+        decode_responses=True,
+        socket_timeout=5,
+        socket_connect_timeout=2,
+        retry=Retry(NoBackoff(), 0),
+    )
+    desk = Desk()
+
+    def on_signal(_signal: int, _frame: FrameType | None) -> None:
+        # Not here: the thread this interrupts may hold the desk.
+        threading.Thread(target=desk.stop).start()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tier = settings.isolation
+    try:
+        work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), desk)
+    except RStarError as error:
+        print(f"{error.message}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
