@@ -27,7 +27,7 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first, so that everything else can run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_demo.py" or item.path.parent.name != "e2e")
+    items.sort(key=lambda item: item.path.name != "test_whole_demo.py")
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner, Result
-from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
 from rstar2.demo.tiny import TinyModel, make_tiny_model

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_run
+from support.made_runs import made_run
+from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner
-from vllm_standin import StandIn, serving
 
 from rstar2.cli import app
 from rstar2.judge.service.start import JudgeHandle

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_runs import made_run
+from support.made_runs import made_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from rstar2.trace import (
     Turn,
     drop_torn_line,
     read_traces,
-    write_json,
 )
 
 
@@ -123,14 +121,3 @@ def test_answers_are_read_from_the_last_turn_and_blocks_counted_over_all() -> No
     assert trace.answer_blocks == 2
     assert trace.failed_calls == 1
     assert _trace(0).model_copy(update={"turns": []}).final_text == ""
-
-
-def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "status.json"
-    write_json(path, {"π": 1})
-    write_json(path, {"π": 2})
-    assert json.loads(path.read_text()) == {"π": 2}
-    with pytest.raises(TypeError):
-        write_json(path, {"bad": object()})
-    assert json.loads(path.read_text()) == {"π": 2}
-    assert list(path.parent.iterdir()) == [path]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from grader_cases import KINDS
+from support.grader_cases import KINDS
 
 from rstar2.eval.grader import grade
 

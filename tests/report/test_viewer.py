@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Browser, open_browser
-from made_runs import made_run
+from support.browser import Browser, open_browser
+from support.made_runs import made_run
 
 from rstar2.data.problem import Problem
 from rstar2.files import write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_runs import made_run
+from support.made_runs import made_run
 
 from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs

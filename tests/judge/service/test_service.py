@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
-from judge.faults import descendants, status, status_when, unfinished, wait_gone
+from support.judge_faults import descendants, status, status_when, unfinished, wait_gone
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.client import SyncJudgeClient
@@ -56,7 +56,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_what_a_tier_does_not_enforce_is_told_and_documented(tmp_path: Path) -> None:
-    docs = " ".join((Path(__file__).resolve().parents[2] / "docs" / "judge.md").read_text().split())
+    docs = " ".join((Path(__file__).resolve().parents[3] / "docs" / "judge.md").read_text().split())
     try:
         with running_judge(tmp_path, workers=1, isolation="landlock") as judge:
             assert judge.isolation == "landlock"

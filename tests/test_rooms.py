@@ -12,7 +12,7 @@ import pytest
 
 from rstar2 import cli
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def _lint(root: Path) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from judge.faults import status_when, unfinished
+from support.judge_faults import status_when, unfinished
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.connection import JudgeError

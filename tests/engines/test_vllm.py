@@ -1,7 +1,7 @@
 """The vLLM engine over real HTTP, against a stand-in that speaks vLLM's wire format.
 
 vLLM itself cannot run in this test environment (it pins its own torch and transformers), so what these tests
-hold is the client's side of the contract. tests/e2e/test_real_vllm.py holds the whole of it where vLLM is
+hold is the client's side of the contract. tests/engines/test_real_vllm.py holds the whole of it where vLLM is
 installed.
 """
 
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from vllm_standin import StandIn, logprob, serving
+from support.vllm_standin import StandIn, logprob, serving
 
 from rstar2.engines.base import EngineError, Sampling
 from rstar2.engines.vllm import VLLMEngine

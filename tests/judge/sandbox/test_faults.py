@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from attacks import descendants
+from support.attacks import descendants
 
 from rstar2.judge.sandbox import run as attend
 from rstar2.judge.sandbox.jail import SILENCE_S

@@ -5,9 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from grader_cases import KINDS
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.grader_cases import KINDS
 
 from rstar2.eval.grader import GraderPool, extract_answer, grade
 

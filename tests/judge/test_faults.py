@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from judge.faults import (
+from support.judge_faults import (
     descendants,
     done_by,
     parts,

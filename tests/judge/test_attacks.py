@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
-from judge.faults import parts
+from support.attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
+from support.judge_faults import parts
 
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle, running_judge

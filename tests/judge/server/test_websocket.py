@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from judge.faults import parts, status, status_when, unfinished
+from support.judge_faults import parts, status, status_when, unfinished
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 

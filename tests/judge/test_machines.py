@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from judge.faults import done_by, status, status_when
+from support.judge_faults import done_by, status, status_when
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.queue.embedded_redis import server_binary

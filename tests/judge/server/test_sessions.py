@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from judge.faults import parts, recovery_bound
+from support.judge_faults import parts, recovery_bound
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.connection import JudgeError

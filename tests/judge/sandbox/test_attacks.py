@@ -11,8 +11,8 @@ import pytest
 import sandbox_own_exhaust
 import sandbox_own_honest
 import sandbox_own_reach
-from attacks import Case, Surroundings, read_cases, run_case
 from sandbox_own import CASES, NOT_IN_LANDLOCK
+from support.attacks import Case, Surroundings, read_cases, run_case
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
