@@ -72,14 +72,14 @@ def test_the_folder_for_verl_may_import_it(house: Path) -> None:
 
 
 def test_the_judge_runs_without_torch_datasets_or_transformers() -> None:
-    judge = REPOSITORY / "rstar2" / "judge"
-    names = [f"rstar2.judge.{path.stem}" for path in sorted(judge.glob("*.py")) if path.stem != "child"]
+    files = sorted((REPOSITORY / "rstar2" / "judge").rglob("*.py"))
+    names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in files]
     code = (
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
         "print(*{'torch', 'datasets', 'transformers'} & set(sys.modules))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert len(names) > 5
+    assert len(names) > 50
     assert ran.stdout.split() == []
 
 
