@@ -12,6 +12,20 @@ from rstar2.data.parquet import AGENT_NAME
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 PLUGIN = "rstar2.train.verl.plugin"
+CPU_ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's own 30 s are too few for a busy machine.
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_worker_register_timeout_seconds": "600",
+    # Workers without VERL's runtime environment, which nothing would ever use.
+    "RAY_prestart_worker_first_driver": "0",
+}
+"""What VERL's and Ray's processes need to know of a machine without accelerators."""
 
 
 @dataclass(frozen=True)
@@ -177,14 +191,7 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if hardware.device == "cpu":
-        env |= {
-            "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": PLUGIN,
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "RAY_worker_niceness": "0",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
+        env |= CPU_ENVIRONMENT
     return env
 
 

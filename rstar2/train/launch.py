@@ -6,20 +6,29 @@ import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
-from rstar2.processes import die_with
-from rstar2.train.command import Command
+from rstar2.processes import die_with, stop
+from rstar2.train.command import CPU_ENVIRONMENT, Command
 
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
+READY_S = 300.0
+"""How long the fork server may take to import what it preloads; after that, processes start without it."""
+FORK_SERVER = "RSTAR2_FORK_SERVER"
+"""Environment variable with the path of the fork server's socket."""
+_CLIENT = Path(__file__).parent / "verl" / "fork_client.py"
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
@@ -43,6 +52,8 @@ def run_trainer(
     Raises:
         Failure: the trainer failed or hung; the message holds the cause that its log names.
     """
+    if FORK_SERVER in command.env:
+        command = _forked(command)
     with log.open("ab") as out:
         process = subprocess.Popen(
             command.argv,
@@ -61,6 +72,50 @@ def run_trainer(
         raise Failure(
             f"the trainer ended with exit code {process.returncode}: {cause(log)}", f"The whole log: {log}"
         )
+
+
+@contextlib.contextmanager
+def fork_server(folder: Path, log: Path) -> Iterator[dict[str, str]]:
+    """A process that forks the trainers' processes, so that they need not import VERL each; for CPUs only.
+
+    Args:
+        folder: gets the server's socket, under a name of its own.
+        log: gets what the server prints.
+
+    Yields:
+        What a `Command`'s environment needs for its processes to be forked.
+    """
+    # A socket's path may have 107 bytes, a run's folder has what its user likes.
+    place = tempfile.mkdtemp(prefix="rstar2-")
+    path = Path(place) / "fork-server"
+    environment = {**os.environ, **CPU_ENVIRONMENT}
+    with log.open("ab") as out:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "rstar2.train.verl.fork_server", str(path), str(folder.absolute())],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+        )
+    try:
+        give_up_at = time.monotonic() + READY_S
+        while not path.exists() and server.poll() is None and time.monotonic() < give_up_at:
+            time.sleep(POLL_S)
+        yield {FORK_SERVER: str(path)} if path.exists() else {}
+    finally:
+        stop(server, STOP_S)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _forked(command: Command) -> Command:
+    """The same command, and Ray's workers with it, by way of the fork server."""
+    client = [sys.executable, "-I", "-S", str(_CLIENT)]
+    argv = [*client, *command.argv[1:]]
+    if "verl.trainer.main_ppo" in argv:
+        argv.append(f"+ray_kwargs.ray_init.runtime_env.py_executable='{shlex.join(client)}'")
+    return Command(argv, command.env)
 
 
 def cause(log: Path) -> str:

@@ -1,0 +1,236 @@
+"""A process that has imported torch, transformers and VERL once, and forks itself for every process that needs them.
+
+One run of VERL on a laptop is nine processes, each of which imports the same libraries for several seconds of
+processor time, again in each stage. Forked from this one they have them at once, and share their memory. Only the
+CPU profile uses it; `rstar2.train.verl.fork_client` is the other end. It exists only for speed: where it is not
+there or does not answer, the same commands run in fresh interpreters.
+
+    python -m rstar2.train.verl.fork_server SOCKET
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.processes import die_with
+
+PRELOADED = (
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "datasets",
+    "pandas",
+    "ray._private.runtime_env.setup_hook",
+    "verl.trainer.main_ppo",
+    "verl.trainer.sft_trainer",
+    "verl.trainer.ppo.v1",
+    "verl.trainer.ppo.v1.trainer_sync",
+    "verl.experimental.agent_loop",
+    "verl.experimental.reward_loop",
+    "verl.workers.engine_workers",
+    "verl.workers.rollout.llm_server",
+    "rstar2.train.verl.agent_loop",
+    "rstar2.train.verl.cpu_rollout",
+    "rstar2.train.verl.plugin",
+    "rstar2.train.verl.sampler",
+)
+"""What the trainers' processes import. Anything left out is only imported later, by the process that wants it."""
+FIXED_AT_IMPORT = {
+    # The first job of a cluster, which is what a trainer is in a cluster of its own.
+    "RAY_JOB_ID": "01000000",
+    # pyarrow's usual allocator starts a thread, which no fork would have.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
+"""Environment variables that libraries read once, when they are imported, so that a child's own come too late.
+
+RAY_RAYLET_PID, whose process a worker must not outlive, is one more; the workers are bound to this process instead,
+and `fork_client` to the raylet.
+"""
+ACCEPT_S = 10.0
+"""How long a client may take to send its request once it is connected."""
+
+
+@dataclass
+class _Child:
+    pid: int
+    connection: socket.socket
+    pidfd: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a forked process is to run: the parts of a command line and where it was given."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    descriptors: tuple[int, int, int]
+
+
+class ForkServer:
+    """Accepts requests on a Unix socket and forks a child for each.
+
+    Args:
+        listener: bound and listening.
+    """
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._children: dict[int, _Child] = {}
+        """By descriptor: each child is found by its pidfd and by its client's connection."""
+
+    def serve(self) -> Job:
+        """Fork for every request, for ever. Returns only in a child, with what that is to run."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    if (job := self._accept()) is not None:
+                        return job
+                elif (child := self._children.get(key.fd)) is not None:
+                    self._attend(child, key.fd)
+
+    def _accept(self) -> Job | None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(ACCEPT_S)
+        try:
+            job = _receive(connection)
+        except (OSError, ValueError):
+            connection.close()
+            return None
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with(server, signal.SIGKILL)()
+            connection.close()
+            self._forget_all()
+            return job
+        for descriptor in job.descriptors:
+            os.close(descriptor)
+        child = _Child(pid, connection, os.pidfd_open(pid))
+        for descriptor in (connection.fileno(), child.pidfd):
+            self._children[descriptor] = child
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # a client that is gone is noticed by its closed connection
+            connection.sendall(pid.to_bytes(8, "big"))
+        return None
+
+    def _attend(self, child: _Child, descriptor: int) -> None:
+        """A child ended, or its client did, and then the child must not outlive it."""
+        if descriptor != child.pidfd:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+        _, status = os.waitpid(child.pid, 0)
+        with contextlib.suppress(OSError):
+            child.connection.sendall(status.to_bytes(8, "big"))
+        for each in (child.connection.fileno(), child.pidfd):
+            self._selector.unregister(each)
+            del self._children[each]
+        child.connection.close()
+        os.close(child.pidfd)
+
+    def _forget_all(self) -> None:
+        """In a child: close what belongs to the server."""
+        self._selector.close()
+        self._listener.close()
+        for child in {id(child): child for child in self._children.values()}.values():
+            child.connection.close()
+            os.close(child.pidfd)
+        self._children.clear()
+
+
+def _receive(connection: socket.socket) -> Job:
+    """One request: an eight-byte length with three descriptors, then JSON.
+
+    Raises:
+        OSError: the client left, or sent nothing in time.
+        ValueError: what it sent is no request.
+    """
+    header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(12))
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data)
+    if len(header) < 8 or len(descriptors) != 3:
+        raise ValueError("not a request")
+    left = int.from_bytes(header, "big")
+    body = b""
+    while left > len(body):
+        part = connection.recv(min(1 << 20, left - len(body)))
+        if not part:
+            raise ConnectionResetError("the client left")
+        body += part
+    wanted: dict[str, Any] = json.loads(body)
+    stdin, stdout, stderr = descriptors
+    return Job(wanted["argv"], wanted["env"], wanted["cwd"], wanted["umask"], (stdin, stdout, stderr))
+
+
+def _become(job: Job, set_by_imports: dict[str, str]) -> None:
+    """Take on the process state the job was asked for in: descriptors, environment, folder, random numbers."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for target, descriptor in enumerate(job.descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(set_by_imports | job.env)
+    os.chdir(job.cwd)
+    os.umask(job.umask)
+    # Ray's C++ library has read RAY_… from the server's environment already.
+    raylet = sys.modules["ray._raylet"]
+    raylet.Config.initialize("")
+    raylet.AuthenticationTokenLoader.instance().reset_cache()
+    # random is seeded anew by Python at a fork; torch starts from a fixed seed in a fresh interpreter, too.
+    sys.modules["numpy"].random.seed()
+
+
+def _run(argv: list[str]) -> None:
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = argv
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def main() -> None:
+    """Import everything, say that the socket is ready by making it, and serve."""
+    path = Path(sys.argv[1])
+    os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
+    before = dict(os.environ)
+    for name in PRELOADED:
+        importlib.import_module(name)
+    set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    # What is not collected again is not written to again, so that parent and children go on sharing it.
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    listener.bind(str(part))
+    part.chmod(0o600)
+    listener.listen(64)
+    part.rename(path)
+    job = ForkServer(listener).serve()
+    _become(job, set_by_imports)
+    _run(job.argv)
+
+
+if __name__ == "__main__":
+    main()
