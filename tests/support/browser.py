@@ -201,7 +201,11 @@ def open_browser(width: int = 1500, height: int = 1000) -> Iterator[Browser]:
         try:
             yield _first_page(_Pipe(process))
         finally:
-            process.communicate()  # closes the pipe, at which Chromium ends
+            try:
+                process.communicate(timeout=_LIMIT_S)  # closes the pipe, at which Chromium ends
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _first_page(pipe: _Pipe) -> Browser:
