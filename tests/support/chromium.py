@@ -44,16 +44,17 @@ def find_chromium() -> str | None:
 
 def _install_with_apt() -> str | None:
     """Install Debian's package. Returns what failed, None after success."""
-    install = ["apt-get", *_APT_OPTIONS, "install", "--yes", "--no-install-recommends"]
+    install = ("install", "--yes", "--no-install-recommends", "chromium")
     # Downloading has a limit of its own, so that a slow network never interrupts dpkg halfway.
-    for command, limit_s in (
-        (["apt-get", *_APT_OPTIONS, "update"], _UPDATE_S),
-        ([*install, "--download-only", "chromium"], _DOWNLOAD_S),
-        ([*install, "chromium"], _INSTALL_S),
+    for arguments, limit_s in (
+        (("update",), _UPDATE_S),
+        ((*install, "--download-only"), _DOWNLOAD_S),
+        (install, _INSTALL_S),
     ):
+        command = f"apt-get {arguments[0]}"
         try:
             ran = subprocess.run(
-                command,
+                ["apt-get", *_APT_OPTIONS, *arguments],
                 env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -62,10 +63,10 @@ def _install_with_apt() -> str | None:
                 timeout=limit_s,
             )
         except subprocess.TimeoutExpired:
-            return f"'{' '.join(command)}' took more than {limit_s} s"
+            return f"{command} took more than {limit_s} s"
         if ran.returncode:
-            last_line = ran.stdout.strip().splitlines()[-1:] or [f"exit status {ran.returncode}"]
-            return f"'{' '.join(command)}' failed: {last_line[0]}"
+            last_line = (ran.stdout.strip().splitlines() or [f"exit status {ran.returncode}"])[-1]
+            return f"{command} failed: {last_line}"
     return None
 
 

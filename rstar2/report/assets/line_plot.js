@@ -122,9 +122,9 @@ function phaseTable(phases) {
     ["accuracy", (phase) => formatShare(phase.accuracy)],
     ["interval", ({ interval }) => interval ? interval.map((end) => formatShare(end)).join(" – ") : "–"],
     ["failed calls, correct traces", (phase) => formatShare(phase.failed_call_ratio_correct)],
-    ["calls a trace", (phase) => formatFixed(phase.calls_per_trace)],
+    ["calls per trace", (phase) => formatFixed(phase.calls_per_trace)],
     ["mean tokens", (phase) => formatCount(phase.mean_tokens)],
-    ["wall", (phase) => formatSeconds(phase.wall_s)],
+    ["wall time", (phase) => formatSeconds(phase.wall_s)],
   ];
   const heads = columns.map(([name]) => element("th", {}, name));
   const rows = phases.map((phase) =>

@@ -21,7 +21,7 @@ function summaryCards(summary) {
       : null,
     card(formatCount(summary.mean_tokens), "mean tokens"),
     card(formatCount(summary.p95_tokens), "95th percentile tokens"),
-    card(formatFixed(summary.calls_per_trace), "tool calls a trace"),
+    card(formatFixed(summary.calls_per_trace), "tool calls per trace"),
     share("failed_call_ratio", "failed calls"),
     share("failed_call_ratio_correct", "failed calls in correct traces"),
     share("no_answer_share", "no answer"),

@@ -1,6 +1,6 @@
 // Plots of one benchmark, drawn as SVG at the width they are given, and again when that changes.
 
-/** How much of a plot's canvas its axes leave: `left` is a column's start, `top` and `bottom` the y scale's ends. */
+/** How much of a plot's canvas its axes leave: bars start at `left`, and stand between `top` and `bottom`. */
 const AREA = { height: 190, left: 44, top: 8, bottom: 164 };
 
 /** [name, colour], in the order in which a bar is stacked. */
@@ -81,7 +81,8 @@ function accuracyPlot(problems, onPick) {
       }
     });
   };
-  const legend = [["correct", "var(--good)"], ["not", "color-mix(in srgb, var(--bad) 20%, var(--panel))"]];
+  const pale = "color-mix(in srgb, var(--bad) 20%, var(--panel))";
+  const legend = [["correct", "var(--good)"], ["not correct", pale]];
   return plotPanel(title, height, draw, { wide: true, legend });
 }
 
@@ -175,7 +176,7 @@ function toolCallPlot(rows) {
   const most = Math.min(16, Math.max(...rows.map((row) => row.value), 1));
   const bins = Array.from({ length: most + 1 }, (_, number) => number);
   const more = rows.some((row) => row.value > most);
-  return histogram("Tool calls a trace", rows, bins, (number, brief) => {
+  return histogram("Tool calls per trace", rows, bins, (number, brief) => {
     const calls = `${number}${more && number === most ? "+" : ""}`;
     return brief ? calls : `${calls} ${number === 1 ? "call" : "calls"}`;
   });
