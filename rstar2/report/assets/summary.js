@@ -1,4 +1,4 @@
-// The numbers of one benchmark: cards, the table of problems, settings.
+// The results of one benchmark in numbers: cards, the table of problems, settings.
 
 /** The cards of a summary, which is `summary` of results.json. */
 function summaryCards(summary) {

@@ -1,4 +1,4 @@
-// Curves and phases of a training run.
+// Plots and the table of a training run: its curves over the steps, and its phases.
 
 const LINE_COLORS = [
   "var(--accent)",
