@@ -40,9 +40,9 @@ def _sandbox(root: str, tier: str) -> tuple[RunOne, Callable[[], None]]:
 
     sandbox = Sandbox(Path(root) / str(os.getpid()), tier=tier, minimum="none")  # type: ignore[arg-type]
     sandbox.start()
-    sandbox.warm()
+    sandbox.start_zygotes()
     sandbox.run(RunRequest(code="import pandas", timeout_s=60.0), "warm")
-    while sandbox.rehearse():
+    while sandbox.profile_next_zygote():
         pass
 
     def run(code: str) -> None:

@@ -29,15 +29,15 @@ def _own_groups() -> dict[str, str]:
 def _candidates(controller: str) -> list[Path]:
     """Where groups of this controller can be made, best first."""
     groups = _own_groups()
-    places = []
+    parents = []
     if controller in groups:
-        places.append(_ROOT / controller / groups[controller].lstrip("/"))
-        places.append(_ROOT / controller)
+        parents.append(_ROOT / controller / groups[controller].lstrip("/"))
+        parents.append(_ROOT / controller)
     elif "" in groups:
-        places.append(_ROOT / groups[""].lstrip("/"))
+        parents.append(_ROOT / groups[""].lstrip("/"))
         # A group that holds processes cannot be divided, which this process's own does.
-        places.append(_ROOT)
-    return places
+        parents.append(_ROOT)
+    return parents
 
 
 def _sweep(parent: Path) -> None:
@@ -97,7 +97,7 @@ class Cgroup:
                 self.pids = None if path == self.pids else self.pids
                 _remove(path)
 
-    def entrances(self) -> list[int]:
+    def open_process_lists(self) -> list[int]:
         """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 

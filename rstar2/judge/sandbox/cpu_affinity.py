@@ -15,16 +15,16 @@ import socket
 import time
 from collections.abc import Callable
 
-LOOK_S, STAND_S = 1.0, 60.0
+CHECK_INTERVAL_S, RETRY_S = 1.0, 60.0
 """How long to wait between looks, and before a seat is taken again that was given up."""
-BUSY, OWN, IDLE = 0.9, 0.6, 0.5
+BUSY_SHARE, OWN_SHARE, IDLE_SHARE = 0.9, 0.6, 0.5
 """A processor is crowded if it is busier than the first and we take less than the second of it; one that is
 idler than the third can be moved to."""
-Times = dict[int, tuple[int, int]]
+CpuTimes = dict[int, tuple[int, int]]
 """Processor → (time it was idle, time in all), in ticks since the machine started."""
 
 
-def processor_times() -> Times:
+def cpu_times() -> CpuTimes:
     """What the kernel counts. Source: proc_stat(5)."""
     found = {}
     with open("/proc/stat") as stat:
@@ -36,7 +36,7 @@ def processor_times() -> Times:
     return found
 
 
-class Seat:
+class CpuAffinity:
     """A processor that no other worker keeps to. Use it from one thread, which it moves.
 
     Claims hold in one network namespace. Workers in several containers may choose the same processor, and find
@@ -47,32 +47,32 @@ class Seat:
         times: tells what each processor did so far.
     """
 
-    def __init__(self, hall: str = "judge", times: Callable[[], Times] = processor_times) -> None:
-        self._hall = hall
+    def __init__(self, pool: str = "judge", times: Callable[[], CpuTimes] = cpu_times) -> None:
+        self._pool = pool
         self._all = os.sched_getaffinity(0)
         self._times = times
         self._claim: socket.socket | None = None
-        self._look_at = 0.0
-        self._looked_at = 0.0
+        self._next_check = 0.0
+        self._last_check = 0.0
         self._used_s = 0.0
-        self._before: Times = {}
-        self.processor = -1
+        self._before: CpuTimes = {}
+        self.cpu = -1
         """-1: any."""
 
-    def look(self, used_s: float) -> int:
+    def update(self, used_s: float) -> int:
         """Take a processor, or leave ours where it is crowded and others are not. → the processor.
 
         Args:
             used_s: processor seconds that the sandbox and its programs took so far.
         """
         now = time.monotonic()
-        if len(self._all) < 2 or now < self._look_at:
-            return self.processor
-        own = (used_s - self._used_s) / max(now - self._looked_at, 1e-9)
-        self._look_at, self._looked_at, self._used_s = now + LOOK_S, now, used_s
+        if len(self._all) < 2 or now < self._next_check:
+            return self.cpu
+        own = (used_s - self._used_s) / max(now - self._last_check, 1e-9)
+        self._next_check, self._last_check, self._used_s = now + CHECK_INTERVAL_S, now, used_s
         with contextlib.suppress(OSError, ValueError):
             self._choose(own)
-        return self.processor
+        return self.cpu
 
     def _choose(self, own: float) -> None:
         """See `look`.
@@ -81,39 +81,39 @@ class Seat:
             own: the share of a processor that we took since the last look.
         """
         before, self._before = self._before, self._times()
-        idle = {place: _idle_share(before.get(place), self._before.get(place)) for place in self._all}
-        if self.processor < 0:
-            wanted = sorted(self._all, key=lambda place: (-round(idle[place], 1), random.random()))
-        elif idle[self.processor] > 1 - BUSY or own > OWN:
+        idle = {cpu: _idle_share(before.get(cpu), self._before.get(cpu)) for cpu in self._all}
+        if self.cpu < 0:
+            wanted = sorted(self._all, key=lambda cpu: (-round(idle[cpu], 1), random.random()))
+        elif idle[self.cpu] > 1 - BUSY_SHARE or own > OWN_SHARE:
             return
         else:
-            wanted = [place for place in self._all if idle[place] > IDLE]
+            wanted = [cpu for cpu in self._all if idle[cpu] > IDLE_SHARE]
             random.shuffle(wanted)
-        for place in wanted:
-            if (claim := _claim(self._hall, place)) is not None:
-                self._move(place, claim)
+        for cpu in wanted:
+            if (claim := _claim_cpu(self._pool, cpu)) is not None:
+                self._move(cpu, claim)
                 return
-        if wanted and self.processor >= 0:
+        if wanted and self.cpu >= 0:
             # Somebody works here whom our claim does not keep away, and has claimed what is idle.
-            self._look_at += STAND_S
-            self.leave()
+            self._next_check += RETRY_S
+            self.release()
 
-    def _move(self, place: int, claim: socket.socket) -> None:
+    def _move(self, cpu: int, claim: socket.socket) -> None:
         try:
-            os.sched_setaffinity(0, {place})
+            os.sched_setaffinity(0, {cpu})
         except OSError:
             claim.close()
             raise
         if self._claim is not None:
             self._claim.close()
-        self.processor, self._claim = place, claim
+        self.cpu, self._claim = cpu, claim
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Let others have the processor, and this thread any."""
         if self._claim is None:
             return
         self._claim.close()
-        self.processor, self._claim = -1, None
+        self.cpu, self._claim = -1, None
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._all)
 
@@ -125,11 +125,11 @@ def _idle_share(before: tuple[int, int] | None, now: tuple[int, int] | None) -> 
     return (now[0] - before[0]) / (now[1] - before[1])
 
 
-def _claim(hall: str, place: int) -> socket.socket | None:
+def _claim_cpu(pool: str, cpu: int) -> socket.socket | None:
     """A name that one process of this network namespace can hold, and that is free again when it ends."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0rstar2-{hall}-processor-{place}")
+        claim.bind(f"\0rstar2-{pool}-processor-{cpu}")
     except OSError:
         claim.close()
         return None

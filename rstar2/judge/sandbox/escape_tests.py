@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox import rootfs
-from rstar2.judge.sandbox.protocol import Plan
+from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 20.0
@@ -75,21 +75,21 @@ for attempt in (read_secret, write_outside, rename_outside, read_environment, re
         out.append(attempt.__name__)
 print(*out)
 """
-_WORKS = "import json, random, math\nprint(json.dumps([math.comb(5, 2)]))"
-_EATS = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+_HONEST_PROGRAM = "import json, random, math\nprint(json.dumps([math.comb(5, 2)]))"
+_MEMORY_HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
-Run = Callable[[RunRequest, str], RunResult]
+RunProgram = Callable[[RunRequest, str], RunResult]
 
 
-def release(run: Run, plan: Plan, root: Path) -> None:
+def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
     """Run every attempt in the sandbox behind `run`; a tier that confines must hold them all.
 
     Raises:
         Failure: one got out, or an honest program does not work.
     """
-    _expect(run, _WORKS, "ok", "[10]\n", "an honest program does not work")
-    _expect(run, _EATS, "memory", "", "memory is not limited")
-    if plan["tier"] == "none":
+    _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
+    _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")
+    if spec["tier"] == "none":
         return
     folder = root / "canaries"
     folder.mkdir(exist_ok=True)
@@ -99,12 +99,12 @@ def release(run: Run, plan: Plan, root: Path) -> None:
             targets = _targets(folder, listeners)
             code = f"import json\nT = json.loads({json.dumps(targets)!r})\n{_ATTEMPTS}"
             _expect(run, code, "ok", "\n", "a canary got out")
-            _look_around(folder, listeners)
+            _check_host_untouched(folder, listeners)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _expect(run: Run, code: str, outcome: str, stdout: str, complaint: str) -> None:
+def _expect(run: RunProgram, code: str, outcome: str, stdout: str, complaint: str) -> None:
     request = RunRequest(code=code, timeout_s=_TIMEOUT_S, memory_mb=_MEMORY_MB)
     result = run(request, "canary")
     if (result.outcome, result.stdout) != (outcome, stdout):
@@ -149,7 +149,7 @@ def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
     }
 
 
-def _look_around(folder: Path, listeners: list[socket.socket]) -> None:
+def _check_host_untouched(folder: Path, listeners: list[socket.socket]) -> None:
     """See from outside that nothing was touched."""
     secret = folder / "secret"
     if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):

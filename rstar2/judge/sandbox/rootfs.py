@@ -67,7 +67,7 @@ def _interpreter_paths() -> list[str]:
     ]
 
 
-def shown() -> tuple[list[str], list[tuple[str, str]]]:
+def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
     """Paths to bind and links to make: (paths, [(link, target)]). Paths below another one are left out."""
     links, paths = [], []
     for entry in _SYSTEM:
@@ -84,7 +84,7 @@ def shown() -> tuple[list[str], list[tuple[str, str]]]:
     return kept, links
 
 
-def made_up_files() -> list[tuple[str, str]]:
+def generated_files() -> list[tuple[str, str]]:
     """Small files of /etc that libraries look at; they say nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [

@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rstar2.judge.sandbox.jail import SILENCE_S, Enclosure, Lost
+from rstar2.judge.sandbox.jail import REPLY_TIMEOUT_S, Jail, JailLost
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.zygote_kinds import Weight
+from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
 from rstar2.judge.schema import Outcome
 
 _SIGKILL = 9
-_QUIET_S = 0.003
+_SETTLE_S = 0.003
 """How long output may wait in its pipe. Most programs end sooner, and cost one awakening, not several."""
 
 
 @dataclass
-class Ending:
+class ProgramEnd:
     """How a program ended."""
 
     verdict: Outcome | None
@@ -30,12 +30,12 @@ class Ending:
     exit_code: int
     """As subprocess has it: negative for a signal."""
     cpu_s: float
-    trouble: str = ""
+    problem: str = ""
     """Why nothing was heard of its end, though it was told to; its jail is no use any more."""
 
 
-def ending(report: dict[str, Any], verdict: Outcome | None) -> Ending:
-    return Ending(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
+def program_end(report: dict[str, Any], verdict: Outcome | None) -> ProgramEnd:
+    return ProgramEnd(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
 
 class Abort:
@@ -45,10 +45,10 @@ class Abort:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._run_id: str | None = None
-        self._asked = False
+        self._requested = False
 
     @contextlib.contextmanager
-    def heard(self, run_id: str) -> Iterator[int]:
+    def watch(self, run_id: str) -> Iterator[int]:
         """For the length of one program: a descriptor that becomes readable when its end is asked for."""
         with self._lock:
             self._run_id = run_id
@@ -57,15 +57,15 @@ class Abort:
         finally:
             with self._lock:
                 self._run_id = None
-                if self._asked:
-                    self._asked = False
+                if self._requested:
+                    self._requested = False
                     os.eventfd_read(self._fd)
 
-    def ask(self, run_id: str) -> None:
+    def request(self, run_id: str) -> None:
         """Ask for the end of a program, unless it is over."""
         with self._lock:
             if run_id == self._run_id:
-                self._asked = True
+                self._requested = True
                 os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
@@ -73,8 +73,8 @@ class Abort:
 
 
 def wait_for_end(
-    jail: Enclosure, weight: Weight, key: int, streams: Streams, deadline: float, abort: int | None = None
-) -> Ending:
+    jail: Jail, kind: ZygoteKind, key: int, streams: Streams, deadline: float, abort: int | None = None
+) -> ProgramEnd:
     """Read a program's output until its zygote reports its end; kill it at the deadline or for flooding.
 
     Args:
@@ -84,29 +84,29 @@ def wait_for_end(
     Raises:
         Lost: the zygote died before the program met a limit, or never took the order to start it.
     """
-    control = jail.control(weight)
+    control = jail.zygote_socket(kind)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     if abort is not None:
         poll.register(abort, select.POLLIN)
     verdict: Outcome | None = None
     begun = False
-    quiet = True
+    settling = True
     aborted = False
     try:
         while True:
             left = deadline - time.monotonic()
             if left <= 0 and verdict is not None:
-                raise Lost(f"the {weight} zygote does not answer")
+                raise JailLost(f"the {kind} zygote does not answer")
             if verdict is None and (left <= 0 or streams.flooded or aborted):
                 verdict = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
-                begun = jail.has_read(weight)
-                jail.tell(weight, "kill", key)
-                left = SILENCE_S
+                begun = jail.has_read_all(kind)
+                jail.command(kind, "kill", key)
+                left = REPLY_TIMEOUT_S
                 deadline = time.monotonic() + left
-            events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
-            if quiet and not events:
-                quiet = False
+            events = poll.poll((min(left, _SETTLE_S) if settling else left) * 1000)
+            if settling and not events:
+                settling = False
                 streams.register(poll)
             for fd, _ in events:
                 if fd == abort:
@@ -114,10 +114,10 @@ def wait_for_end(
                     poll.unregister(fd)
                 elif fd != control.fileno():
                     streams.read(fd, poll)
-                elif (report := jail.listen(weight, key)) is not None:
+                elif (report := jail.listen(kind, key)) is not None:
                     streams.drain()
-                    return ending(report, verdict)
-    except Lost as error:
+                    return program_end(report, verdict)
+    except JailLost as error:
         if not begun:
             raise
-        return Ending(verdict, -_SIGKILL, 0.0, trouble=str(error))
+        return ProgramEnd(verdict, -_SIGKILL, 0.0, problem=str(error))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-Weight = Literal["bare", "numeric", "symbolic", "full"]
+ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
 """bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
-PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
+PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
 """Which zygote each is forked from: it keeps what that one has, and shares the memory."""
 
-REHEARSALS: dict[Weight, str] = {
+PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
     "numeric": "import numpy as np\nprint(np.arange(12).reshape(3, 4).sum(axis=0))\n",
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
@@ -18,7 +18,7 @@ REHEARSALS: dict[Weight, str] = {
 }
 """What nearly every program for a zygote does, so that it writes what nearly every one writes."""
 
-_NEEDS: dict[str, Weight] = {
+_NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",
     "sympy": "symbolic",
     "mpmath": "symbolic",
@@ -36,20 +36,20 @@ _NAMES = re.compile(r"\b(?:" + "|".join(_NEEDS) + r")\b")
 _IMPORTS = re.compile(
     r"^\s*(?:from\s+([\w.]+)|import\s+([\w., \t]+))|__import__\(|import_module\(", re.MULTILINE
 )
-_ORDER: tuple[Weight, ...] = ("bare", *PARENTS)
+_ORDER: tuple[ZygoteKind, ...] = ("bare", *PARENTS)
 
 
-def weigh(code: str) -> Weight:
+def zygote_kind_for(code: str) -> ZygoteKind:
     """The lightest zygote that has everything the program imports.
 
     A wrong guess costs time, never correctness: what is missing is imported by the program itself.
     """
     if "import" not in code:
         return "bare"
-    heaviest: Weight = "bare"
+    largest: ZygoteKind = "bare"
     for match in _IMPORTS.finditer(code):
         line = match.group(1) or match.group(2) or code[match.start() : match.end() + 40]
         for name in _NAMES.findall(line):
-            heaviest = max(heaviest, _NEEDS[name], key=_ORDER.index)
+            largest = max(largest, _NEEDS[name], key=_ORDER.index)
     # sympy's plots import matplotlib.
-    return "full" if heaviest == "symbolic" and "plot" in code else heaviest
+    return "full" if largest == "symbolic" and "plot" in code else largest

@@ -22,10 +22,10 @@ def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
         _obtained[tier] = f"not here: {error.message}"
         pytest.skip(f"this machine gives no {tier} tier: {error.message}")
     _obtained[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
-    sandbox.warm()
+    sandbox.start_zygotes()
     # The heaviest zygote answers when all are there: tests that count processes must not see more come.
     assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "warm").outcome == "ok"
-    while sandbox.rehearse():
+    while sandbox.profile_next_zygote():
         pass
     yield sandbox
     sandbox.close()

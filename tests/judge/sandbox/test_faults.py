@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from support.attacks import descendants
 
-from rstar2.judge.sandbox import run as attend
-from rstar2.judge.sandbox.jail import SILENCE_S
+from rstar2.judge.sandbox import run
+from rstar2.judge.sandbox.jail import REPLY_TIMEOUT_S
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
@@ -119,7 +119,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
-    monkeypatch.setattr(attend, "SILENCE_S", 0.3)
+    monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3)
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
@@ -134,7 +134,7 @@ def test_a_session_of_a_lost_jail_says_so(strict: Sandbox, tmp_path: Path) -> No
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
-    session = sandbox.open_session(weight="bare")
+    session = sandbox.open_session(kind="bare")
     assert session.run_cell("1", 20, "c").value == "1"
     _kill(_parts(before)[1])
     result = session.run_cell("2", 20, "c")
@@ -149,8 +149,8 @@ def test_closing_leaves_no_process_no_group_and_no_mount(strict: Sandbox, tmp_pa
     before, groups = descendants(os.getpid()), _groups()
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
-    sandbox.warm()
-    sandbox.open_session(weight="bare")
+    sandbox.start_zygotes()
+    sandbox.open_session(kind="bare")
     assert descendants(os.getpid()) > before
     sandbox.close()
     assert descendants(os.getpid()) <= before
@@ -171,7 +171,7 @@ from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 sandbox = Sandbox(Path({str(tmp_path)!r}), tier="strict")
 sandbox.start()
-sandbox.open_session(weight="bare")
+sandbox.open_session(kind="bare")
 print("up", flush=True)
 sandbox.run(RunRequest(code="import os, time\\nos.fork()\\ntime.sleep(60)", timeout_s=60), "a")
 """
@@ -232,7 +232,7 @@ for _ in range(40):
 def test_files_that_are_freed_late_end_no_session_and_reach_no_program(
     sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = sandbox.open_session(weight="bare")
+    session = sandbox.open_session(kind="bare")
     assert session.run_cell("x = 5", 20, "c").outcome == "ok"
     look = "import os\ns = os.statvfs('/tmp')\nprint(s.f_blocks - s.f_bfree)"
     empty = sandbox.run(RunRequest(code=look), "a").stdout
@@ -255,7 +255,7 @@ def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on
     zygote = _parts(before)[1]
     look = "import os\ns = os.statvfs('/tmp')\nprint(os.listdir('/tmp'), s.f_files - s.f_ffree)"
     empty = sandbox.run(RunRequest(code=look), "a").stdout
-    session = sandbox.open_session(weight="bare")
+    session = sandbox.open_session(kind="bare")
     assert session.run_cell("x = 5\nopen('/tmp/mine', 'w').close()", 20, "c").outcome == "ok"
     numeric = RunRequest(code="import numpy\nopen('/tmp/left', 'w').write('x')", timeout_s=60)
     assert sandbox.run(numeric, "a").outcome == "ok"
@@ -308,7 +308,7 @@ def test_a_program_killed_for_its_limit_is_not_run_again_if_its_zygote_falls_sil
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
-    monkeypatch.setattr(attend, "SILENCE_S", 0.3)
+    monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3)
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
@@ -316,6 +316,6 @@ def test_a_program_killed_for_its_limit_is_not_run_again_if_its_zygote_falls_sil
     result = sandbox.run(RunRequest(code="print('once', flush=True)\nwhile True: pass", timeout_s=0.6), "a")
     timer.join()
     assert (result.outcome, result.stdout) == ("timeout", "once\n")
-    assert result.wall_s < SILENCE_S
+    assert result.wall_s < REPLY_TIMEOUT_S
     assert sandbox.run(_HELLO, "b").stdout == "hello\n"
     sandbox.close()

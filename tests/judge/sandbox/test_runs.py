@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.sandbox.zygote_kinds import weigh
+from rstar2.judge.sandbox.zygote_kinds import zygote_kind_for
 from rstar2.judge.schema import MAX_OUTPUT_BYTES, RunRequest, RunResult
 
 WRITABLE = ("/box", "/tmp", "/var/tmp", "/dev/shm")
@@ -221,7 +221,7 @@ def test_long_source_and_long_input_arrive_whole(strict: Sandbox) -> None:
 
 def test_zygotes_leave_nothing_where_programs_write(strict: Sandbox) -> None:
     # A jail whose scratch space cannot be cleaned is rebuilt, which would end the session.
-    session = strict.open_session(weight="bare")
+    session = strict.open_session(kind="bare")
     look = f"import os\nprint([os.listdir(p) for p in {WRITABLE}])"
     heavy = f"import matplotlib.pyplot, pandas\n{look}"
     for code in (heavy, "open('/tmp/x', 'w').write('x')", heavy, look, heavy):
@@ -243,7 +243,7 @@ print(os.getpid(), os.getppid(), os.getcwd(), sys.argv, len(os.listdir('.')), th
 
 
 @pytest.mark.parametrize(
-    ("code", "weight"),
+    ("code", "kind"),
     [
         ("print(1)", "bare"),
         ("x = 'numpy is a word here'", "bare"),
@@ -263,5 +263,5 @@ print(os.getpid(), os.getppid(), os.getcwd(), sys.argv, len(os.listdir('.')), th
         ("if 1:\n\tfrom scipy.optimize import brentq", "full"),
     ],
 )
-def test_the_lightest_zygote_that_has_the_imports_is_chosen(code: str, weight: str) -> None:
-    assert weigh(code) == weight
+def test_the_lightest_zygote_that_has_the_imports_is_chosen(code: str, kind: str) -> None:
+    assert zygote_kind_for(code) == kind

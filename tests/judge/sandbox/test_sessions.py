@@ -20,7 +20,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 @pytest.fixture
 def session(sandbox: Sandbox) -> Iterator[Session]:
-    opened = sandbox.open_session(memory_mb=256, weight="bare")
+    opened = sandbox.open_session(memory_mb=256, kind="bare")
     yield opened
     opened.close()
 
@@ -115,7 +115,7 @@ def test_files_are_kept_in_a_session_and_unseen_outside(session: Session, sandbo
 
 def test_sessions_and_runs_do_not_see_each_others_processes(session: Session, sandbox: Sandbox) -> None:
     secret = cell(session, "secret = 'CANARY' * 10\nimport os\nos.getpid()")
-    other = sandbox.open_session(weight="bare")
+    other = sandbox.open_session(kind="bare")
     look = f"""
 import os
 found = []
@@ -139,7 +139,7 @@ def test_output_of_a_cell_is_its_own(session: Session) -> None:
 
 
 def test_a_forged_word_reaches_no_other_session(session: Session, sandbox: Sandbox) -> None:
-    other = sandbox.open_session(weight="bare")
+    other = sandbox.open_session(kind="bare")
     forge = """
 import os
 for fd in range(3, 64):
@@ -199,11 +199,11 @@ while frame:
     found = frame.f_globals
     frame = frame.f_back
     if '_run_exit_functions' in found: break
-real = found['send']
+real = found['send_report']
 def send(*answer):
     real(*answer)
     while True: pass
-found['send'] = send
+found['send_report'] = send
 """
     result = cell(session, code, timeout_s=1)
     assert result.outcome == "timeout"

@@ -9,7 +9,7 @@ from rstar2.judge.sandbox.inside import namespaces, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rstar2.judge.sandbox.protocol import Plan, Start
+    from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 
 _MIB = 1 << 20
 _OPEN_FILES = 256
@@ -20,19 +20,19 @@ _NO_LIMIT = (1 << 63) - 1
 class Confinement:
     """The rules of one zygote, prepared once so that applying them to a program costs little."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._strict = plan["tier"] == "strict"
-        self._filter = syscalls.SyscallFilter(plan["filter"]) if plan["filter"] else None
-        self._landlock = _landlock(plan, plan["place"])
+    def __init__(self, spec: JailSpec) -> None:
+        self._spec = spec
+        self._strict = spec["tier"] == "strict"
+        self._filter = syscalls.SyscallFilter(spec["seccomp_filter"]) if spec["seccomp_filter"] else None
+        self._landlock = _landlock(spec, spec["work_dir"])
         self._limits = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
-            (resource.RLIMIT_FSIZE, plan["file_mb"] * _MIB),
-            (resource.RLIMIT_STACK, plan["stack_mb"] * _MIB),
+            (resource.RLIMIT_FSIZE, spec["file_mb"] * _MIB),
+            (resource.RLIMIT_STACK, spec["stack_mb"] * _MIB),
         ]
-        if plan["processes"]:
-            self._limits.append((resource.RLIMIT_NPROC, plan["processes"]))
+        if spec["max_processes"]:
+            self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))
         # Where the judge itself was started under a lower limit, that one stays.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
@@ -41,13 +41,13 @@ class Confinement:
             pages = [int(field) for field in statm.read().split()]
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
-    def renew(self) -> None:
+    def reload_rules(self) -> None:
         """Take in the folders that are there now; those mounted earlier are gone."""
         if self._landlock is not None:
             os.close(self._landlock.fd)
-        self._landlock = _landlock(self._plan, self._plan["place"])
+        self._landlock = _landlock(self._spec, self._spec["work_dir"])
 
-    def apply(self, start: Start, groups: list[int]) -> None:
+    def apply(self, command: StartCommand, groups: list[int]) -> None:
         """Confine this process for good.
 
         Args:
@@ -61,29 +61,29 @@ class Confinement:
             score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
             os.write(score, b"1000")
             os.close(score)
-        if start["own_space"]:
-            landlock = self._own_space(start["place"])
-        os.chdir(start["place"])
-        self._limit(start["memory_mb"] * _MIB)
-        if start["uid"] >= 0:
-            syscalls.become_user(start["uid"])
+        if command["private_scratch"]:
+            landlock = self._enter_private_scratch(command["work_dir"])
+        os.chdir(command["work_dir"])
+        self._limit(command["memory_mb"] * _MIB)
+        if command["uid"] >= 0:
+            syscalls.become_user(command["uid"])
         if not self._strict:
             # No namespace dies with the zygote here.
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-        if self._plan["tier"] != "none":
+        if self._spec["tier"] != "none":
             syscalls.drop_capabilities()
         if landlock is not None:
             landlock.enforce()
         if self._filter is not None:
             self._filter.load()
 
-    def _own_space(self, place: str) -> syscalls.Landlock | None:
+    def _enter_private_scratch(self, work_dir: str) -> syscalls.Landlock | None:
         """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            namespaces.mount_scratch(self._plan)
+            namespaces.mount_scratch(self._spec)
             namespaces.mount_proc("/proc")
-        return _landlock(self._plan, place)
+        return _landlock(self._spec, work_dir)
 
     def _limit(self, memory: int) -> None:
         for kind, limit in self._limits:
@@ -101,14 +101,14 @@ def _hard_limit(kind: int) -> int:
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 
 
-def _landlock(plan: Plan, place: str) -> syscalls.Landlock | None:
-    if not plan["landlock_abi"]:
+def _landlock(spec: JailSpec, work_dir: str) -> syscalls.Landlock | None:
+    if not spec["landlock_abi"]:
         return None
-    rules = syscalls.Landlock(plan["landlock_abi"])
-    for path in plan["readable"]:
+    rules = syscalls.Landlock(spec["landlock_abi"])
+    for path in spec["readable_paths"]:
         rules.allow_read(path)
     for name in namespaces.DEVICES:
         rules.allow_device(f"/dev/{name}")
-    for path in namespaces.WRITABLE if plan["tier"] == "strict" else (place,):
+    for path in namespaces.WRITABLE if spec["tier"] == "strict" else (work_dir,):
         rules.allow_all(path)
     return rules

@@ -11,13 +11,12 @@ import fcntl
 import os
 import sys
 
-from rstar2.judge.sandbox.inside import namespaces, program, syscalls, wire, zygote
-from rstar2.judge.sandbox.inside import session as cells
+from rstar2.judge.sandbox.inside import namespaces, program, session, syscalls, wire, zygote
 from rstar2.judge.sandbox.inside.prefault import open_rings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rstar2.judge.sandbox.protocol import Plan
+    from rstar2.judge.sandbox.protocol import JailSpec
 
 
 _ZYGOTES = 4
@@ -32,31 +31,31 @@ def main(control_fd: int) -> None:
         task.run()
 
 
-def _serve(control_fd: int) -> program.Program | cells.Session | None:
+def _serve(control_fd: int) -> program.Program | session.SessionLoop | None:
     """Build what the plan says and serve on the control socket until it closes. None: nothing to run."""
     control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
     os.close(control_fd)
     # Programs get their descriptors as 0 to 3, so nothing of ours may ever lie there.
     while os.open(os.devnull, os.O_RDONLY) < 4:
         pass
-    plan: Plan = wire.receive(control)[0]
+    spec: JailSpec = wire.receive(control)[0]
     # The worker that started this process may keep to one of them.
-    zygote.keep_to(plan["processors"])
-    sys.path[:] = plan["sys_path"]
+    zygote.set_affinity(spec["cpus"])
+    sys.path[:] = spec["sys_path"]
     rings = open_rings(_ZYGOTES)
     os.setsid()
     os.umask(0o022)
     try:
-        if plan["tier"] == "strict":
-            if namespaces.enter_namespaces(plan, lambda: _ask_for_mapping(control)):
+        if spec["tier"] == "strict":
+            if namespaces.enter_namespaces(spec, lambda: _ask_for_mapping(control)):
                 return None
-            namespaces.enter_root(plan)
-        zygote.prepare(plan)
+            namespaces.enter_root(spec)
+        zygote.prepare(spec)
     except OSError as error:
         wire.send(control, {"failed": str(error)})
         return None
     wire.send(control, {"ready": True})
-    return zygote.serve(plan, control, rings)
+    return zygote.serve(spec, control, rings)
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:

@@ -32,7 +32,7 @@ def open_rings(count: int) -> list[int]:
     return rings
 
 
-class Pins:
+class PrefaultedPages:
     """The pages of this process that are copied so; none at first.
 
     Args:
@@ -42,7 +42,7 @@ class Pins:
     def __init__(self, rings: list[int]) -> None:
         self._ring = rings.pop() if rings else -1
 
-    def hold(self, pages: set[int]) -> None:
+    def register(self, pages: set[int]) -> None:
         """Have every fork copy these pages, given by their addresses. Once only.
 
         Raises:

@@ -28,7 +28,7 @@ def bare() -> None:
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="strict")  # type: ignore[union-attr]
     # The first syntax tree makes the interpreter build the types of all its nodes.
-    program.split("1\n1", "")
+    program.compile_program("1\n1", "")
 
 
 def numeric() -> None:
@@ -103,7 +103,7 @@ class _Optional:
         return kind is not None and issubclass(kind, Exception)
 
 
-def settle() -> None:
+def freeze_memory() -> None:
     """Put what was loaded out of the garbage collector's sight and into huge pages."""
     if "tempfile" in sys.modules:
         # Programs have another folder for temporary files, and names of their own.

@@ -40,8 +40,8 @@ VALUE_BYTES = (1 << 20) - HEADER
 class Program:
     """One program: its source, the descriptor for its value, and its work folder."""
 
-    def __init__(self, code: str, report_fd: int, place: str, nonce: bytes) -> None:
-        self.code, self.report_fd, self.place = code, report_fd, place
+    def __init__(self, code: str, report_fd: int, work_dir: str, nonce: bytes) -> None:
+        self.code, self.report_fd, self.work_dir = code, report_fd, work_dir
         self._nonce = nonce
         self._pid = _getpid()
 
@@ -51,35 +51,35 @@ class Program:
         try:
             # While the program runs, the nonce is nowhere but on this frame's stack, which no Python code
             # can look at.
-            code = wind_up(self._conclude(self._take_nonce(), _run(self)), self.code)
+            code = finalize(self._report(self._take_nonce(), _run(self)), self.code)
         finally:
-            leave(code)
+            exit_now(code)
 
     def _take_nonce(self) -> bytes:
         nonce, self._nonce = self._nonce, b""
         return nonce
 
-    def _conclude(self, nonce: bytes, end: _End) -> int:
+    def _report(self, nonce: bytes, end: _End) -> int:
         """Report the value or the want of memory, then show what was raised; the exit code."""
         kind, text, error = end
         # A child that the program forked comes here too, and is not the program.
         if kind and _getpid() == self._pid:
-            send(self.report_fd, kind, nonce, text)
+            send_report(self.report_fd, kind, nonce, text)
         del nonce
         if error is None:
             return 0
         if isinstance(error, SystemExit):
             return exit_code(error.code)
-        show(error, self.code, f"{self.place}/{NAME}")
+        print_exception(error, self.code, f"{self.work_dir}/{NAME}")
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once."""
     _exit(code)
 
 
-def become_main(path: str, source: str | None = None) -> dict[str, Any]:
+def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
     """Make a fresh __main__ and draw new random numbers; the namespace programs run in.
 
     Args:
@@ -105,7 +105,7 @@ def _reseed() -> None:
         modules["sympy.core.random"].rng.seed()
 
 
-def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
+def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
     """Compile into the statements and the last bare expression, if there is one."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
@@ -130,31 +130,31 @@ def _future_flags(tree: Any) -> int:
 
 def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
     """Run the source; the value of its last bare expression, or None. Raises whatever the source raises."""
-    body, last = split(source.removeprefix("\ufeff"), path)
+    body, last = compile_program(source.removeprefix("\ufeff"), path)
     if body is not None:
         exec(body, namespace)
     return None if last is None else eval(last, namespace)
 
 
 def _run(program: Program) -> _End:
-    path = f"{program.place}/{NAME}"
-    namespace = become_main(path, program.code)
+    path = f"{program.work_dir}/{NAME}"
+    namespace = make_main_module(path, program.code)
     if any(word in program.code for word in _READERS):
         _write_source(path, program.code)
         namespace["__file__"] = path
     try:
         value = execute(program.code, path, namespace)
-        return (b"", b"", None) if value is None else (b"v", shown(value), None)
+        return (b"", b"", None) if value is None else (b"v", repr_bytes(value), None)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         return (b"m" if isinstance(error, MemoryError) else b""), b"", error
 
 
-def shown(value: object) -> bytes:
+def repr_bytes(value: object) -> bytes:
     """The beginning of the value's repr as UTF-8."""
     return str.encode(repr(value), "utf-8", "backslashreplace")[:VALUE_BYTES]
 
 
-def send(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
+def send_report(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
     """Send a report outside; a program that closed the way goes without."""
     data = memoryview(kind + nonce + len(text).to_bytes(4, "big") + text)
     try:
@@ -164,15 +164,15 @@ def send(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
         return
 
 
-def show(error: BaseException, source: str, path: str) -> None:
+def print_exception(error: BaseException, source: str, path: str) -> None:
     """Show an exception on standard error as the interpreter would, with lines of the source."""
     _write_source(path, source)
-    error.__traceback__ = _without_harness(error.__traceback__)
+    error.__traceback__ = _without_own_frames(error.__traceback__)
     flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_harness(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next
     return trace
@@ -199,7 +199,7 @@ def _write_source(path: str, source: str) -> None:
         return
 
 
-def wind_up(code: int, source: str = "") -> int:
+def finalize(code: int, source: str = "") -> int:
     """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
     try:
         # Before the threads: if they never end, what was printed must be out already.
@@ -212,7 +212,7 @@ def wind_up(code: int, source: str = "") -> int:
             namespace = sys.modules["__main__"].__dict__
             namespace.update({name: None for name in namespace if not name.startswith("__")})
     except BaseException as error:  # noqa: BLE001 - as above
-        error.__traceback__ = _without_harness(error.__traceback__)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
     # 120 is what the interpreter says of output it could not write.
     return code if flush() else code or 120

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LINGER_S = 0.1
+_FREE_TIMEOUT_S = 0.1
 """How long the kernel may take to free files that nobody holds any more."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -25,34 +25,34 @@ class Scratch:
             is anything to remove.
     """
 
-    def __init__(self, places: tuple[str, ...], *, own: bool) -> None:
-        self._places = places
-        self._own = own
-        self.learn()
+    def __init__(self, folders: tuple[str, ...], *, dedicated: bool) -> None:
+        self._folders = folders
+        self._dedicated = dedicated
+        self.take_snapshot()
 
-    def learn(self) -> None:
+    def take_snapshot(self) -> None:
         """Take what is there now for empty."""
-        self._empty = [set(os.listdir(place)) for place in self._places]
-        self._use = self._measure()
+        self._empty = [set(os.listdir(folder)) for folder in self._folders]
+        self._usage_when_empty = self._usage()
 
-    def _measure(self) -> tuple[int, int]:
+    def _usage(self) -> tuple[int, int]:
         """(files, blocks) in use."""
-        if not self._own:
+        if not self._dedicated:
             return 0, 0
-        numbers = os.statvfs(self._places[0])
+        numbers = os.statvfs(self._folders[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
     def is_clean(self) -> bool:
         """Whether it is empty; one system call where the space is our own."""
-        if self._own:
-            return self._measure() == self._use
+        if self._dedicated:
+            return self._usage() == self._usage_when_empty
         try:
-            return all(set(os.listdir(place)) <= kept for place, kept in self._pairs())
+            return all(set(os.listdir(folder)) <= kept for folder, kept in self._pairs())
         except OSError:
             return False
 
     def _pairs(self) -> Iterator[tuple[str, set[str]]]:
-        return zip(self._places, self._empty, strict=True)
+        return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
         """Remove whatever a program left; False where something could not be removed.
@@ -60,12 +60,12 @@ class Scratch:
         Only call it when the program's processes are gone.
         """
         try:
-            for place, kept in self._pairs():
-                empty_out(place, kept)
+            for folder, kept in self._pairs():
+                remove_contents(folder, kept)
         except OSError:
             return False
-        deadline = time.monotonic() + _LINGER_S
-        while self._measure() != self._use:
+        deadline = time.monotonic() + _FREE_TIMEOUT_S
+        while self._usage() != self._usage_when_empty:
             if time.monotonic() > deadline:
                 return False
             _collect_sockets()
@@ -82,7 +82,7 @@ def _collect_sockets() -> None:
         end.close()
 
 
-def empty_out(place: str, kept: set[str]) -> None:
+def remove_contents(folder: str, kept: set[str]) -> None:
     """Remove everything below `place` but the names in `kept`. Nobody else may be writing there.
 
     It goes down and up by one folder at a time, so that neither the depth of a tree nor the length of its
@@ -91,7 +91,7 @@ def empty_out(place: str, kept: set[str]) -> None:
     Raises:
         OSError: something could not be removed.
     """
-    here = os.open(place, _FOLDER)
+    here = os.open(folder, _FOLDER)
     path: list[str] = []
     left = [_unlink_all(here, kept)]
     try:

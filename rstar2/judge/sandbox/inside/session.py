@@ -31,11 +31,11 @@ class _Ended(Exception):
     """The worker closed the channel."""
 
 
-class Session:
+class SessionLoop:
     """The channel cells come and go on, and the work folder."""
 
-    def __init__(self, channel_fd: int, place: str) -> None:
-        self.channel_fd, self.place = channel_fd, place
+    def __init__(self, channel_fd: int, work_dir: str) -> None:
+        self.channel_fd, self.work_dir = channel_fd, work_dir
 
     def run(self) -> NoReturn:
         """Run cells until the channel closes or a cell leaves, then leave this process."""
@@ -45,18 +45,18 @@ class Session:
         except _Ended:
             code = 0
         except SystemExit as leaving:
-            code = program.wind_up(program.exit_code(leaving.code))
+            code = program.finalize(program.exit_code(leaving.code))
         finally:
-            program.leave(code)
+            program.exit_now(code)
 
 
 class _Cells:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionLoop) -> None:
         self._fd = session.channel_fd
-        self._place = session.place
+        self._work_dir = session.work_dir
         self._pid = _getpid()
         self._count = 0
-        self._namespace = program.become_main(f"{session.place}/{program.NAME}")
+        self._namespace = program.make_main_module(f"{session.work_dir}/{program.NAME}")
         # Not imported above: every program would pay for it.
         import signal
 
@@ -76,28 +76,28 @@ class _Cells:
     def _run(self, source: str) -> tuple[bytes, bytes]:
         """(`v` and the value's repr, `o` without a value, `e` failed, `m` failed for want of memory)."""
         self._count += 1
-        path = f"{self._place}/cell{self._count}.py"
+        path = f"{self._work_dir}/cell{self._count}.py"
         try:
             # An interrupt that comes too late must not hit this loop, hence the switching.
             self._signal(SIGINT, self._handler)
             try:
                 value = program.execute(source, path, self._namespace)
-                text = None if value is None else program.shown(value)
+                text = None if value is None else program.repr_bytes(value)
             finally:
                 self._handler = self._signal(SIGINT, self._ignore)
                 program.flush()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
-            program.show(error, source, path)
+            program.print_exception(error, source, path)
             return (b"m" if isinstance(error, MemoryError) else b"e"), b""
         return (b"o", b"") if text is None else (b"v", text)
 
     def _answer(self, nonce: bytes, answer: tuple[bytes, bytes]) -> None:
         if _getpid() != self._pid:
             # A child that the cell forked and that came to the cell's end: it is not the session.
-            program.leave(program.wind_up(0))
-        program.send(self._fd, answer[0], nonce, answer[1])
+            program.exit_now(program.finalize(0))
+        program.send_report(self._fd, answer[0], nonce, answer[1])
 
     def _read(self, count: int) -> bytes:
         data = b""

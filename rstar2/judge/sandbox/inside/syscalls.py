@@ -57,7 +57,7 @@ _pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
 _machine = os.uname().machine
 
 
-def _done(result: int, what: str) -> int:
+def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -65,22 +65,22 @@ def _done(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    _done(_libc.unshare(flags), "unshare")
+    _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
-    _done(_libc.setns(fd, kind), "setns")
+    _check(_libc.setns(fd, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """mount(2); the error names the target."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
-    _done(result, f"mount {target}")
+    _check(result, f"mount {target}")
 
 
-def unmount(place: str) -> None:
-    """Take away what is mounted at `place` and under it; what still uses it keeps it till it is done."""
-    _done(_libc.umount2(place.encode(), _MNT_DETACH), f"umount {place}")
+def unmount(path: str) -> None:
+    """Take away what is mounted at `path` and under it; what still uses it keeps it till it is done."""
+    _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
@@ -88,23 +88,23 @@ def bind(source: str, target: str, *, read_only: bool = True) -> None:
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
-    _done(result, f"mount_setattr {target}")
+    _check(result, f"mount_setattr {target}")
 
 
 def make_root(path: str) -> None:
     """Make the mount at `path` the root of this mount namespace and drop the old root."""
     os.chdir(path)
-    _done(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
-    _done(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
+    _check(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
     os.chdir("/")
 
 
 def set_host_name(name: str) -> None:
-    _done(_libc.sethostname(name.encode(), len(name)), "sethostname")
+    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def prctl(option: int, value: int) -> None:
-    _done(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+    _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def become_user(uid: int) -> None:
@@ -118,7 +118,7 @@ def become_user(uid: int) -> None:
 
 def drop_capabilities() -> None:
     """Give up every capability of this process for good (with no_new_privs none comes back)."""
-    _done(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
+    _check(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:
@@ -135,7 +135,7 @@ class BareInit:
         # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
         _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
         try:
-            self.pid = _done(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
+            self.pid = _check(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
         finally:
             _libc.pthread_sigmask(_SIG_SETMASK, _signals_before, None)
         self.pidfd = os.pidfd_open(self.pid)
@@ -160,7 +160,7 @@ class SyscallFilter:
     def load(self) -> None:
         """Put this process, from now on, under the filter. no_new_privs must be set."""
         number = _SYS_SECCOMP[_machine]
-        _done(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
+        _check(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
 
 
 def landlock_abi() -> int:
@@ -185,7 +185,7 @@ class Landlock:
         scopes = 3 if abi >= 6 else 0
         attributes = (ctypes.c_uint64 * 3)(self._handled, net, scopes)
         size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-        self.fd = _done(_syscall(_SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
+        self.fd = _check(_syscall(_SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
 
     def allow_read(self, path: str) -> None:
         rights = self._EXECUTE | self._READ | (self._READ_DIR if os.path.isdir(path) else 0)
@@ -205,25 +205,25 @@ class Landlock:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             rule = Beneath(rights, fd)
-            _done(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
+            _check(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
         finally:
             os.close(fd)
 
     def enforce(self) -> None:
         """Confine this process, from now on and for good. no_new_privs must be set."""
-        _done(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
+        _check(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
 
 
 def open_ring() -> int:
     """An io_uring that can hold nothing but registered buffers. → its descriptor."""
-    return _done(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
+    return _check(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
 
 
 def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
     """Register parts of this process's memory, (address, bytes), with an io_uring that has none."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
-    _done(
+    _check(
         _syscall(_SYS_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register"
     )
 

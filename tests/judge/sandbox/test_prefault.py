@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.sandbox import sandbox as host
+from rstar2.judge.sandbox import sandbox as sandbox_module
 from rstar2.judge.sandbox.inside.prefault import open_rings
-from rstar2.judge.sandbox.jail import SILENCE_S, Lost
+from rstar2.judge.sandbox.jail import REPLY_TIMEOUT_S, JailLost
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
-PINS = """
+PREFAULT = """
 import json, mmap, os, sys
-from rstar2.judge.sandbox.inside.prefault import Pins, open_rings, written_since_fork
+from rstar2.judge.sandbox.inside.prefault import PrefaultedPages, open_rings, written_since_fork
 
 PAGES, PAGE = 64, os.sysconf("SC_PAGE_SIZE")
 memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -51,8 +51,8 @@ def write():
 before, _ = in_fork(lambda: None)
 after, _ = in_fork(write)
 written = after - before
-pins = Pins(open_rings(1))
-pins.hold(written)
+pins = PrefaultedPages(open_rings(1))
+pins.register(written)
 at_once, ours = in_fork(lambda: None)
 print(json.dumps([len(written), len(written & at_once), len(written & ours), memory[0]]))
 """
@@ -81,7 +81,7 @@ from rstar2.judge.schema import RunRequest
 
 sandbox = Sandbox(Path(sys.argv[1]), minimum="landlock")
 sandbox.start()
-print(open_rings(4), 1 <= sum(sandbox.rehearse() for _ in range(5)) <= 4)
+print(open_rings(4), 1 <= sum(sandbox.profile_next_zygote() for _ in range(5)) <= 4)
 print(sandbox.run(RunRequest(code="print(6 * 7)"), "0").stdout)
 sandbox.close()
 """
@@ -109,21 +109,21 @@ def needs_rings() -> None:
         pytest.skip("this machine has no io_uring for us")
 
 
-def test_a_fork_begins_with_copies_of_what_is_pinned() -> None:
+def test_a_fork_begins_with_copies_of_what_is_prefaulted() -> None:
     needs_rings()
-    said = subprocess.run([sys.executable, "-c", PINS], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([sys.executable, "-c", PREFAULT], capture_output=True, text=True, check=True).stdout
     written, at_once, ours, first = json.loads(said)
     assert written >= 32
     assert at_once == ours == written
     assert first == 1
 
 
-def test_programs_of_a_rehearsed_zygote_fault_less_and_share_nothing(sandbox: Sandbox) -> None:
+def test_programs_of_a_profiled_zygote_fault_less_and_share_nothing(sandbox: Sandbox) -> None:
     needs_rings()
     poison = "import builtins, sys\nbuiltins.len = None\nsys.poison = 1\nprint(6 * 7)"
     run(sandbox, FAULTS)
     before = int(run(sandbox, FAULTS))
-    assert 1 <= sum(sandbox.rehearse() for _ in range(5)) <= 4
+    assert 1 <= sum(sandbox.profile_next_zygote() for _ in range(5)) <= 4
     assert int(run(sandbox, FAULTS)) < before / 2
     run(sandbox, poison)
     assert run(sandbox, "import sys\nprint(len('ab'), hasattr(sys, 'poison'))") == "2 False\n"
@@ -132,14 +132,14 @@ def test_programs_of_a_rehearsed_zygote_fault_less_and_share_nothing(sandbox: Sa
 def test_a_program_that_ends_in_a_rehearsal_costs_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "_STAYS", "import os\nos._exit(3)")
+    monkeypatch.setattr(sandbox_module, "_SLEEP", "import os\nos._exit(3)")
     made = Sandbox(tmp_path, minimum="landlock")
     made.start()
-    session = made.open_session(weight="bare")
+    session = made.open_session(kind="bare")
     session.run_cell("x = 42", 10, "0")
     began = time.monotonic()
-    assert made.rehearse()
-    assert time.monotonic() - began < SILENCE_S
+    assert made.profile_next_zygote()
+    assert time.monotonic() - began < REPLY_TIMEOUT_S
     assert session.run_cell("x", 10, "1").value == "42"
     assert run(made, "print(6 * 7)") == "42\n"
     made.close()
@@ -164,10 +164,10 @@ def test_a_jail_that_is_lost_in_a_rehearsal_is_built_again_and_spared_another(
     made.start()
 
     def lose(_weight: str) -> None:
-        raise Lost("as if the zygote had died")
+        raise JailLost("as if the zygote had died")
 
-    monkeypatch.setattr(made, "_rehearse", lose)
-    assert made.rehearse()
+    monkeypatch.setattr(made, "_profile", lose)
+    assert made.profile_next_zygote()
     assert run(made, "print(6 * 7)") == "42\n"
-    assert not made.rehearse()
+    assert not made.profile_next_zygote()
     made.close()
