@@ -1,4 +1,4 @@
-"""One jail seen from outside: its first process, its zygotes, its end."""
+"""Builds a jail and talks to the processes in it: its first process, and the zygotes that fork programs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +21,7 @@ from rstar2.errors import Failure
 from rstar2.judge.sandbox import rootfs, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
-from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
+from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 
 _BUILD_TIMEOUT_S = 30.0
@@ -30,7 +31,9 @@ REPLY_TIMEOUT_S = 5.0
 CLEAN_TIMEOUT_S = 20.0
 """How long a zygote may take to remove what a program left."""
 _NO_PROGRAM = 0
-"""The key of what is said about no program; theirs count from 1."""
+"""The key of messages about no program; programs' keys start at 1."""
+Report = dict[str, Any]
+"""What a zygote reports of one program: `key`, and what it is about (`status` and `cpu_s` for its end)."""
 log = logging.getLogger(__name__)
 
 
@@ -39,27 +42,28 @@ class JailLost(Exception):
 
 
 class Jail:
-    """Builds a jail from a plan and speaks with its zygotes.
+    """One jail, built on creation.
 
     Args:
-        cgroup: limits the programs; the zygotes live in it too, so that a fork is in it at once.
-        nursery: where zygotes get warm; what they load stays counted there, not as a program's memory.
+        cgroup: limits the programs; the zygotes are in it too, so that a fork is in it at once.
+        preload_cgroup: for zygotes while they load libraries; what they load stays counted there, not as a
+            program's memory.
 
     Raises:
-        Failure: the machine refuses what the plan asks for; the message says what.
+        Failure: the machine refuses what the spec asks for; the message says what.
     """
 
     def __init__(self, spec: JailSpec, cgroup: Cgroup, preload_cgroup: Cgroup) -> None:
         self.spec = spec
         self._cgroup, self._preload_cgroup = cgroup, preload_cgroup
-        self.ended: dict[int, dict[str, Any]] = {}
-        """Reports of sessions that ended while nobody was waiting for them."""
+        self.ended: dict[int, Report] = {}
+        """Reports of sessions that ended while nothing waited for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._sockets: dict[ZygoteKind, socket.socket] = {"bare": ours}
         self._preloading: set[ZygoteKind] = set()
         self._unforkable: set[ZygoteKind] = set()
         self.profiled: set[ZygoteKind] = set()
-        """Zygotes that know what programs write, or need not try again to learn it."""
+        """Zygotes whose written pages are known, or that need not be profiled again."""
         self._cleaning: ZygoteKind | None = None
         self._dirty = False
         self._log = Path(spec["log"])
@@ -91,14 +95,14 @@ class Jail:
             raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
 
     def _log_tail(self) -> str:
-        """What the inside complained of."""
+        """The end of what the inside wrote on standard error."""
         return self._log.read_text(errors="replace").strip()[-2000:]
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote, and those it grows from, unless they are there; they get warm while others work.
+        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile.
 
         Raises:
-            Lost: the jail is gone.
+            JailLost: the jail is gone.
         """
         if kind in self._sockets:
             return
@@ -108,20 +112,20 @@ class Jail:
         ours.settimeout(_PRELOAD_TIMEOUT_S)
         self._sockets[kind] = ours
         self._preloading.add(kind)
-        enter, leave = self._preload_cgroup.open_process_lists(), self._cgroup.open_process_lists()
+        preload, final = self._preload_cgroup.open_process_lists(), self._cgroup.open_process_lists()
         try:
-            order = {"op": "fork zygote", "kind": kind, "groups": len(enter)}
-            self._send(parent, order, (theirs.fileno(), *enter, *leave))
+            command = {"op": "fork zygote", "kind": kind, "groups": len(preload)}
+            self.send(parent, command, (theirs.fileno(), *preload, *final))
         finally:
             theirs.close()
-            for fd in enter + leave:
+            for fd in preload + final:
                 os.close(fd)
 
     def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
-        """The socket of a zygote that is ready.
+        """The socket of a zygote, once it has loaded its libraries.
 
         Raises:
-            Lost: it did not become ready.
+            JailLost: it did not become ready.
         """
         self.start_zygote(kind)
         control = self._sockets[kind]
@@ -137,76 +141,89 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """The zygote for programs of this weight, once it is ready: this one, or if it turned out to be one that
-        must not be forked, one below.
+        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's.
 
         Raises:
-            Lost: it did not become ready.
+            JailLost: it did not become ready.
         """
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
     def is_preloaded(self, kind: ZygoteKind) -> bool:
-        """Whether a zygote is there, and takes orders without having to be waited for."""
+        """Whether a zygote runs and has loaded its libraries."""
         control = self._sockets.get(kind)
         return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
-    def start(self, kind: ZygoteKind, order: StartCommand, fds: list[int]) -> None:
-        """Have a zygote start a program."""
-        self._send(kind, order, tuple(fds))
+    def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`.
 
-    def command(self, kind: ZygoteKind, op: str, key: int) -> None:
-        """Have a zygote `kill` or `interrupt` a program, say how much `cpu` it took, or `pin` what it wrote."""
-        self._send(kind, {"op": op, "key": key}, ())
-
-    def has_read_all(self, kind: ZygoteKind) -> bool:
-        """Whether a zygote has taken all that it was sent."""
-        unread = fcntl.ioctl(self._sockets[kind], termios.TIOCOUTQ, bytes(4))
-        return not any(unread)
-
-    def _send(self, kind: ZygoteKind, message: Any, fds: tuple[int, ...]) -> None:
+        Raises:
+            JailLost: the zygote is gone.
+        """
         try:
             wire.send(self._sockets[kind], message, fds)
         except (wire.Closed, OSError) as error:
             raise JailLost(f"the {kind} zygote is gone") from error
 
-    def listen(self, kind: ZygoteKind, key: int) -> dict[str, Any] | None:
-        """Take one message of a zygote; return it if it is about `key`, keep it if about another's end.
+    def has_read_all(self, kind: ZygoteKind) -> bool:
+        """Whether a zygote has received all that it was sent."""
+        unread = fcntl.ioctl(self._sockets[kind], termios.TIOCOUTQ, bytes(4))
+        return not any(unread)
+
+    def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
+        """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
 
         Raises:
-            Lost: the zygote is gone, or says that it could not start the program.
+            JailLost: the zygote is gone, or says that it could not start the program.
         """
         try:
-            report = wire.receive(self._sockets[kind])[0]
+            report: Report = wire.receive(self._sockets[kind])[0]
         except (wire.Closed, OSError) as error:
             raise JailLost(f"the {kind} zygote is gone") from error
         if "failed" in report and report["key"] == key:
-            raise JailLost(f"the {kind} zygote cannot go on: {report['failed']}")
+            raise JailLost(f"the {kind} zygote failed: {report['failed']}")
         if "clean" in report:
             self._cleaning, self._dirty = None, not report["clean"]
             return None
         if report.get("cleaning"):
             self._cleaning = kind
         if report["key"] == key:
-            return dict(report)
+            return report
         if "status" in report:
             self.ended[report["key"]] = report
         return None
 
-    def wait_until_clean(self) -> None:
-        """Wait until what the last program left is removed; where it cannot be, take a fresh scratch space.
+    def query(self, kind: ZygoteKind, op: str, key: int, field: str) -> Report:
+        """Send a zygote an `op` for a program, and wait for the report that has `field`.
 
-        Sessions have a space of their own and are none the wiser.
+        If the program's end is reported meanwhile, it is in `ended` afterwards.
 
         Raises:
-            Lost: neither can be done.
+            JailLost: the zygote is gone.
+        """
+        self.send(kind, {"op": op, "key": key})
+        while True:
+            report = self.receive_report(kind, key)
+            if report is not None:
+                if "status" in report:
+                    self.ended[key] = report
+                if field in report:
+                    return report
+
+    def wait_until_clean(self) -> None:
+        """Wait until what the last program left is removed; where that fails, mount a new scratch space.
+
+        Sessions have scratch spaces of their own, which stay.
+
+        Raises:
+            JailLost: neither is possible.
         """
         deadline = time.monotonic() + CLEAN_TIMEOUT_S
         while (kind := self._cleaning) is not None:
             left = max(0.0, deadline - time.monotonic())
             if not wait_readable(self._sockets[kind], left):
-                raise JailLost(f"the {kind} zygote does not get done with removing what a program left")
-            self.listen(kind, _NO_PROGRAM)
+                raise JailLost(f"the {kind} zygote takes too long to remove what a program left")
+            self.receive_report(kind, _NO_PROGRAM)
         if self._dirty:
             self._replace_scratch()
             self._dirty = False
@@ -216,15 +233,15 @@ class Jail:
             raise JailLost("what a program left could not be removed")
         log.warning("what a program left could not be removed: its scratch space is replaced")
         for kind in self._sockets:
-            # One that is getting warm answers once it is.
+            # One that is still loading libraries answers when it has.
             self.zygote_socket(kind)
-            mounts = kind == "bare"
-            self._send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mounts}, ())
-            while self.listen(kind, _NO_PROGRAM) is None:
+            mount = kind == "bare"
+            self.send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mount})
+            while self.receive_report(kind, _NO_PROGRAM) is None:
                 pass
 
     def close(self) -> None:
-        """Kill everything inside and wait until it is gone."""
+        """Kill everything inside and wait until it has ended."""
         for control in self._sockets.values():
             control.close()
         # The first process inside ends by itself when its socket closes.
@@ -255,14 +272,14 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def wait_readable(sock: socket.socket | int, timeout_s: float) -> bool:
-    """Wait for something to read, or the other end's closing; False when the time is over."""
+    """Wait for something to read, or for the other end to close. False on timeout."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 def _set_timeouts(control: socket.socket) -> None:
-    """Bound every wait on a zygote. In the kernel, because Python's own timeouts cost a call each."""
+    """Bound every wait for a zygote. In the kernel, because Python's own timeouts cost a system call each."""
     control.settimeout(None)
     for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         control.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(REPLY_TIMEOUT_S), 0))
@@ -270,8 +287,8 @@ def _set_timeouts(control: socket.socket) -> None:
 
 def _map_users(pid: int, first: int) -> dict[str, Any]:
     try:
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {first} {tiers.USERS_PER_JAIL}")
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {tiers.USERS_PER_JAIL}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

@@ -1,4 +1,4 @@
-"""The sandbox as a worker uses it."""
+"""The sandbox as a worker uses it: chooses the tier, builds the jail, runs programs and opens sessions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
@@ -20,36 +19,35 @@ from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import remove_contents
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
-from rstar2.judge.sandbox.run import Abort, ProgramEnd, wait_for_end
+from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteKind, zygote_kind_for
-from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
+from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_SIGKILL = 9
-_PROCESS_READERS = ("/proc", "psutil")
-"""Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
+_PROC_USERS = ("/proc", "psutil")
+"""A program with one of these words looks itself up in /proc, where the jail's own shows other process ids."""
 _OVERHEAD_S = 0.0008
-"""Processor seconds of the worker and its zygote for one program, about."""
+"""CPU seconds of the worker and its zygote per program, about."""
 _KERNEL_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
 _PROFILE_RUNS = 4
-"""How often a rehearsal is done before its pages count: the interpreter changes code that runs repeatedly."""
-_SLEEP = "import time\nprint(flush=True)\ntime.sleep(60)\n"
+"""Runs before a profile: the interpreter specializes code that runs repeatedly, which changes what is written."""
 _PROFILE_TIMEOUT_S = 10.0
+_STAY = "import time\nprint(flush=True)\ntime.sleep(60)\n"
 log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """Runs one program at a time, each in a fresh process of a jail that is built once.
+    """Runs one program at a time, each in a new process of a jail that is built once.
 
-    Use it from one thread; only `abort` is for any.
+    Use it from one thread; only `abort` may be called from any.
 
     Args:
-        root: a folder of this sandbox's own for its mount point and work files; made if missing.
-        tier: the tier to use; None takes the best this machine gives, which is never `none`.
-        minimum: refuse to start below this one.
+        root: a folder for this sandbox alone, for its mount point and work files; made if missing.
+        tier: the tier to use; None takes the best that this machine offers, which is never `none`.
+        minimum: refuse to start below this tier.
 
     Raises:
         UserError: the tier asked for is below the minimum.
@@ -69,22 +67,22 @@ class Sandbox:
         self._cgroup: Cgroup | None = None
         self._preload_cgroup: Cgroup | None = None
         self._jail: Jail | None = None
-        self._start_all = False
+        self._all_zygotes = False
         self._affinity: CpuAffinity | None = None
         self._used_s = 0.0
-        """Processor seconds that programs, and what is done around them, took so far."""
+        """CPU seconds of all programs so far, and of the work around them."""
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
         self._profiling_failed = False
-        """A rehearsal cost us the jail."""
+        """The jail was lost while a zygote was profiled."""
         self._abort = Abort()
 
     def start(self) -> None:
-        """Build the jail of the best tier that can be had, and have canaries try to get out of it.
+        """Build the jail of the best tier available, and run the escape tests in it.
 
         Raises:
-            Failure: no tier at or above the minimum could be built and held its canaries.
+            Failure: no tier at or above the minimum could be built and passed its escape tests.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         reasons = []
@@ -95,14 +93,14 @@ class Sandbox:
             except Failure as error:
                 reasons.append(f"{tier}: {error.message}")
         raise Failure(
-            "no isolation at or above the minimum can be had here: " + "; ".join(reasons),
+            "no isolation at or above the minimum is available here: " + "; ".join(reasons),
             "Run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
             "or lower the minimum.",
         )
 
     def _start_tier(self, tier: Isolation) -> None:
-        specs = tiers.jail_specs(tier, self._root)
-        for number, spec in enumerate(specs):
+        *fallbacks, last = tiers.jail_specs(tier, self._root)
+        for spec in (*fallbacks, last):
             try:
                 self._spec = spec
                 self._build()
@@ -110,7 +108,7 @@ class Sandbox:
                 return
             except (Failure, OSError) as error:
                 self._drop_jail()
-                if number == len(specs) - 1:
+                if spec is last:
                     raise (
                         error if isinstance(error, Failure) else Failure(f"{self._root}: {error}")
                     ) from error
@@ -142,19 +140,19 @@ class Sandbox:
         self._jail = Jail(spec, self._cgroup, self._preload_cgroup)
         self._cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
         self._baseline = self._cgroup.used()
-        if self._start_all:
+        if self._all_zygotes:
             self.start_zygotes()
         return self._jail
 
     def start_zygotes(self) -> None:
-        """Start every zygote now; without this each starts when a program first wants it."""
-        self._start_all = True
+        """Start every zygote now; without this each starts when a program first needs it."""
+        self._all_zygotes = True
         jail = self._open_jail()
         for kind in PARENTS:
             jail.start_zygote(kind)
 
     def set_affinity(self, affinity: CpuAffinity) -> None:
-        """From now on keep the zygotes, and the thread that runs programs, to one processor."""
+        """From now on keep the zygotes, and the thread that runs programs, on one CPU."""
         self._affinity = affinity
 
     def _open_jail(self) -> Jail:
@@ -176,67 +174,92 @@ class Sandbox:
         reason = ""
         for _ in range(2):
             try:
-                return self._run(request, run_id)
+                return self._run_once(request, run_id)
             except JailLost as error:
                 reason = str(error)
                 self._drop_jail(reason)
         return RunResult(id=run_id, outcome="lost", stderr=reason, isolation=self.isolation)
 
-    def _run(self, request: RunRequest, run_id: str) -> RunResult:
+    def _run_once(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
-        kind = self._ready(jail, zygote_kind_for(request.code), request.memory_mb)
-        assert self._cgroup is not None
-        kills = self._cgroup.kills()
-        spec = self._started_spec()
-        owner = tiers.host_uid(spec, tiers.program_uid(spec, 0))
-        with Streams(request.stdin, owner) as streams:
+        kind = self._prepare_zygote(jail, zygote_kind_for(request.code), request.memory_mb)
+        cgroup = self._cgroup
+        assert cgroup is not None
+        kills = cgroup.kills()
+        with Streams(request.stdin, tiers.program_host_uid(jail.spec)) as streams:
             began = time.monotonic()
-            order = self._start_program(jail, kind, request, streams)
+            command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
             with self._abort.watch(run_id) as abort:
-                end = wait_for_end(jail, kind, self._key, streams, began + request.timeout_s, abort)
-            wall = time.monotonic() - began
+                end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
+            wall_s = time.monotonic() - began
             self._used_s += end.cpu_s + _OVERHEAD_S
-            killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
+            report_kind, text = streams.reported(command["nonce"])
+            outcome = end.outcome(cgroup, kills, report_kind)
             if end.problem:
                 self._drop_jail(end.problem)
-            tag, text = streams.reported(order["nonce"])
-            outcome = _outcome(end, for_memory=killed or tag == "m")
-            return RunResult(
-                id=run_id,
-                outcome=outcome,
-                stdout=streams.stdout.text(),
-                stderr=streams.stderr.text(),
-                value=text if tag == "v" and outcome == "ok" else None,
+            return streams.result(
+                run_id,
+                outcome,
+                self.isolation,
+                value=text if report_kind == "v" else None,
                 exit_code=end.exit_code,
-                stdout_truncated=streams.stdout.truncated,
-                stderr_truncated=streams.stderr.truncated,
                 cpu_s=end.cpu_s,
-                wall_s=wall,
-                isolation=self.isolation,
+                wall_s=wall_s,
             )
 
-    def _start_program(
-        self, jail: Jail, kind: ZygoteKind, request: RunRequest, streams: Streams
+    def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
+        """Wait for the zygote, and set the memory limit to what the zygotes hold and the program may take."""
+        assert self._cgroup is not None
+        kind = jail.usable_kind(kind)
+        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
+        return kind
+
+    def _start_process(
+        self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
     ) -> StartCommand:
-        """Have a program begin. → the order that went in."""
+        """Have a zygote fork the process of a program, or of a session. Returns the command that it got.
+
+        Args:
+            code: the program's.
+            session: the session's number; 0 for a program.
+        """
         self._key += 1
-        code: str | None = request.code
-        if len(request.code) > wire.MAX_MESSAGE // 8:
-            streams.add_text("code", request.code)
-            code = None
-        order = self._order(code, streams, request.memory_mb)
-        order["private_scratch"] = any(word in request.code for word in _PROCESS_READERS)
-        jail.start(kind, order, streams.theirs)
+        is_long = len(code) > wire.MAX_MESSAGE // 8
+        if is_long:
+            streams.add_text("code", code)
+        command = StartCommand(
+            op="start",
+            key=self._key,
+            code=None if is_long else code,
+            fds=streams.names,
+            session=session > 0,
+            private_scratch=session > 0 or any(word in code for word in _PROC_USERS),
+            nonce=b"" if session else os.urandom(NONCE),
+            uid=tiers.program_uid(jail.spec, session),
+            cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
+            memory_mb=memory_mb,
+            work_dir=self._work_dir(jail.spec, session),
+        )
+        jail.send(kind, command, tuple(streams.theirs))
         streams.sent()
-        return order
+        return command
+
+    def _work_dir(self, spec: JailSpec, session: int) -> str:
+        if not session or spec["tier"] == "strict":
+            return spec["work_dir"]
+        folder = self._root / f"session{session}"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
     def profile_next_zygote(self) -> bool:
-        """Have one more zygote learn what programs write, so that its forks take less time.
+        """Have one more zygote record which pages programs write, so that its forks take less time.
 
-        To be called when there is nothing else to run: it takes about a tenth of a second, once for each.
+        Call it when there is no program to run: it takes about a tenth of a second, once per zygote.
+
+        For speed only: see `inside.prefault`.
 
         Returns:
-            Whether there was one that is warm and had not learnt it.
+            Whether there was a zygote with its libraries loaded that had not been profiled.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -246,118 +269,77 @@ class Sandbox:
                 try:
                     self._profile(kind)
                 except JailLost as error:
-                    # A fresh jail, but not for this again.
+                    # A new jail, but no more profiling in it.
                     self._profiling_failed = True
                     self._drop_jail(str(error))
                 return True
         return False
 
     def _profile(self, kind: ZygoteKind) -> None:
-        """See `rehearse`."""
         jail = self._open_jail()
-        usual = RunRequest(code=PROFILE_PROGRAMS[kind], timeout_s=_PROFILE_TIMEOUT_S)
-        stays = RunRequest(code=usual.code + _SLEEP)
-        if self._ready(jail, kind, usual.memory_mb) != kind:
+        program = RunRequest(code=PROFILE_PROGRAMS[kind], timeout_s=_PROFILE_TIMEOUT_S)
+        if self._prepare_zygote(jail, kind, program.memory_mb) != kind:
             return
         for _ in range(_PROFILE_RUNS):
-            self._run(usual, "rehearsal")
-        owner = tiers.host_uid(jail.spec, tiers.program_uid(jail.spec, 0))
-        over = False
-        with Streams("", owner) as streams:
-            key = self._start_program(jail, kind, stays, streams)["key"]
+            self._run_once(program, "profile")
+        with Streams("", tiers.program_host_uid(jail.spec)) as streams:
+            code = program.code + _STAY
+            key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
-                # What the zygote writes for a program from beginning to end counts, too.
-                self._run(usual, "rehearsal")
-                jail.command(kind, "prefault", key)
-                answer: dict[str, Any] = {}
-                while "prefaulted" not in answer:
-                    answer = jail.listen(kind, key) or {}
-                    over = over or "status" in answer
-                log.info("%s zygote: %s", kind, answer)
-            over = jail.ended.pop(key, None) is not None or over
-            if not over and (end := wait_for_end(jail, kind, key, streams, time.monotonic())).problem:
-                raise JailLost(end.problem)
+                # What the zygote writes for a program from start to end counts, too.
+                self._run_once(program, "profile")
+                log.info("%s zygote: %s", kind, jail.query(kind, "prefault", key, "prefaulted"))
+            if jail.ended.pop(key, None) is None:
+                end = wait_for_end(jail, kind, key, streams, time.monotonic())
+                if end.problem:
+                    raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a program, unless it is over, and all it started; its result is `refused`."""
+        """Kill a program, unless it has ended, and all it started; its result is `refused`."""
         self._abort.request(run_id)
-
-    def _ready(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
-        """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
-        assert self._cgroup is not None
-        kind = jail.usable_kind(kind)
-        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
-        return kind
-
-    def _order(self, code: str | None, streams: Streams, memory_mb: int) -> StartCommand:
-        spec = self._started_spec()
-        return StartCommand(
-            op="start",
-            key=self._key,
-            code=code,
-            fds=streams.names,
-            session=False,
-            private_scratch=False,
-            nonce=os.urandom(NONCE),
-            uid=tiers.program_uid(spec, 0),
-            cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
-            memory_mb=memory_mb,
-            work_dir=spec["work_dir"],
-        )
 
     def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:
         """Start a process that keeps its state from cell to cell.
 
         Args:
             memory_mb: MiB the session may take in all.
-            kind: the zygote to fork it from, that is, which libraries are there at once.
+            kind: the zygote to fork it from, that is, which libraries are loaded at once.
 
         Raises:
             Failure: it could not be started.
         """
+        number = next(n for n in range(1, tiers.USERS_PER_JAIL // 2) if n not in self._sessions)
         try:
             jail = self._open_jail()
-            kind = self._ready(jail, kind, memory_mb)
-            slot = next(
-                number for number in range(1, tiers.USERS_PER_JAIL // 2) if number not in self._sessions
-            )
+            kind = self._prepare_zygote(jail, kind, memory_mb)
             with contextlib.ExitStack() as undo:
-                session = self._open_session(jail, kind, slot, memory_mb, undo)
+                session = self._open_session(jail, kind, number, memory_mb, undo)
                 undo.pop_all()
         except JailLost as error:
             self._drop_jail(str(error))
             raise Failure(f"the session could not be started: {error}") from error
-        self._sessions[slot] = session
+        self._sessions[number] = session
         return session
 
     def _open_session(
-        self, jail: Jail, kind: ZygoteKind, slot: int, memory_mb: int, undo: contextlib.ExitStack
+        self, jail: Jail, kind: ZygoteKind, number: int, memory_mb: int, undo: contextlib.ExitStack
     ) -> Session:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         undo.callback(ours.close)
-        uid = tiers.program_uid(jail.spec, slot)
-        streams = undo.enter_context(Streams("", tiers.host_uid(jail.spec, uid), theirs.detach()))
+        owner = tiers.program_host_uid(jail.spec, number)
+        streams = undo.enter_context(Streams("", owner, theirs.detach()))
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
         cgroup.limit_memory(memory_mb * _MIB + _KERNEL_BYTES)
         for fd in cgroup.open_process_lists():
             streams.add("group", fd)
-        self._key += 1
-        order = self._order(None, streams, memory_mb)
-        order["session"] = order["private_scratch"] = True
-        order["nonce"] = b""
-        order["uid"] = uid
-        if self.isolation != "strict":
-            order["work_dir"] = str(self._root / f"session{slot}")
-            os.makedirs(order["work_dir"], exist_ok=True)
-        jail.start(kind, order, streams.theirs)
-        streams.sent()
-        on_close = partial(self._close_session, slot, cgroup, Path(order["work_dir"]))
-        return Session(jail, kind, self._key, streams, ours, cgroup, on_close)
+        command = self._start_process(jail, kind, streams, memory_mb, session=number)
+        on_close = partial(self._close_session, number, cgroup, Path(command["work_dir"]))
+        return Session(jail, kind, command["key"], streams, ours, cgroup, on_close)
 
-    def _close_session(self, slot: int, cgroup: Cgroup, work_dir: Path) -> None:
-        del self._sessions[slot]
+    def _close_session(self, number: int, cgroup: Cgroup, work_dir: Path) -> None:
+        del self._sessions[number]
         cgroup.close()
         if work_dir.is_relative_to(self._root):
             with contextlib.suppress(OSError):
@@ -371,12 +353,12 @@ class Sandbox:
             reason: why, where this was not planned.
         """
         if reason:
-            log.warning("the jail is given up, with %d sessions in it: %s", len(self._sessions), reason)
+            log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
         if self._jail is not None:
             self._jail.close()
             self._jail = None
         for session in list(self._sessions.values()):
-            session.end(f"the jail it lived in is gone: {reason}" if reason else "the sandbox was closed")
+            session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
         for cgroup in (self._cgroup, self._preload_cgroup):
             if cgroup is not None:
                 cgroup.close()
@@ -388,12 +370,3 @@ class Sandbox:
         self._abort.close()
         if self._affinity is not None:
             self._affinity.release()
-
-
-def _outcome(end: ProgramEnd, *, for_memory: bool) -> Outcome:
-    """What a program's end amounts to; want of memory is believed only of a program that failed."""
-    if end.verdict is not None:
-        return end.verdict
-    if end.exit_code == 0:
-        return "ok"
-    return "memory" if for_memory else "error"

@@ -1,4 +1,4 @@
-"""A session seen from outside: one process that keeps its state from cell to cell."""
+"""A session as the worker sees it: one process in the jail that keeps its state from cell to cell."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE, VALUE_BYTES
 from rstar2.judge.sandbox.inside.session import LENGTH
-from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
-from rstar2.judge.sandbox.run import ProgramEnd, program_end, wait_for_end
-from rstar2.judge.sandbox.streams import Streams
+from rstar2.judge.sandbox.jail import Jail, JailLost, Report, wait_readable
+from rstar2.judge.sandbox.run import ProgramEnd, wait_for_end
+from rstar2.judge.sandbox.streams import Streams, parse_report
 from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
-from rstar2.judge.schema import Isolation, Outcome, RunResult
+from rstar2.judge.schema import Outcome, RunResult
 
 _INTERRUPT_GRACE_S = 0.08
 """How long a cell may take to end after it was interrupted, before its whole session is killed."""
@@ -29,26 +28,33 @@ _KILL_TIMEOUT_S = 5.0
 
 @dataclass
 class _CellEnd:
-    """What became of a cell."""
+    """How a cell ended."""
 
     kind: str = ""
-    """Of its answer; empty: there is none."""
+    """Of its answer (`v`, `o`, `e` or `m`, see inside/session.py); empty: there is none."""
     text: str = ""
     limit: Outcome | None = None
     """The limit it met."""
-    final: ProgramEnd | None = None
+    process_end: ProgramEnd | None = None
     """The end of its process; None while that lives."""
     cpu_s: float = 0.0
-    """Processor seconds of the process so far."""
-    reason: str = ""
-    """Why the session has to end with it; empty: it has not, or ends by itself."""
+    """CPU seconds of the process so far."""
+    kill_reason: str = ""
+    """Why the session has to be killed with it; empty: it need not be."""
+
+    def outcome(self, cgroup: Cgroup, kills: int) -> Outcome:
+        if self.limit is not None:
+            return self.limit
+        if self.process_end is not None:
+            return self.process_end.outcome(cgroup, kills)
+        return "memory" if self.kind == "m" else "ok" if self.kind in ("o", "v") else "error"
 
 
 class Session:
-    """Made by Sandbox.open_session; not for two threads at once, nor beside a run of the same sandbox.
+    """Made by Sandbox.open_session. Not for two threads at once, nor during a run of the same sandbox.
 
     A cell over its time is interrupted, as a notebook's stop button does, and its session lives on. If it
-    does not stop at once, the session is killed. Whether it lives is in `alive`, and why not in `reason`.
+    does not stop at once, the session is killed. `alive` says whether it lives, and `reason` why not.
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds the state is still there."""
+        """Whether the process that holds the state still runs."""
         if not self.reason:
             try:
                 self._jail.wait_until_clean()
@@ -79,117 +85,93 @@ class Session:
                 self.end(f"the session was lost: {error}")
                 return False
             if report is not None:
-                self._set_ended(program_end(report, None))
+                self._end_with(ProgramEnd.of(report, None))
         return not self.reason
 
-    def _poll_for_end(self) -> dict[str, Any] | None:
+    def _poll_for_end(self) -> Report | None:
         """The report of this session's end, if its zygote has sent it already."""
         control = self._jail.zygote_socket(self._kind)
         while wait_readable(control, 0):
-            if (report := self._jail.listen(self._kind, self._key)) is not None:
+            if (report := self._jail.receive_report(self._kind, self._key)) is not None:
                 return report
         return None
 
-    @property
-    def _isolation(self) -> Isolation:
-        return self._jail.spec["tier"]
-
     def run_cell(self, code: str, timeout_s: float, cell_id: str) -> RunResult:
         """Run one cell. Never raises for what it does; a dead session's cells are `lost` and say why."""
-        if not self.alive:
-            return self._lost(cell_id)
-        self._streams.forget()
-        began = time.monotonic()
-        try:
-            return self._run(code, began, timeout_s, cell_id)
-        except (JailLost, OSError) as error:
-            self._kill(f"the session was lost: {error}")
-            return self._lost(cell_id)
+        result = None
+        if self.alive:
+            self._streams.clear()
+            began = time.monotonic()
+            try:
+                result = self._run_cell(code, began, timeout_s, cell_id)
+            except (JailLost, OSError) as error:
+                self._kill(f"the session was lost: {error}")
+        if result is None:
+            isolation = self._jail.spec["tier"]
+            return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=isolation)
+        return result
 
-    def _kill(self, reason: str) -> None:
-        """Kill whatever is left of the session, and let go of it."""
-        try:
-            self._jail.command(self._kind, "kill", self._key)
-            self._wait_until_dead()
-        except JailLost as error:
-            reason = f"{reason}; {error}"
-        self.end(reason)
-
-    def _lost(self, cell_id: str) -> RunResult:
-        return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=self._isolation)
-
-    def _run(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult:
+    def _run_cell(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult | None:
+        """None: the session turned out to be dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
         self._channel.settimeout(_SEND_TIMEOUT_S)
         if self._channel_has_data():
             self._kill(_FORGED)
-            return self._lost(cell_id)
+            return None
         try:
             self._channel.sendall(nonce + len(data).to_bytes(LENGTH, "big") + data)
         except BrokenPipeError:
-            # It ended just now, and its zygote is about to say how.
-            self._set_ended(self._wait_until_dead())
-            return self._lost(cell_id)
+            # It ended just now, and its zygote is about to report how.
+            self._end_with(self._wait_for_process_end())
+            return None
         cell = self._wait_for_cell(nonce, began + timeout_s)
         self._streams.drain()
-        wall = time.monotonic() - began
-        outcome = self._outcome(cell)
+        wall_s = time.monotonic() - began
+        outcome = cell.outcome(self._cgroup, self._kills)
         spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
-        final = cell.final
-        if final is not None:
-            self._set_ended(final, outcome, cell.reason)
-        return RunResult(
-            id=cell_id,
-            outcome=outcome,
-            stdout=self._streams.stdout.text(),
-            stderr=self._streams.stderr.text(),
-            value=cell.text if cell.kind == "v" and outcome == "ok" else None,
-            exit_code=final.exit_code if final is not None else None,
-            stdout_truncated=self._streams.stdout.truncated,
-            stderr_truncated=self._streams.stderr.truncated,
+        end = cell.process_end
+        result = self._streams.result(
+            cell_id,
+            outcome,
+            self._jail.spec["tier"],
+            value=cell.text if cell.kind == "v" else None,
+            exit_code=end.exit_code if end is not None else None,
             cpu_s=max(0.0, spent),
-            wall_s=wall,
-            isolation=self._isolation,
+            wall_s=wall_s,
         )
+        if end is not None:
+            self._end_with(end, outcome, cell.kill_reason)
+        return result
 
     def _channel_has_data(self) -> bool:
-        """Whether there is something on the channel, where nothing may be now."""
+        """Whether the session has written to the channel, at a time when it must not."""
         return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
 
-    def _outcome(self, cell: _CellEnd) -> Outcome:
-        if cell.limit is not None:
-            return cell.limit
-        if cell.final is not None:
-            if cell.final.exit_code == -9 and self._cgroup.kills() > self._kills:
-                return "memory"
-            return "ok" if cell.final.exit_code == 0 else "error"
-        return "memory" if cell.kind == "m" else "ok" if cell.kind in ("o", "v") else "error"
-
     def _wait_for_cell(self, nonce: bytes, deadline: float) -> _CellEnd:
-        """See a cell to its end: it has answered and its process waits for the next, or its process has ended.
+        """Wait until a cell has answered and its process waits for the next, or until its process has ended.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
         cell = self._wait_for_answer(nonce, deadline)
         if cell.kind:
             self._wait_until_idle(cell, deadline)
-        if cell.final is None and (cell.reason or not cell.kind):
-            self._jail.command(self._kind, "kill", self._key)
-            cell.final = self._wait_until_dead()
-        if cell.final is not None:
-            cell.cpu_s = cell.final.cpu_s
+        if cell.process_end is None and (cell.kill_reason or not cell.kind):
+            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            cell.process_end = self._wait_for_process_end()
+        if cell.process_end is not None:
+            cell.cpu_s = cell.process_end.cpu_s
         return cell
 
     def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:
         """Wait for the cell's answer or the process's end, whichever is first.
 
         Returns:
-            What came; neither of them: the cell does not stop, or its code wrote what is no answer, and it is
-            to be killed.
+            Which it was; neither: the cell does not stop, or its code wrote what is no answer, and it is to be
+            killed.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
         control = self._jail.zygote_socket(self._kind)
         poll = select.poll()
@@ -207,11 +189,11 @@ class Session:
             if left <= 0:
                 limit, left = "timeout", _INTERRUPT_GRACE_S
                 deadline = time.monotonic() + left
-                self._jail.command(self._kind, "interrupt", self._key)
+                self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
             for fd, _ in poll.poll(left * 1000):
                 if fd == control.fileno():
-                    if (report := self._jail.listen(self._kind, self._key)) is not None:
-                        return _CellEnd(limit=limit, final=program_end(report, limit))
+                    if (report := self._jail.receive_report(self._kind, self._key)) is not None:
+                        return _CellEnd(limit=limit, process_end=ProgramEnd.of(report, limit))
                 elif fd != self._channel.fileno():
                     self._streams.read(fd, poll)
                 else:
@@ -220,42 +202,38 @@ class Session:
                     if not chunk:
                         poll.unregister(fd)
                     elif _is_forged(received, nonce):
-                        return _CellEnd(limit=limit, reason=_FORGED)
-                    elif (answer := _parse(received)) is not None:
+                        return _CellEnd(limit=limit, kill_reason=_FORGED)
+                    elif (answer := parse_report(received, nonce)) is not None:
                         return _CellEnd(*answer, limit=limit)
 
     def _wait_until_idle(self, cell: _CellEnd, deadline: float) -> None:
         """Wait until the process that has answered waits for the next cell, as its zygote sees it.
 
-        Until then the cell goes on, whatever it wrote, and its limit holds.
+        Until then the cell still runs, whatever it wrote, and its limit holds.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
         deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:
-            self._jail.command(self._kind, "cpu", self._key)
-            report = None
-            while report is None:
-                report = self._jail.listen(self._kind, self._key)
+            report = self._jail.query(self._kind, "cpu", self._key, "cpu_s")
             cell.cpu_s = float(report["cpu_s"])
             if "status" in report:
-                # It ended just now; the next look at it will find that.
-                self._jail.ended[self._key] = report
+                # It ended just now; `alive` finds the report.
                 return
             if report["waits"]:
-                cell.reason = _FORGED if self._channel_has_data() else ""
+                cell.kill_reason = _FORGED if self._channel_has_data() else ""
                 return
             if time.monotonic() > deadline:
                 cell.kind, cell.limit = "", cell.limit or "timeout"
                 return
             time.sleep(_POLL_INTERVAL_S)
 
-    def _wait_until_dead(self) -> ProgramEnd:
+    def _wait_for_process_end(self) -> ProgramEnd:
         """Wait until the process, which was killed or is dying, has ended.
 
         Raises:
-            Lost: it cannot be known.
+            JailLost: its zygote does not report it.
         """
         deadline = time.monotonic() + _KILL_TIMEOUT_S
         end = wait_for_end(self._jail, self._kind, self._key, self._streams, deadline)
@@ -263,18 +241,27 @@ class Session:
             raise JailLost(end.problem)
         return end
 
-    def _set_ended(self, final: ProgramEnd, outcome: Outcome | None = None, reason: str = "") -> None:
-        how = f"exit code {final.exit_code}" if final.exit_code >= 0 else f"signal {-final.exit_code}"
+    def _end_with(self, end: ProgramEnd, outcome: Outcome | None = None, reason: str = "") -> None:
+        how = f"exit code {end.exit_code}" if end.exit_code >= 0 else f"signal {-end.exit_code}"
         why = f" ({outcome})" if outcome not in (None, "ok", "error") else ""
         self.end(reason or f"the session ended with {how}{why}")
 
     def end(self, reason: str) -> None:
-        """Let go of a session whose process is gone."""
+        """Release what belongs to a session whose process has ended."""
         if not self.reason:
             self.reason = reason
             self._streams.close()
             self._channel.close()
             self._on_close()
+
+    def _kill(self, reason: str) -> None:
+        """Kill what is left of the session, and end it."""
+        try:
+            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            self._wait_for_process_end()
+        except JailLost as error:
+            reason = f"{reason}; {error}"
+        self.end(reason)
 
     def close(self) -> None:
         """End the session and everything in it."""
@@ -283,18 +270,8 @@ class Session:
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:
-    """Whether what came so far is not the beginning, or more than the whole, of an answer to this cell."""
+    """Whether the bytes so far are not the beginning, or are more than the whole, of an answer to this cell."""
     if not nonce.startswith(received[1 : 1 + NONCE]):
         return True
     length = int.from_bytes(received[1 + NONCE : HEADER], "big")
     return len(received) >= HEADER and (length > VALUE_BYTES or len(received) > HEADER + length)
-
-
-def _parse(received: bytes) -> tuple[str, str] | None:
-    """The kind and text of a complete answer; None while it is incomplete."""
-    if len(received) < HEADER:
-        return None
-    length = int.from_bytes(received[1 + NONCE : HEADER], "big")
-    if len(received) < HEADER + length:
-        return None
-    return received[:1].decode(errors="replace"), received[HEADER:].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What each tier builds on this machine, and what it leaves open."""
+"""Defines the isolation tiers: what each builds on this machine, and what it does not enforce."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 """Weakest first."""
 MAX_PROCESSES = 128
 _FIRST_HOST_UID = 1_879_048_192
-"""First of the outer users that jails' users are mapped to: a range no distribution hands out."""
+"""First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
 USERS_PER_JAIL = 65536
-"""Users of one jail. Each worker process takes a range of its own, so that limits by user are its own too."""
+"""Users of one jail. Each worker process takes a range of its own, so that limits per user are its own too."""
 _RANGES = 4000
 
 
@@ -74,19 +74,20 @@ def _filter(tier: Isolation, abi: int) -> bytes:
     return landlock_filter(abi)
 
 
-def program_uid(spec: JailSpec, session: int) -> int:
-    """User of a program as the inside counts them; -1 where the tier has no users of its own.
+def program_uid(spec: JailSpec, session: int = 0) -> int:
+    """A program's user id inside the jail; -1 where the tier has no users of its own.
 
     Args:
-        session: 0 for plain runs, else the session's number.
+        session: the session's number; 0 for a program.
     """
     if spec["tier"] != "strict" or not spec["is_root"]:
         return -1
     return rootfs.PROGRAM_UID + session + (0 if spec["user_namespace"] else spec["first_host_uid"])
 
 
-def host_uid(spec: JailSpec, uid: int) -> int:
-    """The same user as the outside counts them."""
+def program_host_uid(spec: JailSpec, session: int = 0) -> int:
+    """The same user's id on the host."""
+    uid = program_uid(spec, session)
     return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
 
@@ -112,34 +113,30 @@ def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
 def _strict_exceptions(spec: JailSpec) -> list[str]:
     found = []
     if not spec["user_namespace"]:
-        found.append("User namespaces are refused: the zygotes, though locked in, are the machine's root.")
+        found.append("User namespaces are refused: the zygotes, though confined, are the machine's root.")
     if not spec["is_root"]:
-        found.append(
-            "Without root there is one user for all programs of a worker: kept apart by Landlock only."
-        )
+        found.append("Without root all programs of a worker are one user: only Landlock separates them.")
     if not spec["landlock_abi"]:
-        found.append("The kernel has no Landlock: namespaces, users and seccomp confine alone.")
+        found.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
     return found
 
 
 def _landlock_exceptions(spec: JailSpec) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets of any kind but connected pairs of streams.",
+        "Programs cannot open sockets, except connected pairs of streams.",
         "Programs run as the worker's own user, without its capabilities.",
-        "chmod and utime do nothing, and chown is refused, because Landlock has no say over them.",
+        "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
-        "The work folder is on disk: the size of one file is limited, not the space of all files together.",
+        "The work folder is on disk: the size of each file is limited, not of all files together.",
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]
     if spec["landlock_abi"] < SIGNAL_ABI:
-        found.append(
-            "This kernel cannot keep signals inside: programs cannot send any, not to themselves either."
-        )
+        found.append("This kernel cannot confine signals: programs cannot send any, not even to themselves.")
     if spec["landlock_abi"] < TRUNCATE_ABI:
-        found.append("This kernel's Landlock has no say over truncate: programs cannot truncate by name.")
+        found.append("This kernel's Landlock does not control truncate: programs cannot truncate by name.")
     if spec["landlock_abi"] < NETWORK_ABI:
-        found.append("This kernel's Landlock has no say over the network: seccomp alone refuses sockets.")
+        found.append("This kernel's Landlock does not control the network: only seccomp refuses sockets.")
     return found

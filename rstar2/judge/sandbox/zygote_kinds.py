@@ -1,4 +1,8 @@
-"""Which zygote a program wants, judged by what its source imports."""
+"""Chooses the zygote a program is forked from, by the libraries that its source imports.
+
+For speed only: every page a zygote holds makes a fork dearer, so a program gets the smallest one that has its
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Literal
 ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
 """bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
 PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
-"""Which zygote each is forked from: it keeps what that one has, and shares the memory."""
+"""Which zygote each is forked from: it has that one's libraries too, and shares their memory."""
 
 PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
@@ -16,7 +20,7 @@ PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""What nearly every program for a zygote does, so that it writes what nearly every one writes."""
+"""Does what nearly every program of a kind does, so that it writes the pages that nearly every program writes."""
 
 _NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",
@@ -25,7 +29,7 @@ _NEEDS: dict[str, ZygoteKind] = {
     "scipy": "full",
     "pandas": "full",
     "matplotlib": "full",
-    # Slow to import, and numpy or sympy bring them along, or most of what they need.
+    # Slow to import, and loaded by numpy or sympy anyway, or most of what they need is.
     **dict.fromkeys(
         ("copy", "dataclasses", "datetime", "functools", "json", "random", "re", "string", "typing"),
         "numeric",
@@ -40,9 +44,9 @@ _ORDER: tuple[ZygoteKind, ...] = ("bare", *PARENTS)
 
 
 def zygote_kind_for(code: str) -> ZygoteKind:
-    """The lightest zygote that has everything the program imports.
+    """The smallest zygote that has everything the program imports.
 
-    A wrong guess costs time, never correctness: what is missing is imported by the program itself.
+    A wrong guess costs time, never correctness: the program itself imports what is missing.
     """
     if "import" not in code:
         return "bare"

@@ -225,8 +225,10 @@ found += gc.get_referents(*found)
     assert cell(session, code).value == "[]"
 
 
-def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(session: Session) -> None:
-    if session._isolation != "strict":
+def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(
+    session: Session, sandbox: Sandbox
+) -> None:
+    if sandbox.isolation != "strict":
         pytest.skip("the landlock tier has no fork")
     result = cell(session, "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nchild == 0")
     assert (result.outcome, result.value) == ("ok", "False")

@@ -1,4 +1,4 @@
-"""What a freshly forked process gives up before a program's code runs in it."""
+"""Takes away a forked process's rights before a program's code runs in it: limits, user, Landlock, seccomp."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
-    """The rules of one zygote, prepared once so that applying them to a program costs little."""
+    """The restrictions on a zygote's programs, prepared once so that applying them to each costs little."""
 
     def __init__(self, spec: JailSpec) -> None:
         self._spec = spec
@@ -33,7 +33,7 @@ class Confinement:
         ]
         if spec["max_processes"]:
             self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))
-        # Where the judge itself was started under a lower limit, that one stays.
+        # Where the judge itself was started under a lower limit, that one holds.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
         # What a program may take comes on top of what the zygote takes.
@@ -42,7 +42,7 @@ class Confinement:
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
     def reload_rules(self) -> None:
-        """Take in the folders that are there now; those mounted earlier are gone."""
+        """Make the rules again for the folders mounted now; the old rules hold for the old ones only."""
         if self._landlock is not None:
             os.close(self._landlock.fd)
         self._landlock = _landlock(self._spec, self._spec["work_dir"])
@@ -51,7 +51,7 @@ class Confinement:
         """Confine this process for good.
 
         Args:
-            start: the order that came from outside.
+            command: as the worker sent it.
             groups: descriptors of the process lists of control groups to join.
         """
         for fd in groups:
@@ -78,7 +78,7 @@ class Confinement:
             self._filter.load()
 
     def _enter_private_scratch(self, work_dir: str) -> syscalls.Landlock | None:
-        """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
+        """Mount a scratch space and a /proc of this program's own. Returns the rules for them."""
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
             namespaces.mount_scratch(self._spec)
@@ -96,7 +96,7 @@ class Confinement:
 
 
 def _hard_limit(kind: int) -> int:
-    """The most this process may set; programs start with the same."""
+    """The highest limit this process may set; programs start with the same."""
     hard = resource.getrlimit(kind)[1]
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 

@@ -1,8 +1,11 @@
-"""The strict tier's jail: namespaces and a private read-only root holding only what an interpreter needs.
+"""Builds the strict tier's jail: namespaces, and a read-only root with only what an interpreter needs.
 
 Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
-user namespace. One that is not enters first, which is what lets it mount at all. /proc must be mounted by the
-first process of the new PID namespace while the old /proc is still in sight.
+user namespace. One that is not root enters first, which is what lets it mount at all. /proc must be mounted by
+the first process of the new PID namespace while the old /proc is still visible.
+
+Programs of a worker share these namespaces, except for a PID namespace each. For speed only: a mount and an IPC
+namespace for each program would take milliseconds more of it.
 """
 
 from __future__ import annotations
@@ -19,21 +22,22 @@ if TYPE_CHECKING:
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
-_COVERED = "/.aside"
-"""Where folders wait that the scratch space would cover, such as an interpreter installed below /tmp."""
+_COVERED = "/.covered"
+"""Where bound folders are kept that the scratch space covers, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
-"""Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
+"""Where the new root is mounted, in this mount namespace only, until it becomes the root: a folder that every
+user may enter."""
 WORK_DIR = "/box"
 """The work folder of programs."""
 PRELOAD_DIR = "/.preload"
-"""Where libraries leave their caches while zygotes get warm."""
+"""Where libraries leave their caches while zygotes load them."""
 _WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
-"""What a program may write, all parts of one small file system in memory."""
+"""What a program may write: parts of one small file system in memory."""
 
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
-    """Enter fresh namespaces and fork their first process; True in the process that stays and waited for it.
+    """Enter new namespaces and fork their first process. True in the process that waited outside for its end.
 
     Raises:
         OSError: the machine refuses a namespace or a mount.
@@ -61,7 +65,7 @@ def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> boo
 
 
 def _build_root(spec: JailSpec) -> None:
-    """Lay out the new root at spec["mount_point"]: what is needed is bound read-only at the path it has outside."""
+    """Lay out the new root at spec["mount_point"]: what is needed is bound, read-only, at the path it has outside."""
     root = spec["mount_point"]
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("rstar2", root, "tmpfs", syscalls.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
@@ -100,13 +104,12 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_root(spec: JailSpec) -> None:
-    """In the first process: mount /proc and the scratch space, make the new root the only one there is.
+    """In the first process: mount /proc and the scratch space, and make the new root the only root.
 
     Raises:
         OSError: the machine refuses a mount.
     """
-    # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
-    # pivoted to.
+    # Mounts from the outer namespace are locked; a new bind of the whole is not, and can be pivoted to.
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
     syscalls.make_root(_NEW_ROOT)
@@ -121,13 +124,13 @@ def enter_root(spec: JailSpec) -> None:
 
 
 def mount_proc(path: str) -> None:
-    """Mount the /proc of this process's PID namespace, without what other users and the kernel show there."""
+    """Mount the /proc of this process's PID namespace, without other users' processes and the kernel's files."""
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
     syscalls.mount("proc", path, "proc", flags, "hidepid=2,subset=pid")
 
 
 def replace_scratch(spec: JailSpec) -> None:
-    """Put an empty scratch space in place of the old one, which goes once nothing holds it."""
+    """Mount an empty scratch space instead of the old one, which the kernel frees when nothing uses it."""
     for path in (*WRITABLE, _SCRATCH):
         syscalls.unmount(path)
     mount_scratch(spec)

@@ -1,4 +1,4 @@
-"""The system calls that Python does not offer: namespaces, mounts, Landlock, seccomp, bare processes, memory.
+"""Wraps the system calls that Python lacks: namespaces, mounts, Landlock, seccomp, bare processes, memory.
 
 Loaded inside the jail, so it imports nothing heavier than ctypes. Every call raises OSError on failure.
 Source: the Linux manual pages of the calls and the kernel's uapi headers (x86-64 and arm64 share the numbers
@@ -79,7 +79,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def unmount(path: str) -> None:
-    """Take away what is mounted at `path` and under it; what still uses it keeps it till it is done."""
+    """Unmount `path` and everything under it; what still uses a mount keeps it until it ends."""
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
@@ -112,21 +112,23 @@ def become_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # Changing the user hides /proc/self from its own process; what may look is decided elsewhere.
+    # A change of user hides /proc/self from its own process; who may look is decided elsewhere.
     prctl(PR_SET_DUMPABLE, 1)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process for good (with no_new_privs none comes back)."""
+    """Drop every capability of this process for good (with no_new_privs none can be regained)."""
     _check(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:
-    """The first process of a new PID namespace: it shares this process's memory and does nothing but wait.
+    """The first process of a new PID namespace: it shares this process's memory and only waits.
 
-    Sharing the memory makes it as cheap as a thread: no page table is copied. It runs only libc's pause()
-    on a stack of its own, deaf to all signals but the one that kills it. Killing it makes the kernel kill every
-    process of its namespace.
+    It runs libc's pause() on a stack of its own, with all signals blocked. Killing it makes the kernel kill every
+    process in its namespace.
+
+    For speed only: because it shares the memory, a namespace per program costs a thread, not a second copy of the
+    page table.
     """
 
     def __init__(self) -> None:
@@ -141,7 +143,7 @@ class BareInit:
         self.pidfd = os.pidfd_open(self.pid)
 
     def end(self) -> None:
-        """Kill the whole namespace and wait until it is gone. Its processes must have been reaped."""
+        """Kill the whole namespace and wait until it has ended. Its processes must have been reaped."""
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
@@ -158,7 +160,7 @@ class SyscallFilter:
         self._program = _FilterProgram(len(bpf) // 8, bpf)
 
     def load(self) -> None:
-        """Put this process, from now on, under the filter. no_new_privs must be set."""
+        """Put this process under the filter from now on. no_new_privs must be set."""
         number = _SYS_SECCOMP[_machine]
         _check(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
 
@@ -210,17 +212,17 @@ class Landlock:
             os.close(fd)
 
     def enforce(self) -> None:
-        """Confine this process, from now on and for good. no_new_privs must be set."""
+        """Confine this process from now on, for good. no_new_privs must be set."""
         _check(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
 
 
 def open_ring() -> int:
-    """An io_uring that can hold nothing but registered buffers. → its descriptor."""
+    """Open an io_uring that only serves to register buffers. Returns its descriptor."""
     return _check(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
 
 
 def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
-    """Register parts of this process's memory, (address, bytes), with an io_uring that has none."""
+    """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
     _check(
@@ -229,15 +231,15 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
 
 
 def use_huge_pages() -> None:
-    """Collapse this process's private memory into huge pages where that can be done.
+    """Collapse this process's private memory into huge pages where possible.
 
-    A fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
+    For speed only: a fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
     for span in spans:
         start, end = (int(edge, 16) for edge in span[0].split("-"))
         start, end = (start + (1 << 21) - 1) >> 21 << 21, end >> 21 << 21
-        # A refusal (no huge page free, none wanted by the administrator) costs speed and nothing else.
+        # A refusal (no huge page free, or the administrator wants none) costs speed and nothing else.
         if end > start and "[stack]" not in span:
             _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
