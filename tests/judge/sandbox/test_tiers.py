@@ -1,4 +1,4 @@
-"""A tier is what its canaries say it is, or the sandbox does not start."""
+"""A tier passes its escape tests, or the sandbox does not start."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
         ({"landlock_abi": 0, "seccomp_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
     ],
 )
-def test_a_hole_in_the_landlock_tier_is_found_by_its_canaries(
+def test_a_hole_in_the_landlock_tier_is_found_by_its_escape_tests(
     landlock: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +71,7 @@ def test_a_hole_in_the_landlock_tier_is_found_by_its_canaries(
         assert attempt in str(caught.value)
 
 
-def test_a_hole_in_the_strict_tier_is_found_by_its_canaries(
+def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
