@@ -156,7 +156,7 @@ class Sandbox:
         self._affinity = affinity
 
     def _open_jail(self) -> Jail:
-        """The jail, with nothing in it of the program before; built if there is none."""
+        """The jail, emptied of the program before; built if it was lost."""
         if self._jail is not None:
             try:
                 self._jail.wait_until_clean()

@@ -21,6 +21,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)
 """Importing them fills CASES."""
+pytestmark = pytest.mark.slow
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"
 
@@ -31,6 +32,25 @@ def _shared_cases() -> list[object]:
         reason = f"no attack programs in {_SHARED}; set RSTAR2_SHARED"
         return [pytest.param(None, id="absent", marks=pytest.mark.skip(reason=reason))]
     return [pytest.param(case, id=case.id) for path in files for case in read_cases(path)]
+
+
+def _with_all_zygotes(sandbox: Sandbox) -> Sandbox:
+    sandbox.start_zygotes()
+    # The largest zygote answers when all are there: tests that count processes must not see more appear.
+    assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "first").outcome == "ok"
+    while sandbox.profile_next_zygote():
+        pass
+    return sandbox
+
+
+@pytest.fixture(scope="module", name="strict")
+def complete_strict(strict: Sandbox) -> Sandbox:
+    return _with_all_zygotes(strict)
+
+
+@pytest.fixture(scope="module", name="landlock")
+def complete_landlock(landlock: Sandbox) -> Sandbox:
+    return _with_all_zygotes(landlock)
 
 
 @pytest.fixture(scope="module")

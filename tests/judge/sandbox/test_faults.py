@@ -1,4 +1,4 @@
-"""Whatever dies, the next program runs, and nothing stays behind."""
+"""Whatever dies, the next program runs, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -132,6 +132,7 @@ def test_a_heavier_zygote_that_is_killed_comes_back(strict: Sandbox, tmp_path: P
     sandbox.close()
 
 
+@pytest.mark.slow
 def test_a_zygote_that_does_not_answer_is_replaced(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def _groups() -> set[Path]:
     return set(Path("/sys/fs/cgroup").rglob(f"rstar2-{os.getpid()}-*"))
 
 
+@pytest.mark.slow
 def test_a_killed_worker_takes_its_jail_with_it(strict: Sandbox, tmp_path: Path) -> None:
     del strict
     code = f"""
@@ -321,6 +323,7 @@ def test_what_a_program_leaves_makes_its_end_no_later(request: pytest.FixtureReq
     assert sandbox._jail is before
 
 
+@pytest.mark.slow
 def test_a_program_that_was_killed_is_not_run_again_if_its_zygote_stops_answering(
     landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

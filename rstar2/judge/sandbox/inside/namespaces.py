@@ -137,7 +137,7 @@ def replace_scratch(spec: JailSpec) -> None:
 
 
 def mount_scratch(spec: JailSpec) -> None:
-    """Mount an empty scratch space over the writable places."""
+    """Mount an empty scratch space over the writable folders."""
     size = f"mode=711,size={spec['scratch_mb']}m,nr_inodes={spec['scratch_inodes']}"
     syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
     for name, path in _WRITABLE.items():

@@ -20,7 +20,7 @@ class Scratch:
     """Records what the empty scratch space looks like, and restores that.
 
     Args:
-        places: the folders programs may write.
+        folders: the ones that programs may write.
         own: they are all on one file system that nothing else uses, so that its counters say whether there
             is anything to remove.
     """
@@ -83,7 +83,7 @@ def _collect_sockets() -> None:
 
 
 def remove_contents(folder: str, kept: set[str]) -> None:
-    """Remove everything below `place` but the names in `kept`. Nobody else may be writing there.
+    """Remove everything below `folder` but the names in `kept`. Nobody else may be writing there.
 
     It goes down and up one folder at a time, so that neither the depth of a tree nor the length of its paths
     matters, and changes the disk once per file and folder.
