@@ -169,7 +169,7 @@ def warm_up(url: str, workers: int) -> None:
     """Wait until every worker's zygotes are warm, which takes processor time from all, and have rehearsed."""
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
-    # They rehearse one at a time, each after a moment without work.
+    # Zygotes are profiled one at a time, each in a moment without work.
     time.sleep(REHEARSALS_S)
 
 

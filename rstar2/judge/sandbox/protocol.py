@@ -41,13 +41,8 @@ class JailSpec(TypedDict):
     """0: no Landlock."""
     seccomp_filter: bytes
     """seccomp program in BPF; empty: none."""
-    scratch_mb: int
-    scratch_inodes: int
     max_processes: int
     """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
-    file_mb: int
-    """Size of one file."""
-    stack_mb: int
     cpus: list[int]
     """The CPUs that programs may use."""
 

@@ -57,11 +57,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
         seccomp_filter=_filter(tier, abi),
-        scratch_mb=256,
-        scratch_inodes=16384,
         max_processes=MAX_PROCESSES if strict else 0,
-        file_mb=256,
-        stack_mb=64,
         cpus=sorted(os.sched_getaffinity(0)),
     )
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 
 _MIB = 1 << 20
-_OPEN_FILES = 256
+_OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
@@ -28,8 +28,8 @@ class Confinement:
         self._limits = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
-            (resource.RLIMIT_FSIZE, spec["file_mb"] * _MIB),
-            (resource.RLIMIT_STACK, spec["stack_mb"] * _MIB),
+            (resource.RLIMIT_FSIZE, _FILE_BYTES),
+            (resource.RLIMIT_STACK, _STACK_BYTES),
         ]
         if spec["max_processes"]:
             self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))

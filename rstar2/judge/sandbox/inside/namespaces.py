@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
+_SCRATCH_MB, _SCRATCH_INODES = 256, 16384
 _COVERED = "/.covered"
 """Where bound folders are kept that the scratch space covers, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
@@ -138,7 +139,7 @@ def replace_scratch(spec: JailSpec) -> None:
 
 def mount_scratch(spec: JailSpec) -> None:
     """Mount an empty scratch space over the writable folders."""
-    size = f"mode=711,size={spec['scratch_mb']}m,nr_inodes={spec['scratch_inodes']}"
+    size = f"mode=711,size={_SCRATCH_MB}m,nr_inodes={_SCRATCH_INODES}"
     syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
     for name, path in _WRITABLE.items():
         os.mkdir(f"{_SCRATCH}/{name}")
