@@ -34,7 +34,7 @@ from typing import Any
 import httpx
 
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.sandbox.cpu_affinity import Seat, Times, processor_times
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.start import running_judge
@@ -85,10 +85,10 @@ def bare(workers: int) -> Run:
 def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> None:
     sandbox = Sandbox(Path(root), tier, minimum=tier or "landlock")
     sandbox.start()
-    sandbox.warm()
-    sandbox.sit(Seat("benchmark"))
+    sandbox.start_zygotes()
+    sandbox.set_affinity(CpuAffinity("benchmark"))
     sandbox.run(RunRequest(code=HEAVIEST, timeout_s=60), "0")
-    while sandbox.rehearse():
+    while sandbox.profile_next_zygote():
         pass
     pipe.send("warm")
     while (order := pipe.recv()) is not None:
@@ -169,7 +169,7 @@ def warm_up(url: str, workers: int) -> None:
     """Wait until every worker's zygotes are warm, which takes processor time from all, and have rehearsed."""
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
-    # They rehearse one at a time, each after a moment without work.
+    # Zygotes are profiled one at a time, each in a moment without work.
     time.sleep(REHEARSALS_S)
 
 
@@ -205,7 +205,7 @@ def rounds(
     return {n: {k: statistics.median(rates[n, k]) for k in PROGRAMS} for n in contestants}
 
 
-def busy_share(before: Times, now: Times) -> float:
+def busy_share(before: CpuTimes, now: CpuTimes) -> float:
     """How much of the time between two looks the processors were at work."""
     idle, whole = (sum(now[place][n] - before[place][n] for place in now) for n in (0, 1))
     return 1 - idle / whole
@@ -285,12 +285,12 @@ def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[s
         found["machine"]["longest"].append(longest)
         whole = batched()
         for load, share in LOADS.items():
-            before = processor_times()
+            before = cpu_times()
             took = asyncio.run(latencies(url, whole * share, LATENCY_S, seed=number))
             found[load]["rate"].append(whole * share)
             found[load]["p50"].append(1000 * took[len(took) // 2])
             found[load]["p99"].append(1000 * took[len(took) * 99 // 100])
-            found[load]["busy"].append(100 * busy_share(before, processor_times()))
+            found[load]["busy"].append(100 * busy_share(before, cpu_times()))
         print(f"latencies, round {number + 1} of {count} done", file=sys.stderr)
     return found
 

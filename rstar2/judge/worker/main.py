@@ -19,7 +19,7 @@ from redis.retry import Retry
 from rstar2.errors import RStarError
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.logs import log_to_stderr
@@ -55,13 +55,13 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
     sandbox.start()
     sessions = Sessions(sandbox, name)
     try:
-        sandbox.warm()
+        sandbox.start_zygotes()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
         link = Link(name, client, desk, about, sandbox.abort)
         speaker = threading.Thread(target=link.run, name="link")
         speaker.start()
         # Only now: the other thread is to stay free.
-        sandbox.sit(Seat())
+        sandbox.set_affinity(CpuAffinity())
         try:
             turn = 0
             while not desk.stopping:
@@ -70,7 +70,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
                 sessions.sweep(desk.heard)
                 turn += 1
                 if not desk.stopping and (task is None or turn % REHEARSE_EVERY == 0):
-                    sandbox.rehearse()
+                    sandbox.profile_next_zygote()
                 if task is not None:
                     desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
                 desk.sessions = len(sessions.held)

@@ -16,7 +16,7 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker import local_queue
 from rstar2.judge.worker import main as worker
@@ -33,12 +33,12 @@ from rstar2.judge.worker.local_queue import Desk
 class Hangs:
     isolation = "none"
     def start(self): pass
-    def warm(self): pass
-    def sit(self, seat): pass
+    def start_zygotes(self): pass
+    def set_affinity(self, seat): pass
     def close(self): pass
     def exceptions(self): return []
     def abort(self, run_id): pass
-    def rehearse(self): return False
+    def profile_next_zygote(self): return False
     def run(self, request, run_id): time.sleep(600)
 
 link.WEDGED_S = 0.5
@@ -80,8 +80,8 @@ class Quick:
         self.runs = self.rehearsals = 0
 
     def start(self) -> None: ...
-    def warm(self) -> None: ...
-    def sit(self, seat: Seat) -> None: ...
+    def start_zygotes(self) -> None: ...
+    def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
     def exceptions(self) -> list[str]:
@@ -91,7 +91,7 @@ class Quick:
         self.runs += 1
         return RunResult(id=run_id, outcome="ok")
 
-    def rehearse(self) -> bool:
+    def profile_next_zygote(self) -> bool:
         self.rehearsals += 1
         return False
 
