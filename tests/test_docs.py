@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from collections import Counter
@@ -74,3 +75,56 @@ def test_the_reference_of_the_command_line_is_current() -> None:
     generator = runpy.run_path(str(ROOT / "docs/generate_cli_reference.py"), run_name="cli_reference")
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     assert page == generator["reference"](), "run: python docs/generate_cli_reference.py"
+
+
+_CODE_PATH = re.compile(
+    r"`((?:rstar2|tests|recipes|examples|benchmarks|docs|deploy)/(?:[\w./-]*(?:/|\.\w+))?)(?::([\w.]+))?`"
+)
+"""A folder, a file, or something in a file; `rstar2/lost_calls` is a metric."""
+
+
+def _names(path: Path) -> set[str]:
+    """What a module defines: functions, classes, their methods as `Class.method`, and assigned names."""
+    found = set()
+
+    def collect(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                collect(node.body, f"{prefix}{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    collect(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_function_that_is_named_exists(page: Path) -> None:
+    """`path` and `path:name` in code font, on any page but the changelog, which tells of what was."""
+    named = [] if page.name == "CHANGELOG.md" else _CODE_PATH.findall(page.read_text(encoding="utf-8"))
+    files = {path for path, _ in named}
+    assert {path for path in files if not (ROOT / path).exists()} == set()
+    missing = [f"{path}:{name}" for path, name in named if name and name not in _names(ROOT / path)]
+    assert missing == []
+
+
+def _hops(heading: str) -> list[str]:
+    """The numbered lines of a section of the architecture page."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = re.split(r"^#{2,3} ", page.split(f"\n{heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^\d+\. .*$", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("heading", "most"),
+    [("### Out", 40), ("### Back", 24), ("## A reward, from a finished rollout to the update", 31)],
+)
+def test_the_walks_are_short_and_each_step_names_a_function(heading: str, most: int) -> None:
+    hops = _hops(heading)
+    assert 10 < len(hops) <= most
+    assert [int(hop.split(".")[0]) for hop in hops] == list(range(1, len(hops) + 1))
+    for hop in hops:
+        assert re.match(r"\d+\. `rstar2/[\w/]+\.py:[\w.]+` ", hop), hop
