@@ -71,6 +71,12 @@ def test_every_page_is_listed_in_the_index() -> None:
     assert names == pages | {"../README", "../CONTRIBUTING", "../CHANGELOG"}
 
 
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {target for page in PAGES for target in re.findall(r"`make ([a-z]+)", page.read_text("utf-8"))}
+    assert {"test", "check", "demo", "docs"} <= named <= targets
+
+
 def test_the_reference_of_the_command_line_is_current() -> None:
     generator = runpy.run_path(str(ROOT / "docs/generate_cli_reference.py"), run_name="cli_reference")
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
