@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import Self
 
 import rstar2
-from rstar2.eval.grader.grade import grade_quickly
-from rstar2.eval.grader.verdict import Verdict
+from rstar2.eval.grader.grade import Verdict, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""

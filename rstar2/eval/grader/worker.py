@@ -15,8 +15,7 @@ import sys
 import traceback
 
 from rstar2.eval.grader.compare.symbolic import worked_out
-from rstar2.eval.grader.grade import grade
-from rstar2.eval.grader.verdict import Verdict
+from rstar2.eval.grader.grade import Verdict, grade
 
 MEMORY_BYTES = 2 << 30
 _OPERATOR = re.compile(r"\\(?:[io]*int|sum|prod|lim)|[∫∑∏]")

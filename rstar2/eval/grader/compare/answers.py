@@ -19,8 +19,7 @@ from rstar2.eval.grader.compare.assignments import (
 from rstar2.eval.grader.compare.equality import equal, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
-from rstar2.eval.grader.compare.listings import all_same, in_order, unordered
-from rstar2.eval.grader.compare.plusminus import flattened
+from rstar2.eval.grader.compare.listings import all_same, flattened, in_order, unordered
 from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
 from rstar2.eval.grader.parse.nodes import (
     Based,

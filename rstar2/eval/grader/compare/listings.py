@@ -1,15 +1,30 @@
-"""Comparing several answers with several: in order, or in any order."""
+"""Several answers at once: ± and nested lists written out, members compared in order or in any order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any, TypeAlias, cast
 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.parse.nodes import Node
+from rstar2.eval.grader.parse.nodes import (
+    Brackets,
+    Listing,
+    Node,
+    PlusMinus,
+    Relation,
+    SetOf,
+    SetOperation,
+    Sum,
+    negative,
+    walk,
+)
 
 MAX_ITEMS = 50
 """Lists with more members that are written differently are compared in order only, or not verified."""
+MAX_SIGNS = 4
+"""Answers with more independent ± are not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
 """Whether two answers are equal; raises NoValue where that cannot be verified."""
@@ -65,3 +80,64 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
                 raise doubt
             return False
     return True
+
+
+def flattened(node: Node) -> Node:
+    """The answer with every ± written out, and lists inside lists opened."""
+    if isinstance(node, SetOf):
+        return SetOf(tuple(part for item in node.items for part in _opened(item)))
+    parts = [
+        part for item in (node.items if isinstance(node, Listing) else (node,)) for part in _opened(item)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return Listing(tuple(parts), isinstance(node, Listing) and node.alternatives)
+
+
+def _opened(node: Node) -> list[Node]:
+    if isinstance(node, Listing):
+        return [part for item in node.items for part in _opened(item)]
+    if isinstance(node, Relation) and isinstance(node.sides[-1], Listing) and node.operators == ("=",):
+        name, values = node.sides
+        assert isinstance(values, Listing)
+        return [part for value in values.items for part in _opened(Relation((name, value), ("=",)))]
+    if isinstance(node, SetOf):
+        return [flattened(node)]
+    if isinstance(node, SetOperation) and node.kind == "union":
+        left, right = (flattened(side) for side in (node.left, node.right))
+        if isinstance(left, SetOf) and isinstance(right, SetOf):
+            return [SetOf((*left.items, *right.items))]
+    return _both(node)
+
+
+def _both(node: Node) -> list[Node]:
+    """One node for every choice of signs; linked where ∓ or a tuple says that they belong together."""
+    found = [part for part in walk(node) if isinstance(part, PlusMinus)]
+    if not found:
+        return [node]
+    linked = len(found) == 1 or any(part.flipped for part in found) or isinstance(node, Brackets)
+    if not linked and len(found) > MAX_SIGNS:
+        raise NoValue("too many signs")
+    choices = (
+        [[sign] * len(found) for sign in (1, -1)]
+        if linked
+        else [list(one) for one in product((1, -1), repeat=len(found))]
+    )
+    return [_chosen(node, choice) for choice in choices]
+
+
+def _chosen(node: Any, signs: list[int]) -> Node:
+    """The node with its ± replaced, in the order in which they stand, by the signs."""
+    if isinstance(node, PlusMinus):
+        left = _chosen(node.left, signs)
+        sign = signs.pop(0) * (-1 if node.flipped else 1)
+        right = _chosen(node.right, signs)
+        return Sum((left, right if sign > 0 else negative(right)))
+    if isinstance(node, tuple):
+        return cast(Node, tuple(_chosen(part, signs) for part in node))
+    if not hasattr(node, "__dataclass_fields__"):
+        return cast(Node, node)
+    changed: Any = replace(
+        node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)}
+    )
+    return cast(Node, changed)
