@@ -48,7 +48,7 @@ _STATED = re.compile(
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]")
-"""What tells sentences from a formula by itself."""
+"""What distinguishes sentences from a formula by itself."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
@@ -63,7 +63,7 @@ _CHOSEN = re.compile(
     re.IGNORECASE,
 )
 _LISTED_CHOICE = re.compile(r"\(?[A-J]\)\s|[A-J][.:]\s")
-_DENIAL = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
+_NEGATED = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
@@ -74,7 +74,7 @@ def extract_answer(text: str) -> str | None:
     `text` is the turn the model itself wrote last: no prompt and no tool output. A bare answer comes back as
     it is.
     """
-    turn = _own_words(text)
+    turn = _final_turn(text)
     inner = _last_block(turn, "<answer>", "</answer>")
     if inner is not None and inner.strip():
         turn = inner
@@ -115,7 +115,7 @@ def _from_box(content: str) -> str:
     return (_from_sentence(stated) if stated is not None else None) or content
 
 
-def _own_words(text: str) -> str:
+def _final_turn(text: str) -> str:
     """The last turn without finished reasoning, tool calls and tool output."""
     turn = text[-MAX_TEXT:].rpartition(_ASSISTANT)[2]
     end = _END_OF_TURN.search(turn, len(turn) - len(turn.lstrip()))
@@ -228,16 +228,16 @@ def _formula_at(text: str) -> int:
 
 def _last_formula(text: str) -> tuple[str, int] | None:
     """The content of the last formula between delimiters, and where it ends."""
-    found, position, hopeless = None, 0, set[str]()
+    found, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
             continue  # an escaped dollar is money
-        end = -1 if sign in hopeless else text.find(_CLOSING[sign], position)
+        end = -1 if sign in unclosed else text.find(_CLOSING[sign], position)
         if sign == "$" and _is_money(text, position, end):
             continue
         if end < 0:
-            hopeless.add(sign)
+            unclosed.add(sign)
             continue
         if text[position:end].strip():
             found = text[position:end], end + len(sign)
@@ -257,7 +257,7 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(_NUMBER, text)
-        if number and _DENIAL.search(text, max(0, number.start() - 30), number.start()):
+        if number and _NEGATED.search(text, max(0, number.start() - 30), number.start()):
             return None
         line = number and text.rfind("\n", 0, number.start()) + 1
         total = _last_match(_TOTAL, text, line) if line is not None else None

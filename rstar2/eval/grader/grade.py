@@ -32,9 +32,9 @@ from rstar2.eval.grader.parse.reader import read
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
-TAME_CHARS = 100
+SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
-_TAME = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
+_SIMPLE = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
 _IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -110,15 +110,15 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     if not wanted or extracted is None:
         return grade(gold, pred)
     decided = _plain(wanted, extracted)
-    if decided is not None or max(len(wanted), len(extracted)) > TAME_CHARS:
+    if decided is not None or max(len(wanted), len(extracted)) > SIMPLE_CHARS:
         return decided
     golds, preds = read(wanted), read(extracted)
-    tame = all(
-        isinstance(part, _TAME) and part not in _IRRATIONAL
+    simple = all(
+        isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
         for part in walk(node)
     )
-    return _by_type(wanted, extracted, golds, preds) if tame else None
+    return _by_type(wanted, extracted, golds, preds) if simple else None
 
 
 def _plain(wanted: str, extracted: str) -> Verdict | None:

@@ -11,7 +11,7 @@ import pytest
 from rstar2.eval.grader import GraderPool, grade
 from rstar2.files import read_objects
 
-CANARIES = Path("/tmp/rstar2-canary")
+WRITTEN = Path("/tmp/rstar2-canary")
 
 
 def scored(shared: Path, name: str) -> list[dict]:
@@ -41,14 +41,14 @@ def test_equivalence_cases(pool, shared):
 
 def test_adversarial_cases_are_graded_right_in_time_and_run_nothing(pool, shared):
     rows = scored(shared, "adversarial_dev")
-    shutil.rmtree(CANARIES, ignore_errors=True)
-    CANARIES.mkdir()
+    shutil.rmtree(WRITTEN, ignore_errors=True)
+    WRITTEN.mkdir()
     for row in rows:
         for grader in (pool.grade, grade):
             started = time.process_time()
             grader(row["gold"], row["pred"])
             assert time.process_time() - started < 2, row["id"]
-    assert list(CANARIES.iterdir()) == []
+    assert list(WRITTEN.iterdir()) == []
     assert len(misgraded(pool, rows)) <= 0.03 * len(rows)
 
 

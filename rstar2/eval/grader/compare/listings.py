@@ -111,16 +111,16 @@ def _opened(node: Node) -> list[Node]:
 
 
 def _both(node: Node) -> list[Node]:
-    """One node for every choice of signs; linked where ∓ or a tuple says that they belong together."""
+    """One node for every choice of signs; together where ∓ or a tuple says that they belong together."""
     found = [part for part in walk(node) if isinstance(part, PlusMinus)]
     if not found:
         return [node]
-    linked = len(found) == 1 or any(part.flipped for part in found) or isinstance(node, Brackets)
-    if not linked and len(found) > MAX_SIGNS:
+    together = len(found) == 1 or any(part.flipped for part in found) or isinstance(node, Brackets)
+    if not together and len(found) > MAX_SIGNS:
         raise NoValue("too many signs")
     choices = (
         [[sign] * len(found) for sign in (1, -1)]
-        if linked
+        if together
         else [list(one) for one in product((1, -1), repeat=len(found))]
     )
     return [_chosen(node, choice) for choice in choices]

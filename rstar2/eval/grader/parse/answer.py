@@ -234,7 +234,7 @@ class AnswerParser(ExpressionParser):
         if braced:
             self._expect("sign", "}")
         if power.kind != "number" or len(power.text) > 1:
-            raise ParseError("a unit to a strange power")
+            raise ParseError("a unit to a power that is not supported")
         return f"^{sign}{power.text}"
 
     # --- brackets ---

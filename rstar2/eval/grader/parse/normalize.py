@@ -77,13 +77,13 @@ _DOUBLED = re.compile(
     r"(?![A-Za-z])|(?:[%$!;](?!\s*-?\d)))"
 )
 _ROW_SKIP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\]")
-_SILENT = re.compile(
+_LAYOUT = re.compile(
     r"\\(?:left|right|middle)(?:\s*\.)?(?![A-Za-z])|\\[bB]ig{1,2}[lrm]?(?![A-Za-z])"
     r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal|tt|sf|sl|pmb)"
     r"(?![A-Za-z])|\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag|color|textcolor)\*?\s*\{[^{}]*\}"
     r"|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|cases)\*?\}"
 )
-_THIN = re.compile(
+_SPACING = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
@@ -108,10 +108,10 @@ def clean(text: str) -> str:
     cleaned = _DOUBLED.sub(r"\\", cleaned)
     cleaned = cleaned.replace(r"\$", r"\money ").replace("$", " ")
     cleaned = re.sub(r"(?<!\\)\\[()\[\]]", " ", cleaned)
-    cleaned = _SILENT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
+    cleaned = _LAYOUT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
     cleaned = re.sub(r",\s*\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
     cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
-    cleaned = _THIN.sub(" ", cleaned)
+    cleaned = _SPACING.sub(" ", cleaned)
     cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
     cleaned = re.sub(
         r"(?<![\w.])(\d{1,3})((?:_\d{3})+)(?!\d)", lambda match: match.group().replace("_", ""), cleaned

@@ -83,10 +83,10 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         depth += _depth_change(match.group())
         token = _token(kind, match.group(), spaced)
         if kind == "command":
-            name, glued = _unglued(token.text)
+            name, joined = _split_command(token.text)
             tokens.append(Token("command", name, spaced))
-            if glued:
-                tokens.append(Token("word", glued))
+            if joined:
+                tokens.append(Token("word", joined))
         else:
             tokens.append(token)
     return tokens
@@ -98,8 +98,8 @@ def _token(kind: str, text: str, spaced: bool) -> Token:
     return Token(kind, text[1:] if kind == "command" else text, spaced)
 
 
-def _unglued(name: str) -> tuple[str, str]:
-    """A command and the letters that were glued to it when spaces were lost, as in \\cotx."""
+def _split_command(name: str) -> tuple[str, str]:
+    """A command and the letters that were joined to it when spaces were lost, as in \\cotx."""
     if name in COMMANDS or len(name) < 3:
         return name, ""
     known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
@@ -113,7 +113,7 @@ def _depth_change(text: str) -> int:
 
 
 def _group(text: str, start: int) -> tuple[str, int]:
-    """The text up to the brace that closes the one before `start`, and where to go on."""
+    """The text up to the brace that closes the one before `start`, and where to continue."""
     depth = 1
     for position in range(start, len(text)):
         if text[position] == "{":

@@ -59,7 +59,7 @@ COMMANDS = (
     top
 """)
 )
-"""Every command the grammar reads, to tell one from a command with a letter glued to it."""
+"""Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
 SHORT_WORDS = _set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
