@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rstar2.eval.grader.parse.answer import AnswerParser
+from rstar2.eval.grader.parse.answer import Answer
 from rstar2.eval.grader.parse.nodes import (
     Node,
     Number,
@@ -124,7 +124,7 @@ def parse(text: str, thousands: bool = True) -> Node:
     conclusion = max(
         (i for i, t in enumerate(tokens) if t.kind == "command" and t.text in _CONCLUSIONS), default=-1
     )
-    return AnswerParser(_unions(tokens[conclusion + 1 :])).answer()
+    return Answer(_unions(tokens[conclusion + 1 :])).read()
 
 
 def _unions(tokens: list[Token]) -> list[Token]:

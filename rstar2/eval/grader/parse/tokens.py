@@ -1,14 +1,18 @@
-"""Cut cleaned LaTeX, or what people and Python type instead, into tokens."""
+"""Tokens: cutting cleaned LaTeX, or what people and Python type instead, into them, and reading them one by one."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
 MAX_TOKENS = 1500
 """Longer answers are not understood; the longest real ones have some two hundred tokens."""
+MAX_DEPTH = 40
+"""Answers nested more deeply are not understood."""
 
 
 class ParseError(Exception):
@@ -136,3 +140,77 @@ def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> lis
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
         return inner
     return [Token("sign", "{", spaced), *inner, Token("sign", "}")]
+
+
+class TokenStream:
+    """The tokens of an answer and the place up to which they are read; all rules of the grammar share one."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = list(tokens)
+        self._depth = 0
+        self.place = 0
+        """Index of the next token. Setting it back reads tokens again."""
+        self.inside_bars = False
+        """Whether a | would close an absolute value rather than open one."""
+
+    @property
+    def next(self) -> Token:
+        """The next token, which stays where it is; `END` behind the last one."""
+        return self.peek(0)
+
+    def peek(self, ahead: int = 1) -> Token:
+        """The token that stands so many places behind the next one; a negative number looks back."""
+        at = self.place + ahead
+        return self._tokens[at] if 0 <= at < len(self._tokens) else END
+
+    def take(self) -> Token:
+        """The next token, after which the one behind it is the next."""
+        token = self.next
+        self.place += 1
+        return token
+
+    def keep_rest(self, used: int) -> None:
+        """Take only the first characters of the next token; the others are the next token."""
+        token = self.next
+        self._tokens[self.place] = Token(token.kind, token.text[used:])
+
+    def at(self, kind: str, *texts: str) -> bool:
+        """Whether the next token is of that kind and one of those texts."""
+        return self.next.kind == kind and self.next.text in texts
+
+    def accept(self, kind: str, *texts: str) -> bool:
+        """Take the next token if it is one of those; whether it was."""
+        if self.at(kind, *texts):
+            self.place += 1
+            return True
+        return False
+
+    def expect(self, kind: str, *texts: str) -> None:
+        """Take the next token, which must be one of those.
+
+        Raises:
+            ParseError: it is another.
+        """
+        if not self.accept(kind, *texts):
+            raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """One level of nesting.
+
+        Raises:
+            ParseError: there are more than MAX_DEPTH levels.
+        """
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ParseError("too deep")
+        yield
+        self._depth -= 1
+
+    @contextmanager
+    def enclosed(self, bars: bool = False) -> Iterator[None]:
+        """The inside of a pair of brackets, or of bars: one level deeper, and bars outside do not count."""
+        outside, self.inside_bars = self.inside_bars, bars
+        with self.deeper():
+            yield
+        self.inside_bars = outside

@@ -39,6 +39,13 @@ GREEK = _set("""
 
 DOTS = _set("ldots dots cdots dotsc dotsb vdots ddots")
 DECORATIONS = _set("vec hat bar tilde overline overrightarrow underline widehat dot")
+PAIRED = {
+    "lvert": ("rvert", "abs"),
+    "lfloor": ("rfloor", "floor"),
+    "lceil": ("rceil", "ceil"),
+    "lVert": ("rVert", "norm"),
+}
+"""Opening commands: what closes them, and the function they stand for."""
 MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix array")
 
 NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
