@@ -40,6 +40,11 @@ FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-
 """A function and its argument typed without a space, as in sinx."""
 _TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
 _OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
+_FIRST_COMMANDS = (
+    DOTS | LETTERS | DECORATIONS | FUNCTIONS | PAIRED.keys() | CONSTANTS.keys()
+    | {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
+)  # fmt: skip
+"""Commands with which a factor begins."""
 _DEGREE = frozenset({"circ", "degree"})
 
 
@@ -141,7 +146,7 @@ class Arithmetic:
 
     def starts_factor(self) -> bool:
         """Whether the next token begins another factor of the same product."""
-        token, after = self._tokens.next, self._tokens.peek()
+        token = self._tokens.next
         if token.kind == "number":
             return True
         if token.kind == "word":
@@ -151,15 +156,14 @@ class Arithmetic:
         if token.kind == "sign":
             return (
                 token.text in {"(", "{"}
-                or (token.text == "[" and _opens_group(after))
+                or (token.text == "[" and _opens_group(self._tokens.peek()))
                 or (token.text == "|" and not self._tokens.inside_bars)
             )
-        known = DOTS | LETTERS | DECORATIONS | FUNCTIONS | PAIRED.keys() | CONSTANTS.keys()
-        return token.kind == "command" and (
-            token.text in known
-            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
-            or (token.text == "begin" and after.text == "{" and self._tokens.peek(2).text in MATRICES)
-        )
+        if token.kind != "command":
+            return False
+        if token.text == "begin":
+            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in MATRICES
+        return token.text in _FIRST_COMMANDS
 
     # --- powers and indices ---
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
@@ -146,8 +144,8 @@ class TokenStream:
     """The tokens of an answer and the place up to which they are read; all rules of the grammar share one."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = list(tokens)
-        self._depth = 0
+        self._tokens = [*tokens, END, END, END, END]
+        self.depth = 0
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
         self.inside_bars = False
@@ -156,17 +154,16 @@ class TokenStream:
     @property
     def next(self) -> Token:
         """The next token, which stays where it is; `END` behind the last one."""
-        return self.peek(0)
+        return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """The token that stands so many places behind the next one; a negative number looks back."""
-        at = self.place + ahead
-        return self._tokens[at] if 0 <= at < len(self._tokens) else END
+        """The token that stands up to three places behind the next one, or before it where negative."""
+        return self._tokens[self.place + ahead]
 
     def take(self) -> Token:
         """The next token, after which the one behind it is the next."""
         token = self.next
-        self.place += 1
+        self.place += token is not END
         return token
 
     def keep_rest(self, used: int) -> None:
@@ -176,7 +173,8 @@ class TokenStream:
 
     def at(self, kind: str, *texts: str) -> bool:
         """Whether the next token is of that kind and one of those texts."""
-        return self.next.kind == kind and self.next.text in texts
+        token = self._tokens[self.place]
+        return token.kind == kind and token.text in texts
 
     def accept(self, kind: str, *texts: str) -> bool:
         """Take the next token if it is one of those; whether it was."""
@@ -194,23 +192,35 @@ class TokenStream:
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
-    @contextmanager
-    def deeper(self) -> Iterator[None]:
-        """One level of nesting.
+    def deeper(self) -> Nesting:
+        """For a `with` block: one level of nesting."""
+        return Nesting(self, self.inside_bars)
 
-        Raises:
-            ParseError: there are more than MAX_DEPTH levels.
-        """
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
+    def enclosed(self, bars: bool = False) -> Nesting:
+        """For a `with` block: the inside of a pair of brackets, or of bars. Bars outside do not count in it."""
+        return Nesting(self, bars)
+
+
+class Nesting:
+    """One level of nesting, as a context manager.
+
+    Raises:
+        ParseError: on entering, if there are more than MAX_DEPTH levels.
+    """
+
+    __slots__ = ("_inside_bars", "_outside", "_tokens")
+
+    def __init__(self, tokens: TokenStream, inside_bars: bool) -> None:
+        self._tokens = tokens
+        self._inside_bars = inside_bars
+        self._outside = tokens.inside_bars
+
+    def __enter__(self) -> None:
+        self._tokens.depth += 1
+        if self._tokens.depth > MAX_DEPTH:
             raise ParseError("too deep")
-        yield
-        self._depth -= 1
+        self._tokens.inside_bars = self._inside_bars
 
-    @contextmanager
-    def enclosed(self, bars: bool = False) -> Iterator[None]:
-        """The inside of a pair of brackets, or of bars: one level deeper, and bars outside do not count."""
-        outside, self.inside_bars = self.inside_bars, bars
-        with self.deeper():
-            yield
-        self.inside_bars = outside
+    def __exit__(self, *_: object) -> None:
+        self._tokens.depth -= 1
+        self._tokens.inside_bars = self._outside
