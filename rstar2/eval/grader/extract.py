@@ -41,6 +41,17 @@ _LABEL = re.compile(
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\band\b|\bor\b|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
+_GAP_CHARS = 60
+_IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
+_NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
+_NOUN_BEHIND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
+_NO_NOUN = frozenset(
+    "was were are not but wrong right correct incorrect too first then later before now finally instead again last so"  # noqa: SIM905
+    " hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry"
+    " actually rather either neither nor and yes again once twice only just still here there that this which what"
+    " because when where while good bad true false".split()
+)
+"""Words behind a box that do not say what it counts."""
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
     r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
@@ -149,14 +160,28 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
     if not starts:
         return ("", len(text)) if _EMPTY_BOX.search(text) else None
     content, end = _braced(text, starts[-1].end())
-    contents, left = [content.strip()], starts[-1].start()
+    noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
+    contents, last, left = [content.strip()], "", starts[-1].start()
     for match in reversed(starts[:-1]):
         content, stop = _braced(text, match.end())
-        if stop > left or not _side_by_side(text[stop:left]):
+        gap = text[stop:left] if stop <= left else None
+        if gap is None or len(gap) > _GAP_CHARS:
+            break
+        counted = _counted(gap, _NOUN_AND) if noun else ""
+        if counted:
+            last = last or rf"{contents.pop()}\text{{ {noun}}}"
+            content = rf"{content.strip()}\text{{ {counted}}}"
+        elif not _side_by_side(gap):
             break
         contents.insert(0, content.strip())
         left = match.start()
-    return ", ".join(dict.fromkeys(contents)), end
+    return ", ".join(dict.fromkeys([*contents, *filter(None, [last])])), end
+
+
+def _counted(gap: str, pattern: re.Pattern[str]) -> str:
+    """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty where there is none."""
+    found = pattern.match(_IN_TEXT.sub(r"\1", gap))
+    return found[1] if found and _NO_NOUN.isdisjoint(found[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:

@@ -18,6 +18,7 @@ from rstar2.eval.grader.parse.nodes import (
     SetOperation,
     Sum,
     negative,
+    number,
     walk,
 )
 
@@ -82,40 +83,58 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
     return True
 
 
-def flattened(node: Node) -> Node:
-    """The answer with every ± written out, and lists inside lists opened."""
+def flattened(node: Node, *, other_signs: bool = False) -> Node:
+    """The answer with every ± written out, and lists inside lists opened.
+
+    Args:
+        other_signs: read several ± in a tuple the other way than `_both` says.
+    """
     if isinstance(node, SetOf):
-        return SetOf(tuple(part for item in node.items for part in _opened(item)))
-    parts = [
-        part for item in (node.items if isinstance(node, Listing) else (node,)) for part in _opened(item)
-    ]
+        return SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
+    items = node.items if isinstance(node, Listing) else (node,)
+    parts = [part for item in items for part in _opened(item, other_signs)]
     if len(parts) == 1:
         return parts[0]
     return Listing(tuple(parts), isinstance(node, Listing) and node.alternatives)
 
 
-def _opened(node: Node) -> list[Node]:
+def has_open_signs(node: Node) -> bool:
+    """Whether it has a tuple with several ±, of which readers may think that they belong together or do not."""
+    return any(
+        isinstance(part, Brackets) and sum(isinstance(one, PlusMinus) for one in walk(part)) > 1
+        for part in walk(node)
+    )
+
+
+def _opened(node: Node, other_signs: bool) -> list[Node]:
     if isinstance(node, Listing):
-        return [part for item in node.items for part in _opened(item)]
+        return [part for item in node.items for part in _opened(item, other_signs)]
     if isinstance(node, Relation) and isinstance(node.sides[-1], Listing) and node.operators == ("=",):
         name, values = node.sides
         assert isinstance(values, Listing)
-        return [part for value in values.items for part in _opened(Relation((name, value), ("=",)))]
+        relations = (Relation((name, value), ("=",)) for value in values.items)
+        return [part for relation in relations for part in _opened(relation, other_signs)]
     if isinstance(node, SetOf):
-        return [flattened(node)]
+        return [flattened(node, other_signs=other_signs)]
     if isinstance(node, SetOperation) and node.kind == "union":
-        left, right = (flattened(side) for side in (node.left, node.right))
+        left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
         if isinstance(left, SetOf) and isinstance(right, SetOf):
             return [SetOf((*left.items, *right.items))]
-    return _both(node)
+    return _both(node, other_signs)
 
 
-def _both(node: Node) -> list[Node]:
-    """One node for every choice of signs; together where ∓ or a tuple says that they belong together."""
+def _both(node: Node, other_signs: bool) -> list[Node]:
+    """One node for every choice of signs; one for each of the two signs where they belong together.
+
+    They do where a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but
+    (±1, ±2) are four points.
+    """
     found = [part for part in walk(node) if isinstance(part, PlusMinus)]
     if not found:
         return [node]
-    together = len(found) == 1 or any(part.flipped for part in found) or isinstance(node, Brackets)
+    together = len(found) == 1 or any(part.flipped for part in found)
+    if isinstance(node, Brackets) and not together:
+        together = other_signs != any(part.left != number(0) for part in found)
     if not together and len(found) > MAX_SIGNS:
         raise NoValue("too many signs")
     choices = (

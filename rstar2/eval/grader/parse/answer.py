@@ -5,9 +5,12 @@ The rules `answer` to `collection` of the grammar in `rstar2.eval.grader.parse`.
 
 from __future__ import annotations
 
+import re
+
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
 from rstar2.eval.grader.parse.expression import Expression
 from rstar2.eval.grader.parse.nodes import (
+    Apply,
     Brackets,
     Call,
     Listing,
@@ -28,7 +31,7 @@ from rstar2.eval.grader.parse.nodes import (
     number,
     walk,
 )
-from rstar2.eval.grader.parse.tokens import ParseError, Token, TokenStream
+from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
 
 _OPERATORS = {
@@ -43,9 +46,6 @@ _BETWEEN = {
     "for",
     "with",
     "such that",
-    "for all",
-    "for any",
-    "for some",
     "if",
     "when",
     "and",
@@ -54,6 +54,9 @@ _BETWEEN = {
     "and also",
     "and/or",
 }
+_ARGUMENTS = frozenset("xtzn")
+"""Letters that, alone between parentheses before an equals sign, are the argument of a function."""
+_QUANTIFIER = re.compile(r"for (?:all|any|every|each|some)\b", re.IGNORECASE)
 
 
 class Answer:
@@ -63,6 +66,7 @@ class Answer:
         self._tokens = TokenStream(tokens)
         self._expression = Expression(self._tokens, self._listing, self._collection)
         self._money = False
+        self._labels = 0
 
     def read(self) -> Node:
         """The whole of the tokens as one node.
@@ -71,6 +75,8 @@ class Answer:
             ParseError: something is left over or does not fit.
         """
         node = self._listing()
+        if self._labels == 1:
+            raise ParseError("a label before a single value is no part of the answer")
         if self._tokens.next.kind != "end":
             raise ParseError(f"unexpected {self._tokens.next.text!r}")
         return node
@@ -94,10 +100,29 @@ class Answer:
             or self._tokens.at("command", "\\", "land", "lor", "wedge", "vee", "newline")
             or (self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in _BETWEEN)
         ):
+            self._refuse_quantifier()
             self._tokens.take()
         return self._tokens.place > start
 
+    def _refuse_quantifier(self) -> None:
+        """Refuse `for all x > 0` and the like, which restrict an answer.
+
+        Raises:
+            ConditionError: the next words begin a condition.
+        """
+        first, second = self._tokens.next, self._tokens.peek()
+        words = first.text if " " in first.text else f"{first.text} {second.text}"
+        if first.kind in {"word", "text"} and _QUANTIFIER.match(words):
+            raise ConditionError("a condition")
+
     def _relation(self) -> Node:
+        label = self._label()
+        if not label:
+            return self._chain()
+        self._labels += 1
+        return Relation((Symbol(label), self._chain()), ("=",))
+
+    def _chain(self) -> Node:
         sides, operators = [self._side()], list[str]()
         while True:
             operator = self._operator()
@@ -144,25 +169,41 @@ class Answer:
         return node
 
     def _named_side(self) -> Node | None:
-        """A word before an equals sign, as in \\text{Area} = 5."""
-        if (
-            self._tokens.next.kind in {"text", "word"}
-            and len(self._tokens.next.text) > 3
-            and self._tokens.peek().text in {"=", ":"}
-        ):
-            name = Symbol(self._tokens.take().text)
-            if self._tokens.at("sign", ":"):
-                raise ParseError("a word before a colon")
-            return name
+        """A word before an equals sign, as in \\text{Area} = 5, or a function that is defined, as y(x) = 5."""
+        tokens, word = self._tokens, self._tokens.next.text
+        if tokens.next.kind not in {"text", "word"}:
+            return None
+        if len(word) > 3 and tokens.peek().text == "=":
+            tokens.take()
+            return Symbol(word.lower())
+        argument, closing = tokens.peek(2), tokens.peek(3).text
+        if len(word) == 1 and tokens.peek().text + closing == "()" and argument.text in _ARGUMENTS:
+            after = tokens.peek(4)
+            if after.kind == "sign" and after.text == "=":
+                tokens.place += 4
+                return Apply(word, (Symbol(argument.text),))
         return None
 
+    def _label(self) -> str:
+        """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
+        ahead = 0
+        while self._tokens.peek(ahead).kind in {"text", "word"}:
+            ahead += 1
+        words = [self._tokens.peek(i).text for i in range(ahead)]
+        if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
+            return ""
+        if not (self._tokens.peek(ahead).text == ":" and self._tokens.peek(ahead + 1).text != "="):
+            return ""
+        self._tokens.place += ahead + 1
+        return " ".join(words).lower()
+
     def _residue(self, value: Node) -> Node:
-        self._tokens.take()
+        is_remainder = self._tokens.take().text in {"bmod", "mod"}
         closed = self._tokens.accept("sign", "{") or self._tokens.accept("sign", "(")
         modulus = self._expression.sum()
         if closed and not self._tokens.accept("sign", "}"):
             self._tokens.expect("sign", ")")
-        return Residue(value, modulus)
+        return Residue(value, modulus, is_remainder)
 
     def _ratio(self, first: Node) -> Node:
         parts, written = [first], [self._tokens.peek(-1).text]
@@ -176,6 +217,7 @@ class Answer:
 
     def _with_unit(self, node: Node) -> Node:
         node = self._scaled(node)
+        self._refuse_quantifier()
         unit = self._unit_words()
         if not unit:
             return node
@@ -241,9 +283,7 @@ class Answer:
 
     def _bracketed(self) -> Node:
         """A group, tuple, list, interval or vector."""
-        opening = self._tokens.take().text
-        if opening not in {"(", "[", "]"}:
-            raise ParseError(f"unexpected {opening!r}")
+        before, opening = self._tokens.peek(-1), self._tokens.take().text
         if opening == "[" and self._tokens.accept("sign", "]"):
             return Brackets("[", "]", ())
         items = [self._relation()]
@@ -255,6 +295,8 @@ class Answer:
         if len(items) == 1:
             if (opening, closing) not in {("(", ")"), ("[", "]")}:
                 raise ParseError("brackets do not match")
+            if opening == "[" and isinstance(items[0], Number | Symbol | SetOf):
+                self._refuse_list(before)
             return Brackets("[", "]", (items[0],)) if _is_row(items[0], opening) else items[0]
         return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
 
@@ -277,6 +319,12 @@ class Answer:
             self._money = True
             return self._expression.factor()
         return None
+
+    def _refuse_list(self, before: Token) -> None:
+        """Refuse [0] * 10, [0][0] and the like: lists of one member as programs write them, not groups."""
+        signs = {"*", "**", "+", "[", "("}
+        if {before.text, self._tokens.next.text} & signs or before.text == "]":
+            raise ParseError("a list in a calculation")
 
     def _number_set(self) -> Node:
         name = self._tokens.take().text

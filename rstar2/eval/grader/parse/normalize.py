@@ -102,7 +102,7 @@ def clean(text: str) -> str:
         )
         cleaned = "".join(map(_character, cleaned))
     cleaned = re.sub(r"\\([dtc]frac|[dt]binom)(?![A-Za-z])", lambda match: "\\" + match[1][1:], cleaned)
-    cleaned = cleaned.replace('\\"', '"')
+    cleaned = cleaned.replace('\\"', '"').replace("+/-", r"\pm ")
     cleaned = _ROOT.sub(_root, cleaned)
     cleaned = _ROW_SKIP.sub(r"\\\\", cleaned)
     cleaned = _DOUBLED.sub(r"\\", cleaned)
@@ -130,7 +130,10 @@ def key(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a textual answer, without commands, punctuation, case, articles and plurals."""
+    """The words of a textual answer, without commands, punctuation, case, articles and plurals.
+
+    An answer whose braces do not match, which was cut off, begins with a brace.
+    """
     plain = re.sub(
         r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
     )
@@ -138,7 +141,8 @@ def words(text: str) -> tuple[str, ...]:
         word[:-1] if len(word) > 3 and word.endswith("s") else word
         for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}().,;:!?\"']", plain.casefold())
     )
-    return tuple(word for word in found if word not in {"the", "a", "an"}) or found
+    kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found
+    return kept if plain.count("{") == plain.count("}") else ("{", *kept)
 
 
 def _without_outer_groups(text: str) -> str:

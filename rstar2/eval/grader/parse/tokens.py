@@ -17,6 +17,10 @@ class ParseError(Exception):
     """The text is outside the grammar."""
 
 
+class ConditionError(ParseError):
+    """The text is mathematics with a condition that cannot be taken into account."""
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     kind: str
@@ -133,6 +137,9 @@ def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> lis
     if not stripped:
         return []
     if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
+        nouns, _, last = stripped.rpartition(" ")
+        if nouns and last in {"and", "or"}:
+            return [Token("text", nouns.strip(), spaced), Token("word", last)]
         return [Token("text", stripped, spaced)]
     inner = tokenize(stripped)
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
@@ -144,7 +151,7 @@ class TokenStream:
     """The tokens of an answer and the place up to which they are read; all rules of the grammar share one."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = [*tokens, END, END, END, END]
+        self._tokens = [*tokens, END]
         self.depth = 0
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
@@ -157,8 +164,9 @@ class TokenStream:
         return self._tokens[self.place]
 
     def peek(self, ahead: int = 1) -> Token:
-        """The token that stands up to three places behind the next one, or before it where negative."""
-        return self._tokens[self.place + ahead]
+        """The token that stands so many places behind the next one, or before it where negative."""
+        at = self.place + ahead
+        return self._tokens[at] if at < len(self._tokens) else END
 
     def take(self) -> Token:
         """The next token, after which the one behind it is the next."""

@@ -82,3 +82,23 @@ NUMBER_WORDS = {
     )
 }
 """Numbers written out."""
+
+ORDINAL_WORDS = {
+    word: value
+    for value, word in enumerate(
+        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "  # noqa: SIM905
+        "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth".split(),
+        start=1,
+    )
+}
+"""Ordinal numbers written out."""
+
+NUMERAL_WORDS = (
+    NUMBER_WORDS.keys()
+    | ORDINAL_WORDS.keys()
+    | _set("""
+    half halve quarter thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen score
+    hundredth thousandth once twice thrice double triple pi root plus minus negative over squared cubed percent
+""")
+)
+"""Words with which numbers are written; a phrase with one of them may be equal to any number."""
