@@ -7,9 +7,10 @@ recursive descent. Quoted signs, commands and words are tokens. What stands outs
       answer     = listing END
       listing    = relation { separator { separator } relation } [ separator ]
       separator  = "," | ";" | "&" | \\ | \land | \lor | and | or | where | with | such that | if | when ...
-      relation   = side { operator side }
+      relation   = [ label ":" ] side { operator side }                    at least two labels, or none
       operator   = [ \not ] ( "=" | ":=" | "!=" | "<" | "<=" | ">" | ">=" | \in | \notin | \approx | \equiv ... )
       side       = ( name before "=" | set ) [ residue | { ":" sum } ] [ scale ] [ unit ] | money
+      name       = word | letter "(" ( x | t | z | n ) ")"
       set        = sum [ ( \choose | \over ) sum ] { ( \cup | \cap | \setminus ) sum }
       residue    = ( \pmod | \bmod | \mod | mod ) ( "{" sum "}" | "(" sum ")" | sum )
       unit       = word { word | "/" | "^" [ "-" ] digit } [ side ]        a second quantity: 1 hour 30 minutes
