@@ -64,6 +64,8 @@ CASES = [
     ("42", "ANSWER:\n42", True),
     ("42", "Answer:\n\n$$42$$", True),
     ("1/2", "Answer: 1/2", True),
+    ("5", "x = 5 for some reason", True),
+    ("6", "Sum: 4 + 2 = 6, Answer: 6", True),
     ("1/2", "The answer is $\\frac{1}{2}$.", True),
     ("3.14", "Answer: 3.14.", True),
     ("(1,2)", "The answer is (1, 2).", True),

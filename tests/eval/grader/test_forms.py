@@ -158,6 +158,7 @@ LABELLED_VALUES: list[Case] = [
     ("2:3", "AB:CD = 2:3", CORRECT),
     ("1,3", r"\text{Minimum value: }1,\ \text{Maximum value: }3", CORRECT),
     ("42", "ANSWER: 42", CORRECT),
+    ("6", "Sum: 4+2 = 6, Answer: 6", CORRECT),
 ]
 COUNTED_NOUNS: list[Case] = [
     ("7,4", "7 goats and 4 toys", CORRECT),
@@ -204,6 +205,10 @@ ORDINALS: list[Case] = [
     ("second", "first", WRONG),
     ("2nd", "3rd", WRONG),
     ("3^2", "3^{nd}", NOT_CORRECT),
+    ("3", r"\text{3rd}", CORRECT),
+    ("1,3", "1st and 3rd", CORRECT),
+    ("x+3", "x+3rd", NOT_CORRECT),
+    ("3", "3rd^2", NOT_CORRECT),
 ]
 FUNCTIONS: list[Case] = [
     ("x^2", "y=x^2", CORRECT),
@@ -275,6 +280,8 @@ PROGRAMS_AND_UNCLOSED_BRACES: list[Case] = [
     ("6", "[1+2]*2", CORRECT),
     ("[0]", "[0]", CORRECT),
     ("0", "[]*5", NOT_CORRECT),
+    ("5", "([5])", CORRECT),
+    ("6", "([2]*3)", UNPARSED),
 ]
 KINDS = {
     "printed floats": PRINTED_FLOATS,

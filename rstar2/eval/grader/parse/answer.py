@@ -56,7 +56,12 @@ _BETWEEN = {
 }
 _ARGUMENTS = frozenset("xtzn")
 """Letters that, alone between parentheses before an equals sign, are the argument of a function."""
-_QUANTIFIER = re.compile(r"for (?:all|any|every|each|some)\b", re.IGNORECASE)
+_QUANTIFIER = re.compile(
+    r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
+    re.IGNORECASE,
+)
+_NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
+"""Words before a colon that announce the answer and are no part of it."""
 
 
 class Answer:
@@ -110,9 +115,8 @@ class Answer:
         Raises:
             ConditionError: the next words begin a condition.
         """
-        first, second = self._tokens.next, self._tokens.peek()
-        words = first.text if " " in first.text else f"{first.text} {second.text}"
-        if first.kind in {"word", "text"} and _QUANTIFIER.match(words):
+        words = " ".join(self._tokens.peek(ahead).text for ahead in range(3))
+        if self._tokens.next.kind in {"word", "text"} and _QUANTIFIER.match(words):
             raise ConditionError("a condition")
 
     def _relation(self) -> Node:
@@ -194,8 +198,11 @@ class Answer:
             return ""
         if not (self._tokens.peek(ahead).text == ":" and self._tokens.peek(ahead + 1).text != "="):
             return ""
+        label = " ".join(words).lower()
+        if _NO_LABEL.search(label):
+            raise ParseError("what announces the answer is no part of it")
         self._tokens.place += ahead + 1
-        return " ".join(words).lower()
+        return label
 
     def _residue(self, value: Node) -> Node:
         is_remainder = self._tokens.take().text in {"bmod", "mod"}
@@ -295,7 +302,7 @@ class Answer:
         if len(items) == 1:
             if (opening, closing) not in {("(", ")"), ("[", "]")}:
                 raise ParseError("brackets do not match")
-            if opening == "[" and isinstance(items[0], Number | Symbol | SetOf):
+            if opening == "[" and isinstance(items[0], Number | Symbol):
                 self._refuse_list(before)
             return Brackets("[", "]", (items[0],)) if _is_row(items[0], opening) else items[0]
         return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
@@ -322,8 +329,7 @@ class Answer:
 
     def _refuse_list(self, before: Token) -> None:
         """Refuse [0] * 10, [0][0] and the like: lists of one member as programs write them, not groups."""
-        signs = {"*", "**", "+", "[", "("}
-        if {before.text, self._tokens.next.text} & signs or before.text == "]":
+        if before.text in {"*", "**", "+", "]"} or self._tokens.next.text in {"*", "**", "+", "[", "("}:
             raise ParseError("a list in a calculation")
 
     def _number_set(self) -> Node:

@@ -56,8 +56,8 @@ _QUANTIFIER = re.compile(
 )
 """What leaves an answer as it is: `for all x`, `for every real number x`, `\\forall x, y \\in \\mathbb{R}`."""
 _ORDINAL = re.compile(
-    r"(?<![\w.,^_}])(\d+)(?:(st|nd|rd|th)"
-    r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?![\w^{}])"
+    r"(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
+    r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
 )
 """21st, 21^{st}, 21^{\\text{st}}, 21\\text{st}."""
 _ORDINAL_WORD = re.compile(r"(?:the )?([a-z]+)")
