@@ -123,6 +123,7 @@ BOUND_LETTERS: list[Case] = [
     ("f(x)=x", "z", WRONG),
 ]
 QUANTIFIERS: list[Case] = [
+    ("3", r"f(x) \le 5 \text{ for all } x = 3", UNPARSED),
     ("f(x)=2x", r"f(x)=2x \text{ for all } x", CORRECT),
     ("f(x)=2x", r"f(x)=2x \text{ for all real } x", CORRECT),
     ("f(x)=2x", r"f(x)=2x \text{ for all real numbers } x", CORRECT),
@@ -282,6 +283,7 @@ PROGRAMS_AND_UNCLOSED_BRACES: list[Case] = [
     ("0", "[]*5", NOT_CORRECT),
     ("5", "([5])", CORRECT),
     ("6", "([2]*3)", UNPARSED),
+    ("42", r"\boxed{{{{x=42", UNPARSED),
 ]
 KINDS = {
     "printed floats": PRINTED_FLOATS,

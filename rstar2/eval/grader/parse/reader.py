@@ -75,9 +75,8 @@ _SHOWN_PERIOD_CHARS = 60
 
 def read(text: str) -> list[Node]:
     """What a text may mean: one reading, or two where a comma may group digits or separate numbers."""
-    return (
-        [_read(text, True), _read(text, False)] if re.search(r"\d,\d{3}(?!\d)", text) else [_read(text, True)]
-    )
+    ways = (True, False) if re.search(r"\d,\d{3}(?!\d)", text) else (True,)
+    return [_read(text, thousands) for thousands in ways]
 
 
 def understood(text: str) -> bool:
@@ -94,6 +93,8 @@ def understood(text: str) -> bool:
 def _read(text: str, thousands: bool) -> Node:
     try:
         return parse(text, thousands)
+    except ConditionError:
+        return Text(words(text), plain=False)
     except (ParseError, RecursionError):
         value = _last_side(text, thousands)
         if value is not None:
@@ -112,7 +113,12 @@ def _read(text: str, thousands: bool) -> Node:
 def _last_side(text: str, thousands: bool) -> Node | None:
     """The value at the end of an equation whose left side is outside the grammar."""
     left, equals, right = text[:MAX_CHARS].rpartition("=")
-    if not equals or re.search(r"__|['\"!<>]\s*$|['\"]", left) or not left.strip("$ "):
+    if (
+        not equals
+        or left.count("{") != left.count("}")
+        or re.search(r"__|['\"!<>]\s*$|['\"]", left)
+        or not left.strip("$ ")
+    ):
         return None
     try:
         value = parse(right, thousands)
