@@ -17,7 +17,7 @@ from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec, load_codec
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
-_PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "math-verify", "numpy", "scipy")
+_PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
