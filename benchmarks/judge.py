@@ -249,15 +249,15 @@ LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
 LATENCY_S = 6.0
 PAUSE_S = 0.001
 """A program that only looks at the clock and does not get to it for so long was stopped."""
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
 def pauses(processor: int) -> list[float]:
-    """Seconds of each pause that the machine makes on one processor within LOOK_S."""
+    """Seconds of each pause that the machine makes on one processor within CHECK_EVERY_S."""
     os.sched_setaffinity(0, {processor})
     found = []
     last = time.perf_counter()
-    end = last + LOOK_S
+    end = last + CHECK_EVERY_S
     while last < end:
         now = time.perf_counter()
         if now - last > PAUSE_S:
@@ -271,7 +271,7 @@ def machine_pauses() -> tuple[float, float]:
     processors = sorted(os.sched_getaffinity(0))
     with multiprocessing.get_context("fork").Pool(len(processors)) as pool:
         found = [pause for each in pool.map(pauses, processors, chunksize=1) for pause in each]
-    return 100 * sum(found) / (len(processors) * LOOK_S), 1000 * max(found, default=0.0)
+    return 100 * sum(found) / (len(processors) * CHECK_EVERY_S), 1000 * max(found, default=0.0)
 
 
 def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[str, dict[str, list[float]]]:

@@ -151,7 +151,7 @@ class BatchRequest(BaseModel):
     runs: list[object] = Field(max_length=MAX_BATCH)
 
 
-class StreamOrder(BaseModel):
+class StreamRequest(BaseModel):
     """What a client wants of one program, on a connection for many.
 
     Raises:
@@ -168,13 +168,13 @@ class StreamOrder(BaseModel):
     """Take the program back instead."""
 
     @model_validator(mode="after")
-    def _either(self) -> StreamOrder:
+    def _either(self) -> StreamRequest:
         if self.cancel and self.run is not None:
             raise ValueError("both run and cancel")
         return self
 
 
-class StreamAnswer(BaseModel):
+class StreamResponse(BaseModel):
     """What a client hears of one program, on a connection for many."""
 
     id: str

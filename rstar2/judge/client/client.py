@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rstar2.judge.client.call import Call
-from rstar2.judge.client.connection import Answer, JudgeError, Line, headers_for, retry_after_s
+from rstar2.judge.client.connection import Answer, Connection, JudgeError, headers_for, retry_after_s
 from rstar2.judge.schema import RunRequest, RunResult
 
 HEALTH_S = 5.0
@@ -39,7 +39,7 @@ class JudgeClient:
         self.url = url.rstrip("/")
         self.token = token
         self.patience_s = patience_s
-        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._lines: dict[asyncio.AbstractEventLoop, Connection] = {}
 
     def __getstate__(self) -> tuple[str, str | None, float]:
         return self.url, self.token, self.patience_s
@@ -48,7 +48,7 @@ class JudgeClient:
         self.url, self.token, self.patience_s = state
         self._lines = {}
 
-    def _line(self) -> Line:
+    def _line(self) -> Connection:
         loop = asyncio.get_running_loop()
         line = self._lines.get(loop)
         if line is None:
@@ -56,7 +56,7 @@ class JudgeClient:
             for other in list(self._lines):
                 if other.is_closed():
                     self._lines.pop(other, None)
-            line = self._lines[loop] = Line(self.url, self.token, self.patience_s)
+            line = self._lines[loop] = Connection(self.url, self.token, self.patience_s)
         return line
 
     async def run(self, request: RunRequest) -> RunResult:

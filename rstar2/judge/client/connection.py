@@ -28,7 +28,7 @@ from rstar2.judge.schema import (
     MAX_BATCH,
     MAX_MESSAGE_BYTES,
     RunResult,
-    StreamAnswer,
+    StreamResponse,
 )
 
 TOGETHER_BYTES = 8 << 20
@@ -51,7 +51,7 @@ KEEP_S = 30.0
 HEARTBEAT_S = 30.0
 """A connection on which nothing came for so long is tried with a ping, and given up if half as long later still
 nothing has come."""
-_ANSWERS = TypeAdapter(list[StreamAnswer])
+_ANSWERS = TypeAdapter(list[StreamResponse])
 log = logging.getLogger(__name__)
 
 
@@ -59,7 +59,7 @@ class JudgeError(Failure):
     """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
 
 
-class Line:
+class Connection:
     """What a client holds for one event loop.
 
     Args:
@@ -253,7 +253,7 @@ class Line:
             for answer in _ANSWERS.validate_json(message.data):
                 self._hear(answer)
 
-    def _hear(self, answer: StreamAnswer) -> None:
+    def _hear(self, answer: StreamResponse) -> None:
         self.delay_s = FIRST_RETRY_S
         call = self.calls.get(answer.id)
         if call is None:

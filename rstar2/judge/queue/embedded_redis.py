@@ -59,7 +59,7 @@ class EmbeddedRedis:
         self.log = log
         self.password = secrets.token_urlsafe(24)
         self.port = 0
-        self._near = len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES
+        self._has_socket = len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -68,9 +68,9 @@ class EmbeddedRedis:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
-    def near_url(self) -> str:
+    def local_url(self) -> str:
         """For processes of this user: a local socket, which takes less time, where the folder can hold one."""
-        return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._near else self.url
+        return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 
     @property
     def _socket(self) -> Path:
@@ -90,7 +90,7 @@ class EmbeddedRedis:
             if (process := self._launch()) is not None:
                 return process
             # Or it cannot have a socket in its folder: not every file system holds them.
-            self._near = False
+            self._has_socket = False
         raise self._failure()
 
     def restart(self) -> subprocess.Popen[bytes]:
@@ -113,7 +113,7 @@ class EmbeddedRedis:
         return self.process if self._answers(self.process, time.monotonic() + START_S) else None
 
     def _config(self) -> str:
-        near = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._near else []
+        near = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._has_socket else []
         return "\n".join(
             (
                 "bind 127.0.0.1",

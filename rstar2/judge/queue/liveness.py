@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 DEAD_AFTER_S = 3.0
-LOOK_S = 0.5
+CHECK_EVERY_S = 0.5
 
 
-class DeathWatch:
+class LivenessMonitor:
     """Calls a worker dead when its heartbeat stood still for DEAD_AFTER_S while it was looked at all along.
 
     A gap between two looks means that it was the queue, or the one who looks, that stood still: then nobody
@@ -22,7 +22,7 @@ class DeathWatch:
 
     def look(self, beats: Mapping[str, int], now: float) -> list[str]:
         """Take in what was seen at `now`, monotonic seconds. → the workers that are dead."""
-        if now - self._looked > 2.5 * LOOK_S:
+        if now - self._looked > 2.5 * CHECK_EVERY_S:
             self._seen.clear()
         self._looked = now
         self._seen = {

@@ -53,7 +53,7 @@ class _Bare:
         await self._connection.disconnect(nowait=True)
 
 
-class Commands(_Bare):
+class RedisConnection(_Bare):
     """Sends commands. Use it from one task at a time."""
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
@@ -83,7 +83,7 @@ class Commands(_Bare):
             return error
 
 
-class SyncCommands:
+class SyncRedisConnection:
     """The same for code without an event loop. Use it from one thread at a time.
 
     Args:
@@ -96,7 +96,7 @@ class SyncCommands:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """See `Commands.ask`."""
+        """See `RedisConnection.ask`."""
         if not commands:
             return []
         connection = self._connection
@@ -129,7 +129,7 @@ def _unless_error(answers: list[Any]) -> list[Any]:
     return answers
 
 
-class Notices(_Bare):
+class Subscription(_Bare):
     """Hears what is published on one channel.
 
     Args:

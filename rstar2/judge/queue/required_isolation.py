@@ -1,6 +1,6 @@
 """The tier a judge promises its clients, kept with its queue so that no weaker worker works for it.
 
-A judge notes its tier in Redis again and again while it lives, so that what a killed one promised lapses. A
+A judge notes its tier in Redis again and again while it lives, so that what a killed one required lapses. A
 worker joins the queue only if it keeps every promise noted there, and a judge starts only if every worker
 that lives keeps its own: each looks and notes in one step, so that neither misses the other.
 """
@@ -14,7 +14,7 @@ from rstar2.judge.queue.tasks import PREFIX, WORKERS, Eval
 from rstar2.judge.sandbox.tiers import ORDER
 from rstar2.judge.schema import Isolation
 
-PROMISES = f"{PREFIX}:promises"
+REQUIREMENTS = f"{PREFIX}:promises"
 """Hash: judge → {tier, till} as JSON; `till` in the Unix seconds of Redis."""
 RENEW_S = 5.0
 KEPT_S = 15
@@ -38,7 +38,7 @@ return ''
 """KEYS promises, workers. ARGV tiers the worker does not reach, its name, its heartbeat. → '', or the tier
 that it had to reach."""
 
-_PROMISE = """
+_REQUIRE = """
 local now = tonumber(redis.call('TIME')[1])
 local workers = redis.call('HGETALL', KEYS[2])
 for i = 1, #workers, 2 do
@@ -54,13 +54,13 @@ return ''
 a silent worker does not count. → '', or what is wrong with some worker."""
 
 
-def join_args(worker: str, state: dict[str, Any]) -> Eval:
+def register_args(worker: str, state: dict[str, Any]) -> Eval:
     """Notes a worker's first heartbeat, unless it is weaker than what some judge of the queue promises."""
     beyond = " ".join(ORDER[ORDER.index(state["isolation"]) + 1 :])
-    return (_JOIN, 2, PROMISES, WORKERS, beyond, worker, json.dumps(state))
+    return (_JOIN, 2, REQUIREMENTS, WORKERS, beyond, worker, json.dumps(state))
 
 
-def promise_args(judge: str, tier: Isolation) -> Eval:
+def require_args(judge: str, tier: Isolation) -> Eval:
     """Notes what a judge promises, unless some worker of the queue is weaker."""
     below = " ".join(ORDER[: ORDER.index(tier)])
-    return (_PROMISE, 2, PROMISES, WORKERS, below, judge, tier, KEPT_S, SILENT_S)
+    return (_REQUIRE, 2, REQUIREMENTS, WORKERS, below, judge, tier, KEPT_S, SILENT_S)

@@ -143,7 +143,7 @@ local function give_back(prefix, returned, f, tries)
 end
 """
 
-GIVE_BACK = (
+RETURN_TASK = (
     _RETURN_ONE
     + """
 local found = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])
@@ -155,7 +155,7 @@ return give_back(ARGV[2], KEYS[2], found[1][2], found[1][2][6])
 )
 """KEYS stream, returned. ARGV group, prefix of states, ttl, entry. → 1, or 0 if it was cancelled."""
 
-REAP = (
+REMOVE_WORKER = (
     _RETURN_ONE
     + """
 local moved = 0
@@ -334,12 +334,14 @@ def delivered_args(run_ids: Sequence[str]) -> Eval:
     return _eval(DELIVERED, [state_key(run_id) for run_id in run_ids], [DELIVERED_TTL_S])
 
 
-def give_back_args(task: Task) -> Eval:
+def return_task_args(task: Task) -> Eval:
     """Returns a task that a worker has not started."""
-    return _eval(GIVE_BACK, [task.stream, RETURNED], [GROUP, state_key(""), QUEUED_TTL_S, task.entry])
+    return _eval(RETURN_TASK, [task.stream, RETURNED], [GROUP, state_key(""), QUEUED_TTL_S, task.entry])
 
 
-def reap_args(worker: str) -> Eval:
+def remove_worker_args(worker: str) -> Eval:
     """Gives a dead worker's tasks to the others."""
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES)
-    return _eval(REAP, keys, [GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S, DONE])
+    return _eval(
+        REMOVE_WORKER, keys, [GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S, DONE]
+    )

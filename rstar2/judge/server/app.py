@@ -14,13 +14,13 @@ from starlette.types import ASGIApp
 
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.server.codejudge import codejudge_router
-from rstar2.judge.server.dispatcher import Broker
+from rstar2.judge.server.dispatcher import Dispatcher
 from rstar2.judge.server.http import Direct, TokenGuard, add_error_answers
-from rstar2.judge.server.metrics import observe_router
+from rstar2.judge.server.metrics import metrics_router
 from rstar2.judge.server.runs import runs_direct, runs_router
 from rstar2.judge.server.sandboxfusion import sandboxfusion_router
 from rstar2.judge.server.sessions import sessions_router
-from rstar2.judge.server.websocket import stream_router
+from rstar2.judge.server.websocket import websocket_router
 from rstar2.judge.service.logs import log_to_stderr
 from rstar2.judge.service.settings import ApiSettings
 
@@ -31,26 +31,26 @@ SILENT_S = 120.0
 
 def create_app(settings: ApiSettings) -> ASGIApp:
     """The application; it connects to the queue when it starts."""
-    broker = Broker(settings.redis_url, settings.max_queued)
+    dispatcher = Dispatcher(settings.redis_url, settings.max_queued)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await broker.start()
+        await dispatcher.start()
         yield
-        await broker.close()
+        await dispatcher.close()
 
     rest = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
     add_error_answers(rest)
     for router in (
         runs_router,
-        stream_router,
+        websocket_router,
         sessions_router,
         codejudge_router,
         sandboxfusion_router,
-        observe_router,
+        metrics_router,
     ):
-        rest.include_router(router(broker))
-    app = Direct(rest, runs_direct(broker))
+        rest.include_router(router(dispatcher))
+    app = Direct(rest, runs_direct(dispatcher))
     return app if settings.token is None else TokenGuard(app, settings.token)
 
 

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
-from rstar2.judge.server.dispatcher import Broker, Ticket
-from rstar2.judge.server.http import checked, read_json, unless_gone, why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import checked, read_json, unless_disconnected, why
+from rstar2.judge.server.runs import pending_run_of
 
 LIMIT_S = 10.0
 """code-judge's own default; its requests cannot say another."""
@@ -66,12 +66,12 @@ def _named(item: object) -> object:
     return item
 
 
-def _prepare(item: object) -> tuple[Submission, Ticket]:
+def _prepare(item: object) -> tuple[Submission, PendingRun]:
     submission = Submission.model_validate(_named(item))
     request = RunRequest(
         code=submission.solution, stdin=submission.input or "", timeout_s=LIMIT_S, memory_mb=MEMORY_MB
     )
-    return submission, ticket_for(uuid.uuid4().hex, request)
+    return submission, pending_run_of(uuid.uuid4().hex, request)
 
 
 def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
@@ -105,16 +105,16 @@ def _answer(submission: Submission, result: RunResult) -> dict[str, Any]:
     }
 
 
-async def judge_all(broker: Broker, items: list[object]) -> list[dict[str, Any]]:
+async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
     """The answers to some submissions, in order."""
     answers: dict[int, dict[str, Any]] = {}
-    good: dict[int, tuple[Submission, Ticket]] = {}
+    good: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):
         try:
             good[index] = _prepare(item)
         except ValidationError as error:
             answers[index] = _invalid(item, error)
-    texts = await broker.run([ticket for _, ticket in good.values()])
+    texts = await dispatcher.run([pending_run for _, pending_run in good.values()])
     for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
         answers[index] = _answer(submission, RunResult.model_validate_json(text))
     return [answers[index] for index in range(len(items))]
@@ -124,7 +124,7 @@ def _without_output(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key not in ("stdout", "stderr")}
 
 
-def codejudge_router(broker: Broker) -> APIRouter:
+def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoints; `/status` is one with the native one."""
     router = APIRouter()
 
@@ -133,12 +133,12 @@ def codejudge_router(broker: Broker) -> APIRouter:
         return "pong"
 
     async def one(request: Request) -> dict[str, Any]:
-        [answer] = await unless_gone(request, judge_all(broker, [await read_json(request)]))
+        [answer] = await unless_disconnected(request, judge_all(dispatcher, [await read_json(request)]))
         return answer
 
     async def many(request: Request) -> tuple[str, list[dict[str, Any]]]:
         batch = checked(Batch, _named(await read_json(request)))
-        return batch.sub_id, await unless_gone(request, judge_all(broker, batch.submissions))
+        return batch.sub_id, await unless_disconnected(request, judge_all(dispatcher, batch.submissions))
 
     @router.post("/run")
     async def run(request: Request) -> Response:

@@ -24,8 +24,8 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import LOOK_S, DeathWatch
-from rstar2.judge.queue.redis_connection import Commands, Notices
+from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
+from rstar2.judge.queue.redis_connection import RedisConnection, Subscription
 from rstar2.judge.schema import RunResult
 
 MAX_WAIT_S = 3600.0
@@ -57,7 +57,7 @@ class QueueFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Ticket:
+class PendingRun:
     """One program somebody waits for.
 
     Args:
@@ -79,7 +79,7 @@ class Ticket:
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
 
-class Broker:
+class Dispatcher:
     """See the module. All methods belong to one event loop.
 
     Args:
@@ -96,9 +96,9 @@ class Broker:
             # Everything said here may be said twice; connections of the pool may be older than the server.
             retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
         )
-        self.commands = Commands(redis_url)
+        self.commands = RedisConnection(redis_url)
         """For `_send` alone."""
-        self.notices = Notices(redis_url, queue.DONE)
+        self.notices = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
         self.depth = 0
         """Programs queued or running, as Redis last said."""
@@ -109,9 +109,9 @@ class Broker:
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         """(queue_s, wall_s) of what was finished last in the whole queue."""
         self.on_done: Callable[[float, float], None] = lambda queue_s, wall_s: None
-        self.waiting: dict[str, Ticket] = {}
+        self.waiting: dict[str, PendingRun] = {}
         self.waiting_bytes = 0
-        self.unsent: list[Ticket] = []
+        self.unsent: list[PendingRun] = []
         self.dropped: list[str] = []
         self.delivered: list[str] = []
         self.wake = asyncio.Event()
@@ -142,41 +142,43 @@ class Broker:
             raise QueueFull(min(LONGEST_SENT_AWAY_S, max(1.0, drained_s / 4)))
 
     @contextmanager
-    def holding(self, asked: Sequence[Ticket]) -> Iterator[list[Ticket]]:
+    def holding(self, asked: Sequence[PendingRun]) -> Iterator[list[PendingRun]]:
         """Queue programs for the length of the block; then take back those nobody else waits for.
 
-        An id that is known already is not run again: the ticket yielded in its place is the earlier one.
+        An id that is known already is not run again: the one yielded in its place is the earlier one.
 
         Raises:
             QueueFull: nothing was queued.
         """
         self.admit(len(asked))
-        tickets = [self.join(ticket) for ticket in asked]
+        pending_runs = [self.join(pending_run) for pending_run in asked]
         try:
-            yield tickets
+            yield pending_runs
         finally:
-            for ticket in tickets:
-                self.leave(ticket)
+            for pending_run in pending_runs:
+                self.leave(pending_run)
 
-    async def run(self, asked: Sequence[Ticket]) -> list[str]:
+    async def run(self, asked: Sequence[PendingRun]) -> list[str]:
         """Queue programs and wait for all of them. → their results as JSON, in order.
 
         Raises:
             QueueFull: nothing was queued.
         """
-        with self.holding(asked) as tickets:
-            if pending := [ticket.result for ticket in tickets if not ticket.result.done()]:
+        with self.holding(asked) as pending_runs:
+            if pending := [
+                pending_run.result for pending_run in pending_runs if not pending_run.result.done()
+            ]:
                 # Others may wait for the same results, so this must not cancel them.
                 await asyncio.wait(pending)
-            return [ticket.result.result() for ticket in tickets]
+            return [pending_run.result.result() for pending_run in pending_runs]
 
     def cancel(self, run_id: str) -> None:
         """Take a program back whoever waits for it; those who do are told that it was refused.
 
         Not a cell that somebody waits for: it may run already, and then its result counts.
         """
-        ticket = self.waiting.get(run_id)
-        if ticket is not None and ticket.worker is not None:
+        pending_run = self.waiting.get(run_id)
+        if pending_run is not None and pending_run.worker is not None:
             return
         reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
         self._resolve(run_id, reason)
@@ -187,17 +189,17 @@ class Broker:
         """Forget a result that is no use to whoever asks again."""
         await self.client.eval(*queue.forget_args(run_id, result))
 
-    def join(self, asked: Ticket) -> Ticket:
-        """Queue one program that was admitted, until `leave`. → the ticket to wait for, an earlier one of its id if
+    def join(self, asked: PendingRun) -> PendingRun:
+        """Queue one program that was admitted, until `leave`. → the one to wait for, an earlier one of its id if
         there is one."""
-        ticket = self.waiting.get(asked.id)
-        if ticket is None:
-            ticket = self.waiting[asked.id] = asked
+        pending_run = self.waiting.get(asked.id)
+        if pending_run is None:
+            pending_run = self.waiting[asked.id] = asked
             self.waiting_bytes += len(asked.body)
-            self.unsent.append(ticket)
+            self.unsent.append(pending_run)
             self.wake.set()
-        ticket.waiters += 1
-        return ticket
+        pending_run.waiters += 1
+        return pending_run
 
     def drop(self, run_id: str) -> None:
         """Take a program back unless somebody waits for it here, or it is a cell that runs."""
@@ -213,29 +215,29 @@ class Broker:
         states = await self.client.mget(map(queue.state_key, ids))
         return [state if queue.is_result(state) else None for state in states]
 
-    def leave(self, ticket: Ticket, *, heard: bool = True) -> None:
-        """Wait no longer for a ticket of `join`; a program nobody waits for is taken back.
+    def leave(self, pending_run: PendingRun, *, heard: bool = True) -> None:
+        """Wait no longer for a run of `join`; a program nobody waits for is taken back.
 
         Args:
             heard: whoever asked has its result, if there is one, which need not be kept for long then.
         """
-        ticket.waiters -= 1
-        if ticket.waiters:
+        pending_run.waiters -= 1
+        if pending_run.waiters:
             return
-        if self.waiting.pop(ticket.id, None) is not None:
-            self.waiting_bytes -= len(ticket.body)
-        if ticket.result.done():
+        if self.waiting.pop(pending_run.id, None) is not None:
+            self.waiting_bytes -= len(pending_run.body)
+        if pending_run.result.done():
             if heard:
-                self.delivered.append(ticket.id)
+                self.delivered.append(pending_run.id)
         else:
-            ticket.result.cancel()
-            self.dropped.append(ticket.id)
+            pending_run.result.cancel()
+            self.dropped.append(pending_run.id)
             self.wake.set()
 
     def _resolve(self, run_id: str, text: str) -> None:
-        ticket = self.waiting.get(run_id)
-        if ticket is not None and not ticket.result.done():
-            ticket.result.set_result(text)
+        pending_run = self.waiting.get(run_id)
+        if pending_run is not None and not pending_run.result.done():
+            pending_run.result.set_result(text)
 
     async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
         delay = 0.05
@@ -260,25 +262,33 @@ class Broker:
             while self.unsent or self.dropped or len(self.delivered) >= DELIVERED_TOGETHER:
                 await self._send_some()
 
-    def _next_unsent(self) -> list[Ticket]:
-        """The tickets to send next: as many as one command may hold."""
+    def _next_unsent(self) -> list[PendingRun]:
+        """The pending_runs to send next: as many as one command may hold."""
         size = 0
-        for count, ticket in enumerate(self.unsent[:PIPELINE]):
-            size += len(ticket.body)
+        for count, pending_run in enumerate(self.unsent[:PIPELINE]):
+            size += len(pending_run.body)
             if count and size > COMMAND_BYTES:
                 return self.unsent[:count]
         return self.unsent[:PIPELINE]
 
     async def _send_some(self) -> None:
         taken = self._next_unsent()
-        tickets = [ticket for ticket in taken if not ticket.result.done()]
-        programs = [ticket for ticket in tickets if ticket.worker is None]
-        cells = [(ticket, ticket.worker) for ticket in tickets if ticket.worker is not None]
+        pending_runs = [pending_run for pending_run in taken if not pending_run.result.done()]
+        programs = [pending_run for pending_run in pending_runs if pending_run.worker is None]
+        cells = [
+            (pending_run, pending_run.worker)
+            for pending_run in pending_runs
+            if pending_run.worker is not None
+        ]
         dropped = self.dropped[:PIPELINE]
         commands = []
         if programs:
-            commands.append(queue.enqueue_args([(ticket.id, ticket.body) for ticket in programs]))
-        commands += [queue.enqueue_cell_args(ticket.id, ticket.body, worker) for ticket, worker in cells]
+            commands.append(
+                queue.enqueue_args([(pending_run.id, pending_run.body) for pending_run in programs])
+            )
+        commands += [
+            queue.enqueue_cell_args(pending_run.id, pending_run.body, worker) for pending_run, worker in cells
+        ]
         enqueued = len(commands)
         for run_id in dropped:
             again = self.waiting.get(run_id)
@@ -289,14 +299,14 @@ class Broker:
         answers = await self.commands.ask([("EVAL", *command) for command in commands])
         del self.unsent[: len(taken)]
         del self.dropped[: len(dropped)]
-        sent = programs + [ticket for ticket, _ in cells]
-        for ticket, state in zip(sent, chain.from_iterable(answers[:enqueued]), strict=True):
-            ticket.sent_at = time.monotonic()
+        sent = programs + [pending_run for pending_run, _ in cells]
+        for pending_run, state in zip(sent, chain.from_iterable(answers[:enqueued]), strict=True):
+            pending_run.sent_at = time.monotonic()
             if queue.is_result(state):
-                self._resolve(ticket.id, state)
-            if ticket.result.cancelled():
+                self._resolve(pending_run.id, state)
+            if pending_run.result.cancelled():
                 # It was given up while it was on its way.
-                self.dropped.append(ticket.id)
+                self.dropped.append(pending_run.id)
 
     def _tell_delivered(self) -> queue.Eval:
         """What has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
@@ -339,21 +349,21 @@ class Broker:
             await self.notices.check()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
-            for ticket in [t for t in self.waiting.values() if t.deadline < now and not t.result.done()]:
-                self._give_up(ticket)
+            for pending_run in [t for t in self.waiting.values() if t.deadline < now and not t.result.done()]:
+                self._give_up(pending_run)
             await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
 
     async def _look_around(self) -> None:
         """See how long the queue is, and give the programs of workers that died to those that live."""
-        watch = DeathWatch()
+        watch = LivenessMonitor()
         for stream in (queue.TASKS, queue.RETURNED):
             await self._make_group(stream)
         while True:
             for name in watch.look(await self._beats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
-                await self.client.eval(*queue.reap_args(name))
+                await self.client.eval(*queue.remove_worker_args(name))
             self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def _make_group(self, stream: str) -> None:
         try:
@@ -371,22 +381,24 @@ class Broker:
         states = await self.client.hgetall(queue.WORKERS)
         return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
 
-    async def _look(self, tickets: Sequence[Ticket]) -> None:
+    async def _look(self, pending_runs: Sequence[PendingRun]) -> None:
         """Fetch results whose notice was missed, and queue again what Redis has forgotten."""
-        sent = [t for t in tickets if t.sent_at is not None and not t.result.done()]
+        sent = [t for t in pending_runs if t.sent_at is not None and not t.result.done()]
         for start in range(0, len(sent), 1000):
             chunk = sent[start : start + 1000]
-            states = await self.client.mget([queue.state_key(ticket.id) for ticket in chunk])
-            for ticket, state in zip(chunk, states, strict=True):
+            states = await self.client.mget([queue.state_key(pending_run.id) for pending_run in chunk])
+            for pending_run, state in zip(chunk, states, strict=True):
                 if queue.is_result(state):
-                    self._resolve(ticket.id, state)
-                elif (state is None or state == queue.CANCELLED) and not ticket.result.done():
-                    ticket.sent_at = None
-                    self.unsent.append(ticket)
+                    self._resolve(pending_run.id, state)
+                elif (state is None or state == queue.CANCELLED) and not pending_run.result.done():
+                    pending_run.sent_at = None
+                    self.unsent.append(pending_run)
                     self.wake.set()
 
-    def _give_up(self, ticket: Ticket) -> None:
+    def _give_up(self, pending_run: PendingRun) -> None:
         reason = f"not finished within {MAX_WAIT_S:.0f} s"
-        self._resolve(ticket.id, RunResult(id=ticket.id, outcome="lost", stderr=reason).model_dump_json())
-        self.dropped.append(ticket.id)
+        self._resolve(
+            pending_run.id, RunResult(id=pending_run.id, outcome="lost", stderr=reason).model_dump_json()
+        )
+        self.dropped.append(pending_run.id)
         self.wake.set()

@@ -130,13 +130,13 @@ def request_key(request: Request) -> str:
     return key
 
 
-async def hung_up(request: Request) -> None:
+async def disconnected(request: Request) -> None:
     """Return when the client has closed its connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`, and cancel it when the client hangs up, so that its queued programs are dropped.
 
     Raises:
@@ -144,7 +144,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """
     task = asyncio.current_task()
     assert task is not None
-    gone = asyncio.create_task(hung_up(request))
+    gone = asyncio.create_task(disconnected(request))
     awaits = True
 
     def give_up(_: asyncio.Task[None]) -> None:

@@ -6,41 +6,49 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 
 from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
-from rstar2.judge.server.dispatcher import Broker, Ticket
-from rstar2.judge.server.http import Endpoint, Refused, checked, read_json, request_key, unless_gone, why
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import (
+    Endpoint,
+    Refused,
+    checked,
+    read_json,
+    request_key,
+    unless_disconnected,
+    why,
+)
 
 
-def ticket_for(run_id: str, request: RunRequest) -> Ticket:
+def pending_run_of(run_id: str, request: RunRequest) -> PendingRun:
     """What queues one program."""
-    return Ticket(run_id, request.model_dump_json(), request.timeout_s)
+    return PendingRun(run_id, request.model_dump_json(), request.timeout_s)
 
 
-def split_batch(key: str, items: list[object]) -> tuple[dict[int, Ticket], dict[int, str]]:
+def split_batch(key: str, items: list[object]) -> tuple[dict[int, PendingRun], dict[int, str]]:
     """What of a batch can be queued, and the results of what is `invalid`, by index."""
-    good: dict[int, Ticket] = {}
+    good: dict[int, PendingRun] = {}
     bad: dict[int, str] = {}
     for index, item in enumerate(items):
         run_id = f"{key}-{index}"
         try:
-            good[index] = ticket_for(run_id, RunRequest.model_validate(item))
+            good[index] = pending_run_of(run_id, RunRequest.model_validate(item))
         except ValidationError as error:
             bad[index] = RunResult(id=run_id, outcome="invalid", stderr=why(error)).model_dump_json()
     return good, bad
 
 
-def runs_direct(broker: Broker) -> dict[str, Endpoint]:
+def runs_direct(dispatcher: Dispatcher) -> dict[str, Endpoint]:
     """`POST /v1/runs` and `/v1/runs/batch`."""
 
     async def run(request: Request) -> Response:
         key = request_key(request)
         program = checked(RunRequest, await read_json(request))
-        [text] = await unless_gone(request, broker.run([ticket_for(key, program)]))
+        [text] = await unless_disconnected(request, dispatcher.run([pending_run_of(key, program)]))
         return Response(text, media_type="application/json")
 
     async def batch(request: Request) -> Response:
         key = request_key(request)
         good, bad = split_batch(key, checked(BatchRequest, await read_json(request)).runs)
-        results = await unless_gone(request, broker.run(list(good.values())))
+        results = await unless_disconnected(request, dispatcher.run(list(good.values())))
         texts = {**bad, **dict(zip(good, results, strict=True))}
         body = ",".join(texts[index] for index in range(len(texts)))
         return Response(f'{{"results":[{body}]}}', media_type="application/json")
@@ -48,7 +56,7 @@ def runs_direct(broker: Broker) -> dict[str, Endpoint]:
     return {"/v1/runs": run, "/v1/runs/batch": batch}
 
 
-def runs_router(broker: Broker) -> APIRouter:
+def runs_router(dispatcher: Dispatcher) -> APIRouter:
     """What is under `/v1/runs` besides."""
     router = APIRouter()
 
@@ -56,7 +64,7 @@ def runs_router(broker: Broker) -> APIRouter:
     async def cancel(run_id: str) -> Response:
         if len(run_id) > 256:
             raise Refused(422, "id: longer than 256 characters")
-        broker.cancel(run_id)
+        dispatcher.cancel(run_id)
         return Response(status_code=204)
 
     return router

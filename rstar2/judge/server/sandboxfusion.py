@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
 
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.server.dispatcher import Broker
-from rstar2.judge.server.http import Refused, checked, read_json, unless_gone, why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.server.dispatcher import Dispatcher
+from rstar2.judge.server.http import Refused, checked, read_json, unless_disconnected, why
+from rstar2.judge.server.runs import pending_run_of
 
 DEFAULT_MEMORY_MB = 1024
 LONGEST_S = 300.0
@@ -72,14 +72,16 @@ def _answer(result: RunResult) -> dict[str, Any]:
     }
 
 
-def sandboxfusion_router(broker: Broker) -> APIRouter:
+def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoint."""
     router = APIRouter()
 
     @router.post("/run_code")
     async def run_code(request: Request) -> Response:
         program = _run_request(checked(RunCode, await read_json(request)))
-        [text] = await unless_gone(request, broker.run([ticket_for(uuid.uuid4().hex, program)]))
+        [text] = await unless_disconnected(
+            request, dispatcher.run([pending_run_of(uuid.uuid4().hex, program)])
+        )
         return JSONResponse(_answer(RunResult.model_validate_json(text)))
 
     return router

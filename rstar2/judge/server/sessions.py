@@ -9,17 +9,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest
-from rstar2.judge.server.dispatcher import Broker, Ticket
-from rstar2.judge.server.http import Refused, checked, read_json, request_key, unless_gone
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import Refused, checked, read_json, request_key, unless_disconnected
 from rstar2.judge.server.metrics import STALE_S, worker_states
 from rstar2.judge.worker.sessions import Order
 
 OPEN_S = 30.0
 
 
-async def _roomiest(broker: Broker) -> str:
+async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
     """The worker that holds the fewest sessions."""
-    live = [worker for worker in await worker_states(broker) if worker["age_s"] < STALE_S]
+    live = [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
     if not live:
         raise Refused(503, "no worker lives")
     fewest = min(worker["sessions"] for worker in live)
@@ -34,13 +34,13 @@ def _worker_of(session: str) -> str:
     return worker
 
 
-def sessions_router(broker: Broker) -> APIRouter:
+def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     """`/v1/sessions` and what is under it."""
     router = APIRouter()
 
     async def ask(request: Request, run_id: str, order: Order, timeout_s: float) -> str:
-        ticket = Ticket(run_id, order.model_dump_json(), timeout_s, _worker_of(order.session))
-        [text] = await unless_gone(request, broker.run([ticket]))
+        pending_run = PendingRun(run_id, order.model_dump_json(), timeout_s, _worker_of(order.session))
+        [text] = await unless_disconnected(request, dispatcher.run([pending_run]))
         return text
 
     @router.post("/v1/sessions")
@@ -48,12 +48,14 @@ def sessions_router(broker: Broker) -> APIRouter:
         # No key holds a slash: an opening is never taken for a run or a cell under the same key.
         run_id = f"open/{request_key(request)}"
         asked = checked(SessionRequest, await read_json(request))
-        order = Order(do="open", session=f"{await _roomiest(broker)}.{uuid.uuid4().hex}", open=asked)
+        order = Order(
+            do="open", session=f"{await _least_loaded_worker(dispatcher)}.{uuid.uuid4().hex}", open=asked
+        )
         text = await ask(request, run_id, order, OPEN_S)
         result = CellResult.model_validate_json(text)
         if result.outcome != "ok" or result.isolation is None or result.value is None:
             # Whoever tries again under this key may find room, or a worker that lives.
-            await broker.forget(run_id, text)
+            await dispatcher.forget(run_id, text)
             raise Refused(503, f"the session could not be opened: {result.stderr}")
         # Not the order's: an earlier request under this key may have opened it.
         info = SessionInfo(

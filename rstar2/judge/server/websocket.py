@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
-from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamOrder
-from rstar2.judge.server.dispatcher import Broker, QueueFull, Ticket
+from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamRequest
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
 from rstar2.judge.server.http import why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.server.runs import pending_run_of
 
 TOGETHER_CHARS = 8 << 20
 """A message is sent before it grows longer, if it holds more than one answer."""
@@ -40,7 +40,7 @@ _WRONG = 1008
 """Close code: what came breaks the rules (RFC 6455, section 7.4.1)."""
 
 
-def stream_router(broker: Broker) -> APIRouter:
+def websocket_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoint."""
     router = APIRouter()
 
@@ -51,7 +51,7 @@ def stream_router(broker: Broker) -> APIRouter:
             await socket.close()
             return
         await socket.accept()
-        talk = _Talk(broker, socket)
+        talk = StreamConnection(dispatcher, socket)
         writer = asyncio.create_task(talk.write())
         try:
             while (message := await socket.receive())["type"] == "websocket.receive":
@@ -76,20 +76,20 @@ class _Answer:
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
     """As JSON; empty for a result to be fetched from Redis, because too much is unread here already."""
-    ticket: Ticket | None = None
+    pending_run: PendingRun | None = None
     """What it answers; to be left once it is sent, because only then is the result heard of."""
 
     def __str__(self) -> str:
         return f'{{"id":"{self.id}","{self.kind}":{self.text}}}'
 
 
-class _Talk:
+class StreamConnection:
     """One connection."""
 
-    def __init__(self, broker: Broker, socket: WebSocket) -> None:
-        self.broker = broker
+    def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
+        self.dispatcher = dispatcher
         self.socket = socket
-        self.held: dict[str, Ticket] = {}
+        self.held: dict[str, PendingRun] = {}
         """What this client waits for."""
         self.answers: deque[_Answer] = deque()
         self.sending: list[_Answer] = []
@@ -113,7 +113,7 @@ class _Talk:
         orders = []
         for index, item in enumerate(items):
             try:
-                orders.append(StreamOrder.model_validate(item))
+                orders.append(StreamRequest.model_validate(item))
             except ValidationError as error:
                 return f"{index}.{why(error)}"
         for order in orders:
@@ -124,12 +124,12 @@ class _Talk:
         return None
 
     def _cancel(self, run_id: str) -> None:
-        ticket = self.held.pop(run_id, None)
-        if ticket is not None:
-            self.broker.leave(ticket)
+        pending_run = self.held.pop(run_id, None)
+        if pending_run is not None:
+            self.dispatcher.leave(pending_run)
         else:
             # It may have been asked for on an earlier connection, of a front that was killed.
-            self.broker.drop(run_id)
+            self.dispatcher.drop(run_id)
         self._say(_Answer(run_id, "cancelled", "true"))
 
     def _ask(self, run_id: str, item: object) -> None:
@@ -140,22 +140,22 @@ class _Talk:
             self._say(_Answer(run_id, "result", result.model_dump_json()))
             return
         try:
-            self.broker.admit(1)
+            self.dispatcher.admit(1)
         except QueueFull as error:
             self._say(_Answer(run_id, "retry_after_s", str(error.retry_after_s)))
             return
-        ticket = self.held[run_id] = self.broker.join(ticket_for(run_id, program))
-        ticket.result.add_done_callback(partial(self._done, run_id, ticket))
+        pending_run = self.held[run_id] = self.dispatcher.join(pending_run_of(run_id, program))
+        pending_run.result.add_done_callback(partial(self._done, run_id, pending_run))
 
-    def _done(self, run_id: str, ticket: Ticket, result: asyncio.Future[str]) -> None:
-        if self.held.get(run_id) is not ticket:
+    def _done(self, run_id: str, pending_run: PendingRun, result: asyncio.Future[str]) -> None:
+        if self.held.get(run_id) is not pending_run:
             return
         del self.held[run_id]
         if self.backlog > BACKLOG_CHARS:
-            self.broker.leave(ticket, heard=False)
+            self.dispatcher.leave(pending_run, heard=False)
             self._say(_Answer(run_id, "result", ""))
         else:
-            self._say(_Answer(run_id, "result", result.result(), ticket))
+            self._say(_Answer(run_id, "result", result.result(), pending_run))
 
     def _say(self, answer: _Answer) -> None:
         self.answers.append(answer)
@@ -182,8 +182,8 @@ class _Talk:
             await self._fetch(sending)
         await self.socket.send_text(f"[{','.join(map(str, sending))}]")
         for answer in sending:
-            if answer.ticket is not None:
-                self.broker.leave(answer.ticket)
+            if answer.pending_run is not None:
+                self.dispatcher.leave(answer.pending_run)
         self.sending = []
         if self.backlog <= BACKLOG_CHARS:
             self.room.set()
@@ -206,7 +206,7 @@ class _Talk:
         """Fill in results that were left in Redis."""
         while True:
             try:
-                found = await self.broker.results([answer.id for answer in answers])
+                found = await self.dispatcher.results([answer.id for answer in answers])
                 break
             except RedisError:
                 await asyncio.sleep(FETCH_AGAIN_S)
@@ -218,9 +218,9 @@ class _Talk:
 
     def leave(self) -> None:
         """The client is gone."""
-        for ticket in self.held.values():
-            self.broker.leave(ticket, heard=False)
+        for pending_run in self.held.values():
+            self.dispatcher.leave(pending_run, heard=False)
         self.held.clear()
         for answer in (*self.sending, *self.answers):
-            if answer.ticket is not None:
-                self.broker.leave(answer.ticket, heard=False)
+            if answer.pending_run is not None:
+                self.dispatcher.leave(answer.pending_run, heard=False)

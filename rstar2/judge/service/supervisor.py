@@ -91,19 +91,19 @@ class Supervisor:
         self.embedded: EmbeddedRedis | None = None
         self.queue: Part | None = None
         """The process of `embedded`."""
-        self.redis_url = self.near_url = settings.redis_url or ""
+        self.redis_url = self.local_url = settings.redis_url or ""
         """The queue, as workers elsewhere reach it, and as our own parts do."""
         self.restarts: Counter[str] = Counter()
         """Of parts, since Redis was last told."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.listener: socket.socket | None = None
-        """Held open for the HTTP processes to come."""
+        """OpenSession open for the HTTP processes to come."""
         self.url = ""
         self.names: dict[int, str] = {}
         self.me = f"{socket.gethostname()}-{os.getpid()}"
-        self.promised: Isolation | None = None
-        """The tier that clients of our HTTP process are promised."""
+        self.required: Isolation | None = None
+        """The tier that clients of our HTTP process are required."""
         self.renew_at = 0.0
 
     def start(self) -> Ready:
@@ -121,7 +121,7 @@ class Supervisor:
             self.workers.append(self._worker(number))
         if listener is not None:
             api = ApiSettings(
-                redis_url=self.near_url,
+                redis_url=self.local_url,
                 socket_fd=listener.fileno(),
                 token=settings.token,
                 max_queued=settings.max_queued,
@@ -163,7 +163,7 @@ class Supervisor:
             self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             process = self.embedded.start()
             self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
-            self.redis_url, self.near_url = self.embedded.url, self.embedded.near_url
+            self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
         try:
             with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
@@ -194,7 +194,7 @@ class Supervisor:
             self.names[number] = name
             settings = WorkerSettings(
                 name=name,
-                redis_url=self.near_url,
+                redis_url=self.local_url,
                 folder=str(self.folder / "work" / str(number)),
                 isolation=self.settings.isolation,
             )
@@ -202,15 +202,15 @@ class Supervisor:
 
         def ended() -> None:
             self.restarts.update(["worker"])
-            self._bury(self.names[number])
+            self._requeue_tasks_of(self.names[number])
 
         return Part(start, ended)
 
-    def _bury(self, name: str) -> bool:
+    def _requeue_tasks_of(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the front finds out."""
         try:
             with self._redis() as client:
-                client.eval(*queue.reap_args(name))
+                client.eval(*queue.remove_worker_args(name))
         except redis.RedisError as error:
             log.warning("could not bury %s: %s", name, error)
             return False
@@ -227,7 +227,7 @@ class Supervisor:
                 if all(states):
                     # One machine, one way to start them: all have the same tier.
                     tier = json.loads(states[0])["isolation"]
-                    if self.settings.api and self.promised is None:
+                    if self.settings.api and self.required is None:
                         self._promise(client, tier)
                     if self._healthy():
                         return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
@@ -244,21 +244,21 @@ class Supervisor:
         from rstar2.judge.queue import required_isolation
 
         self.renew_at = time.monotonic() + required_isolation.RENEW_S
-        if weaker := client.eval(*required_isolation.promise_args(self.me, tier)):
+        if weaker := client.eval(*required_isolation.require_args(self.me, tier)):
             raise UserError(
                 f"this judge runs under {tier}, but worker {weaker} for the same queue",
                 "end that worker, or start this judge with the same --isolation",
             )
-        self.promised = tier
+        self.required = tier
 
-    def _keep_promise(self) -> None:
-        if self.promised is None or time.monotonic() < self.renew_at:
+    def _renew_required_isolation(self) -> None:
+        if self.required is None or time.monotonic() < self.renew_at:
             return
         try:
             with self._redis() as client:
-                self._promise(client, self.promised)
+                self._promise(client, self.required)
         except redis.RedisError as error:
-            log.warning("could not renew the promise of %s: %s", self.promised, error)
+            log.warning("could not renew the promise of %s: %s", self.required, error)
         except UserError as error:
             log.error("%s", error.message)
 
@@ -294,7 +294,7 @@ class Supervisor:
                 if part is not None:
                     self._tend(part)
             self._tell_restarts()
-            self._keep_promise()
+            self._renew_required_isolation()
 
     def _tend(self, part: Part) -> None:
         try:
@@ -325,19 +325,19 @@ class Supervisor:
         for part in parts:
             stop(part.process, max(0.1, deadline - time.monotonic()))
         if self.embedded is None:
-            all(self._bury(name) for name in self.names.values())
-            self._take_back_promise()
+            all(self._requeue_tasks_of(name) for name in self.names.values())
+            self._drop_required_isolation()
         if self.embedded is not None:
             self.embedded.stop()
 
-    def _take_back_promise(self) -> None:
-        if self.promised is None:
+    def _drop_required_isolation(self) -> None:
+        if self.required is None:
             return
         from rstar2.judge.queue import required_isolation
 
         try:
             with self._redis() as client:
-                client.hdel(required_isolation.PROMISES, self.me)
+                client.hdel(required_isolation.REQUIREMENTS, self.me)
         except redis.RedisError:
             return  # it lapses by itself
 

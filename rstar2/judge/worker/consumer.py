@@ -22,9 +22,9 @@ import redis
 from rstar2.errors import UserError
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.redis_connection import Command, SyncCommands
+from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.local_queue import LocalQueue
 
 BEAT_S = 0.5
 MOST_HELD = 10_000
@@ -36,13 +36,13 @@ WEDGED_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class Link:
+class Consumer:
     """See the module.
 
     Args:
         name: the worker's, unique among all workers of the queue.
         client: connection with decoded responses, without retries of its own.
-        desk: shared with the thread that runs programs.
+        local: shared with the thread that runs programs.
         about: what a heartbeat tells of the worker besides.
         abort: ends the program with this id, if it is the one that runs.
     """
@@ -51,7 +51,7 @@ class Link:
         self,
         name: str,
         client: redis.Redis,
-        desk: Desk,
+        local: LocalQueue,
         about: dict[str, Any],
         abort: Callable[[str], None],
     ) -> None:
@@ -59,12 +59,12 @@ class Link:
         self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
         """Read in this order."""
         self.client = client
-        self.commands = SyncCommands(client)
-        self.desk = desk
+        self.commands = SyncRedisConnection(client)
+        self.local = local
         self.abort = abort
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
         self.speaking = threading.Lock()
-        """Held by the thread that speaks with Redis."""
+        """OpenSession by the thread that speaks with Redis."""
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
@@ -74,29 +74,29 @@ class Link:
     def next(self, patience_s: float) -> Task | None:
         """The next program, for the thread that runs them; None if there is none in about this time.
 
-        Results that were put on the desk are stored before it waits.
+        Results that were put on the local are stored before it waits.
         """
-        desk = self.desk
-        if (task := desk.pop()) is not None:
+        local = self.local
+        if (task := local.pop()) is not None:
             return task
-        if not desk.connected:
-            desk.wait(patience_s)
-            return desk.pop()
+        if not local.connected:
+            local.wait(patience_s)
+            return local.pop()
         with self.speaking:
             # The other thread may have heard of something, or lost the connection, just before.
-            if desk.connected and not desk.inbox and not desk.stopping:
+            if local.connected and not local.inbox and not local.stopping:
                 try:
                     self._step(waits=True)
                 except redis.RedisError as error:
                     self._lost(error)
-        task = desk.pop()
-        desk.hand_over()
+        task = local.pop()
+        local.hand_over()
         return task
 
     def _lost(self, error: redis.RedisError) -> None:
         """The server is gone, frozen or new: results stay in the outbox until it is back."""
         log.warning("redis: %s", error)
-        self.desk.connect(False)
+        self.local.connect(False)
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
@@ -105,28 +105,28 @@ class Link:
         except UserError as error:
             self.refused = error
         finally:
-            self.desk.stop()
+            self.local.stop()
 
     def _run(self) -> None:
         delay = 0.05
-        desk = self.desk
+        local = self.local
         while True:
-            desk.pause(self.next_beat)
+            local.pause(self.next_beat)
             try:
                 with self.speaking:
-                    if not desk.connected:
+                    if not local.connected:
                         self._join()
                         self._make_groups()
                         self._recover()
-                        desk.connect(True)
+                        local.connect(True)
                     self._step(waits=False)
-                    if desk.stopping and desk.current is None and not desk.outbox:
-                        self.client.eval(*queue.reap_args(self.name))
+                    if local.stopping and local.current is None and not local.outbox:
+                        self.client.eval(*queue.remove_worker_args(self.name))
                         return
                 delay = 0.05
             except redis.RedisError as error:
                 self._lost(error)
-                if desk.stopping and not desk.outbox:
+                if local.stopping and not local.outbox:
                     return
                 time.sleep(delay)
                 delay = min(delay * 2, LONGEST_RETRY_S)
@@ -137,11 +137,13 @@ class Link:
         Raises:
             UserError: a judge promises its clients more than this worker's tier.
         """
-        promised = self.client.eval(*required_isolation.join_args(self.name, self._state(time.monotonic())))
-        if promised:
+        required = self.client.eval(
+            *required_isolation.register_args(self.name, self._state(time.monotonic()))
+        )
+        if required:
             raise UserError(
-                f"isolation {self.about['isolation']} is below the {promised} that a judge of this queue promises",
-                f"run the worker under {promised}, or start the judge with a lower --isolation",
+                f"isolation {self.about['isolation']} is below the {required} that a judge of this queue promises",
+                f"run the worker under {required}, or start the judge with a lower --isolation",
             )
 
     def _make_groups(self) -> None:
@@ -155,15 +157,15 @@ class Link:
     def _recover(self) -> None:
         """Take up again what Redis says was delivered to us and we do not hold: a reply that never came."""
         [found] = self.commands.ask([self._ask_for(MOST_HELD, since="0")])
-        desk = self.desk
-        with desk.changed:
+        local = self.local
+        with local.changed:
             held = [
-                *desk.inbox,
-                *(task for task, _ in desk.outbox),
-                *([desk.current] if desk.current else []),
+                *local.inbox,
+                *(task for task, _ in local.outbox),
+                *([local.current] if local.current else []),
             ]
             entries = {task.entry for task in held}
-            desk.inbox.extend(task for task in Task.all_of(found) if task.entry not in entries)
+            local.inbox.extend(task for task in Task.all_of(found) if task.entry not in entries)
 
     def _step(self, *, waits: bool) -> None:
         """One exchange with Redis.
@@ -171,13 +173,13 @@ class Link:
         Args:
             waits: where nothing runs, ask for a program and wait for it.
         """
-        desk = self.desk
-        with desk.changed:
-            back = desk.take_back()
-            results = list(desk.outbox)
-            running = desk.current if desk.is_long() else None
-            want, block = desk.wants(), None
-            if desk.idle():
+        local = self.local
+        with local.changed:
+            back = local.take_back()
+            results = list(local.outbox)
+            running = local.current if local.is_long() else None
+            want, block = local.wants(), None
+            if local.idle():
                 want, block = (want, BLOCK_MS) if waits else (0, None)
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
@@ -193,7 +195,7 @@ class Link:
         commit_at = len(commands)
         if done:
             commands.append(("EVAL", *queue.commit_args(done)))
-        commands += [("EVAL", *queue.give_back_args(task)) for task in back]
+        commands += [("EVAL", *queue.return_task_args(task)) for task in back]
         commands += self._beat()
         if want:
             commands.append(self._ask_for(want, block))
@@ -202,16 +204,16 @@ class Link:
         if running is not None and answers[0] not in (None, queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which somebody asked for meanwhile.
             self.abort(running.id)
-        with desk.changed:
+        with local.changed:
             for _ in results:
-                desk.outbox.popleft()
-            desk.oldest = time.monotonic()
+                local.outbox.popleft()
+            local.oldest = time.monotonic()
         self.done += len(results)
         if done:
             _, unfinished, workers = answers[commit_at]
-            desk.learn(unfinished, workers)
+            local.learn(unfinished, workers)
         if want:
-            desk.got(want, Task.all_of(answers[-1]), asked_at)
+            local.got(want, Task.all_of(answers[-1]), asked_at)
 
     def _ask_for(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
         """What asks for so many programs, and waits for one if it is to."""
@@ -242,20 +244,20 @@ class Link:
 
     def _state(self, now: float) -> dict[str, Any]:
         """What a heartbeat tells."""
-        desk = self.desk
+        local = self.local
         return {
             **self.about,
             "beat": self.beats,
             "at": time.time(),
             "done": self.done,
-            "mean_s": desk.mean_s,
-            "sessions": desk.sessions,
-            "running_s": now - desk.since if desk.current else 0.0,
+            "mean_s": local.mean_s,
+            "sessions": local.sessions,
+            "running_s": now - local.since if local.current else 0.0,
         }
 
     def _end_if_wedged(self, now: float) -> None:
         """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
-        current, since = self.desk.current, self.desk.since
+        current, since = self.local.current, self.local.since
         if current is None or now - since < WEDGED_S or now - since < current.timeout_s + WEDGED_S:
             return
         log.error("the sandbox hangs with program %s: this worker ends", current.id)

@@ -20,7 +20,7 @@ LINGER_S = 0.01
 """How long a result may wait for others to be stored with it while more work is at hand."""
 
 
-class Desk:
+class LocalQueue:
     """What the two threads of a worker share.
 
     Fields are changed only with `changed` held, but for `sessions`; a single one may be looked at without.

@@ -24,9 +24,9 @@ from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.logs import log_to_stderr
 from rstar2.judge.service.settings import WorkerSettings
-from rstar2.judge.worker.consumer import Link
-from rstar2.judge.worker.local_queue import Desk
-from rstar2.judge.worker.sessions import Sessions
+from rstar2.judge.worker.consumer import Consumer
+from rstar2.judge.worker.local_queue import LocalQueue
+from rstar2.judge.worker.sessions import WorkerSessions
 
 IDLE_S = 1.0
 REHEARSE_EVERY = 256
@@ -45,37 +45,37 @@ def judge(sandbox: Sandbox, task: Task) -> RunResult:
     return result
 
 
-def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
-    """Work until the desk is told to stop.
+def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) -> None:
+    """Work until the local is told to stop.
 
     Raises:
         Failure: the sandbox cannot be had.
         UserError: its tier is below what a judge of the queue promises.
     """
     sandbox.start()
-    sessions = Sessions(sandbox, name)
+    sessions = WorkerSessions(sandbox, name)
     try:
         sandbox.warm()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
-        link = Link(name, client, desk, about, sandbox.abort)
+        link = Consumer(name, client, local, about, sandbox.abort)
         speaker = threading.Thread(target=link.run, name="link")
         speaker.start()
         # Only now: the other thread is to stay free.
         sandbox.sit(Seat())
         try:
             turn = 0
-            while not desk.stopping:
+            while not local.stopping:
                 task = link.next(IDLE_S)
                 # Before the program and not after it: a result must not wait for any of this.
-                sessions.sweep(desk.heard)
+                sessions.sweep(local.heard)
                 turn += 1
-                if not desk.stopping and (task is None or turn % REHEARSE_EVERY == 0):
+                if not local.stopping and (task is None or turn % REHEARSE_EVERY == 0):
                     sandbox.rehearse()
                 if task is not None:
-                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
-                desk.sessions = len(sessions.held)
+                    local.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
+                local.sessions = len(sessions.held)
         finally:
-            desk.stop()
+            local.stop()
             speaker.join(10)
         if link.refused is not None:
             raise link.refused
@@ -93,18 +93,18 @@ def main() -> None:
         socket_connect_timeout=2,
         retry=Retry(NoBackoff(), 0),
     )
-    desk = Desk()
+    local = LocalQueue()
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
-        # Not here: the thread this interrupts may hold the desk.
-        threading.Thread(target=desk.stop).start()
+        # Not here: the thread this interrupts may hold the local.
+        threading.Thread(target=local.stop).start()
 
     signal.signal(signal.SIGTERM, on_signal)
     # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tier = settings.isolation
     try:
-        work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), desk)
+        work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), local)
     except RStarError as error:
         print(f"{error.message}\n{error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

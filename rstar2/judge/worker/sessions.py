@@ -37,7 +37,7 @@ class Order(BaseModel):
 
 
 @dataclass
-class Held:
+class OpenSession:
     """One session and its limits."""
 
     session: Session
@@ -68,7 +68,7 @@ class Held:
         return ""
 
 
-class Sessions:
+class WorkerSessions:
     """See the module.
 
     Args:
@@ -79,7 +79,7 @@ class Sessions:
     def __init__(self, sandbox: Sandbox, worker: str) -> None:
         self.sandbox = sandbox
         self.worker = worker
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, OpenSession] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """Why sessions ended, of the last so many."""
         self.next_sweep = 0.0
@@ -132,7 +132,7 @@ class Sessions:
         except Failure as error:
             return CellResult(id=run_id, outcome="refused", stderr=error.message)
         now = time.monotonic()
-        self.held[order.session] = Held(session, order.open, now, now)
+        self.held[order.session] = OpenSession(session, order.open, now, now)
         return CellResult(id=run_id, outcome="ok", value=order.session, isolation=self.sandbox.isolation)
 
     def _cell(self, run_id: str, name: str, cell: CellRequest) -> CellResult:

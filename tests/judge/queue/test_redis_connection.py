@@ -14,7 +14,7 @@ import redis
 
 from rstar2.judge.queue import redis_connection
 from rstar2.judge.queue.embedded_redis import SOCKET_PATH_BYTES, EmbeddedRedis
-from rstar2.judge.queue.redis_connection import Commands, Notices, SyncCommands
+from rstar2.judge.queue.redis_connection import RedisConnection, Subscription, SyncRedisConnection
 
 ECHO = "return ARGV[1]"
 CHANNEL = "news"
@@ -35,7 +35,7 @@ def echo(text: str) -> tuple[str | int, ...]:
 
 
 async def test_an_error_is_raised_and_leaves_the_connection_in_order(server: EmbeddedRedis) -> None:
-    commands = Commands(server.near_url)
+    commands = RedisConnection(server.local_url)
     assert await commands.ask([echo("a"), echo("b")]) == ["a", "b"]
     with pytest.raises(redis.ResponseError):
         await commands.ask([echo("c"), ("EVAL", "no lua", 0), echo("d")])
@@ -48,7 +48,7 @@ async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(redis_connection, "ANSWER_S", 1.0)
-    commands = Commands(server.url)
+    commands = RedisConnection(server.url)
     assert await commands.ask([echo("before")]) == ["before"]
     with frozen(server), pytest.raises(redis.TimeoutError):
         await commands.ask([echo("late")])
@@ -63,8 +63,8 @@ async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
 
 
 def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
-    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=1.0) as client:
-        commands = SyncCommands(client)
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=1.0) as client:
+        commands = SyncRedisConnection(client)
         assert commands.ask([echo("a"), echo("b")]) == ["a", "b"]
         with pytest.raises(redis.ResponseError):
             commands.ask([("EVAL", "no lua", 0), echo("c")])
@@ -74,7 +74,7 @@ def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
 
 
 async def test_notices_come_in_order_and_a_broken_connection_is_told(server: EmbeddedRedis) -> None:
-    notices = Notices(server.near_url, CHANNEL)
+    notices = Subscription(server.local_url, CHANNEL)
     with redis.Redis.from_url(server.url) as client:
         for _ in range(2):
             await notices.begin()
@@ -91,7 +91,7 @@ async def test_notices_come_in_order_and_a_broken_connection_is_told(server: Emb
 
 
 async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRedis) -> None:
-    notices = Notices(server.url, CHANNEL)
+    notices = Subscription(server.url, CHANNEL)
     await notices.begin()
     waits = asyncio.create_task(notices.next())
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_a_folder_that_holds_no_local_socket_is_reached_by_the_network(tmp_path:
     (tmp_path / "socket").mkdir()
     embedded.start()
     try:
-        assert embedded.near_url == embedded.url
+        assert embedded.local_url == embedded.url
     finally:
         embedded.stop()
 
@@ -128,8 +128,8 @@ def test_a_folder_too_deep_for_a_local_socket_is_reached_by_the_network(tmp_path
     embedded = EmbeddedRedis(folder, tmp_path / "log")
     embedded.start()
     try:
-        assert embedded.near_url == embedded.url
-        with redis.Redis.from_url(embedded.near_url) as client:
+        assert embedded.local_url == embedded.url
+        with redis.Redis.from_url(embedded.local_url) as client:
             assert client.ping()
     finally:
         embedded.stop()

@@ -11,7 +11,7 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.queue.redis_connection import SyncCommands
+from rstar2.judge.queue.redis_connection import SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
@@ -29,7 +29,9 @@ def client(server: EmbeddedRedis) -> Iterator[Any]:
 
 def take(client: Any, worker: str) -> list[Task]:
     streams = (queue.RETURNED, queue.TASKS, ">", ">")
-    [found] = SyncCommands(client).ask([("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", *streams)])
+    [found] = SyncRedisConnection(client).ask(
+        [("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", *streams)]
+    )
     return Task.all_of(found)
 
 
@@ -71,7 +73,7 @@ def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) 
     ids = [f"p{number}" for number in range(20)]
     client.eval(*queue.enqueue_args([(run_id, BODY) for run_id in ids]))
     tasks = take(client, "w1")
-    client.eval(*queue.give_back_args(tasks[0]))
+    client.eval(*queue.return_task_args(tasks[0]))
     client.eval(*queue.cancel_args("p1"))
     tasks = [*take(client, "w1"), *tasks[1:]]
     outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
@@ -124,8 +126,8 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
     for name in "ab":
         client.eval(*queue.enqueue_args([(name, BODY)]))
     assert len(take(client, "dead")) == 2
-    assert client.eval(*queue.reap_args("dead")) == 2
-    assert client.eval(*queue.reap_args("dead")) == 0
+    assert client.eval(*queue.remove_worker_args("dead")) == 2
+    assert client.eval(*queue.remove_worker_args("dead")) == 0
     assert {(task.id, task.tries, task.stream) for task in take(client, "w2")} == {
         ("a", 1, queue.RETURNED),
         ("b", 1, queue.RETURNED),
@@ -135,7 +137,7 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
     client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
-    client.eval(*queue.give_back_args(task))
+    client.eval(*queue.return_task_args(task))
     [again] = take(client, "w2")
     assert (again.id, again.tries, again.body) == (task.id, 0, task.body)
 
@@ -152,7 +154,7 @@ def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client:
 def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None:
     client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
-    client.eval(*queue.give_back_args(task))
+    client.eval(*queue.return_task_args(task))
     client.eval(*queue.cancel_args("a"))
     assert take(client, "w2") == []
 
@@ -163,7 +165,7 @@ def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_i
     client.eval(*queue.enqueue_args([("a", BODY)]))
     [task] = take(client, "w1")
     client.eval(*queue.cancel_args("a"))
-    assert client.eval(*queue.reap_args("w1")) == 0
+    assert client.eval(*queue.remove_worker_args("w1")) == 0
     assert client.eval(*queue.commit_args([(task, RunResult(id="a", outcome="ok"))]))[0] == 0
     assert client.get(queue.state_key("a")) == queue.CANCELLED
 

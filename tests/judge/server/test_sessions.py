@@ -1,4 +1,4 @@
-"""Sessions keep their state by keeping their process, and say so when they end."""
+"""WorkerSessions keep their state by keeping their process, and say so when they end."""
 
 from __future__ import annotations
 

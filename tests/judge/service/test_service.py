@@ -194,11 +194,11 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 def test_what_a_killed_judge_promised_lapses(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         state = {"isolation": "landlock", "at": time.time()}
-        assert client.eval(*required_isolation.promise_args("judge", "strict")) == ""
-        assert client.eval(*required_isolation.join_args("weak", state)) == "strict"
-        late = json.loads(client.hget(required_isolation.PROMISES, "judge")) | {"till": time.time() - 1}
-        client.hset(required_isolation.PROMISES, "judge", json.dumps(late))
-        assert client.eval(*required_isolation.join_args("weak", state)) == ""
-        assert client.eval(*required_isolation.promise_args("judge", "strict")) == "weak runs under landlock"
+        assert client.eval(*required_isolation.require_args("judge", "strict")) == ""
+        assert client.eval(*required_isolation.register_args("weak", state)) == "strict"
+        late = json.loads(client.hget(required_isolation.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
+        client.hset(required_isolation.REQUIREMENTS, "judge", json.dumps(late))
+        assert client.eval(*required_isolation.register_args("weak", state)) == ""
+        assert client.eval(*required_isolation.require_args("judge", "strict")) == "weak runs under landlock"
         client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
-        assert client.eval(*required_isolation.promise_args("judge", "strict")) == ""
+        assert client.eval(*required_isolation.require_args("judge", "strict")) == ""

@@ -20,15 +20,15 @@ from rstar2.judge.sandbox.cpu_affinity import Seat
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker import local_queue
 from rstar2.judge.worker import main as worker
-from rstar2.judge.worker.local_queue import Desk
-from rstar2.judge.worker.sessions import Sessions
+from rstar2.judge.worker.local_queue import LocalQueue
+from rstar2.judge.worker.sessions import WorkerSessions
 
 HANGS = """
 import sys, time
 import redis
 from rstar2.judge.worker import consumer as link
 from rstar2.judge.worker import main as worker
-from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.local_queue import LocalQueue
 
 class Hangs:
     isolation = "none"
@@ -43,7 +43,7 @@ class Hangs:
 
 link.WEDGED_S = 0.5
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
-worker.work("hangs", client, Hangs(), Desk())
+worker.work("hangs", client, Hangs(), LocalQueue())
 """
 
 
@@ -65,7 +65,7 @@ def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRed
     finally:
         process.kill()
         process.wait(10)
-    assert client.eval(*queue.reap_args("hangs")) == 1
+    assert client.eval(*queue.remove_worker_args("hangs")) == 1
     [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
     assert (fields["id"], fields["tries"]) == ("a", "1")
     client.close()
@@ -100,7 +100,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
-    sandbox, desk = Quick(), Desk()
+    sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
     """Whether there was a result whenever the worker did something else after the run."""
 
@@ -108,17 +108,17 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
         if sandbox.runs:
             stored.append(queue.is_result(client.get(queue.state_key("a"))))
 
-    monkeypatch.setattr(Sessions, "sweep", look)
+    monkeypatch.setattr(WorkerSessions, "sweep", look)
     monkeypatch.setattr(worker, "REHEARSE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
     client.eval(*queue.enqueue_args([("a", body)]))
-    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=5) as own:
-        working = threading.Thread(target=worker.work, args=("w", own, sandbox, desk))
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+        working = threading.Thread(target=worker.work, args=("w", own, sandbox, local))
         working.start()
         deadline = time.monotonic() + 10
         while len(stored) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        desk.stop()
+        local.stop()
         working.join(10)
     assert not working.is_alive()
     assert len(stored) >= 2
@@ -129,32 +129,32 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
 
 def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
     task = queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time())
-    desk = Desk()
-    desk.mean_s = 0.001
+    local = LocalQueue()
+    local.mean_s = 0.001
 
     def asks(unfinished: int, workers: int) -> int:
-        desk.learn(unfinished, workers)
-        return desk.wants()
+        local.learn(unfinished, workers)
+        return local.wants()
 
     assert [asks(*queued) for queued in ((0, 0), (1, 2), (3, 2), (4, 2), (9, 2))] == [1, 1, 1, 2, 4]
-    desk.got(3, [task, task, task], 0.0)
-    assert desk.pop() is not None
-    desk.got(4, [], 0.0)
-    assert desk.share == 1
+    local.got(3, [task, task, task], 0.0)
+    assert local.pop() is not None
+    local.got(4, [], 0.0)
+    assert local.share == 1
     assert [asks(*queued) for queued in ((5, 2), (12, 2), (16, 2))] == [0, 3, 5]
     assert asks(100_000, 2) <= local_queue.MOST
-    desk.mean_s = local_queue.MOST_S / 4
+    local.mean_s = local_queue.MOST_S / 4
     assert asks(100_000, 2) == 0
-    desk.inbox.clear()
+    local.inbox.clear()
     assert asks(100_000, 2) == 3
-    desk.mean_s = local_queue.LONG_S
+    local.mean_s = local_queue.LONG_S
     assert asks(100_000, 2) == 0
 
 
 def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     client.xgroup_create(queue.TASKS, queue.GROUP, id="0", mkstream=True)
-    asked = Desk().wants()
+    asked = LocalQueue().wants()
 
     def wait(name: str) -> int:
         with redis.Redis.from_url(server.url, decode_responses=True) as own:
