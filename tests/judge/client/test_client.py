@@ -19,7 +19,7 @@ import pytest
 from support.judge_faults import status_when, unfinished
 
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
-from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service.start import JudgeHandle
 

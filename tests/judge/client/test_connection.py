@@ -16,8 +16,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client import connection as line
-from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.client import connection as connection_module
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_BATCH, RunRequest
 
 Asked = list[list[dict[str, Any]]]
@@ -93,7 +93,7 @@ async def test_many_calls_travel_in_messages_of_a_bounded_length() -> None:
 
 
 async def test_a_connection_that_takes_nothing_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "HEARTBEAT_S", 1.0)
+    monkeypatch.setattr(connection_module, "HEARTBEAT_S", 1.0)
     connections = 0
     over = asyncio.Event()
 

@@ -19,7 +19,7 @@ import redis
 from support.judge_faults import parts, recovery_bound
 
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.client.session import OPEN_S, JudgeSession
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest

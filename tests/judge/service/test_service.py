@@ -20,7 +20,7 @@ from support.judge_faults import descendants, status, status_when, unfinished, w
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.client import SyncJudgeClient
-from rstar2.judge.client.connection import JudgeError
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
@@ -194,11 +194,14 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 def test_what_a_killed_judge_promised_lapses(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         state = {"isolation": "landlock", "at": time.time()}
-        assert client.eval(*required_isolation.require_args("judge", "strict")) == ""
-        assert client.eval(*required_isolation.register_args("weak", state)) == "strict"
+        assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
+        assert client.execute_command(*required_isolation.register("weak", state)) == "strict"
         late = json.loads(client.hget(required_isolation.REQUIREMENTS, "judge")) | {"till": time.time() - 1}
         client.hset(required_isolation.REQUIREMENTS, "judge", json.dumps(late))
-        assert client.eval(*required_isolation.register_args("weak", state)) == ""
-        assert client.eval(*required_isolation.require_args("judge", "strict")) == "weak runs under landlock"
+        assert client.execute_command(*required_isolation.register("weak", state)) == ""
+        assert (
+            client.execute_command(*required_isolation.require("judge", "strict"))
+            == "weak runs under landlock"
+        )
         client.hset(queue.WORKERS, "weak", json.dumps(state | {"at": time.time() - 60}))
-        assert client.eval(*required_isolation.require_args("judge", "strict")) == ""
+        assert client.execute_command(*required_isolation.require("judge", "strict")) == ""

@@ -26,7 +26,7 @@ from rstar2.judge.worker.sessions import WorkerSessions
 HANGS = """
 import sys, time
 import redis
-from rstar2.judge.worker import consumer as link
+from rstar2.judge.worker import consumer
 from rstar2.judge.worker import main as worker
 from rstar2.judge.worker.local_queue import LocalQueue
 
@@ -41,7 +41,7 @@ class Hangs:
     def rehearse(self): return False
     def run(self, request, run_id): time.sleep(600)
 
-link.WEDGED_S = 0.5
+consumer.HUNG_S = 0.5
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 worker.work("hangs", client, Hangs(), LocalQueue())
 """
@@ -58,14 +58,14 @@ def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
-    client.eval(*queue.enqueue_args([("a", body)]))
+    client.execute_command(*queue.enqueue({"a": body}))
     process = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
     try:
         assert process.wait(30) == 1
     finally:
         process.kill()
         process.wait(10)
-    assert client.eval(*queue.remove_worker_args("hangs")) == 1
+    assert client.execute_command(*queue.remove_worker("hangs")) == 1
     [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
     assert (fields["id"], fields["tries"]) == ("a", "1")
     client.close()
@@ -108,10 +108,10 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
         if sandbox.runs:
             stored.append(queue.is_result(client.get(queue.state_key("a"))))
 
-    monkeypatch.setattr(WorkerSessions, "sweep", look)
+    monkeypatch.setattr(WorkerSessions, "end_overdue", look)
     monkeypatch.setattr(worker, "REHEARSE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
-    client.eval(*queue.enqueue_args([("a", body)]))
+    client.execute_command(*queue.enqueue({"a": body}))
     with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
         working = threading.Thread(target=worker.work, args=("w", own, sandbox, local))
         working.start()
@@ -133,19 +133,19 @@ def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
     local.mean_s = 0.001
 
     def asks(unfinished: int, workers: int) -> int:
-        local.learn(unfinished, workers)
-        return local.wants()
+        local.update_share(unfinished, workers)
+        return local.tasks_to_fetch()
 
     assert [asks(*queued) for queued in ((0, 0), (1, 2), (3, 2), (4, 2), (9, 2))] == [1, 1, 1, 2, 4]
-    local.got(3, [task, task, task], 0.0)
-    assert local.pop() is not None
-    local.got(4, [], 0.0)
+    local.add_fetched([task, task, task], 3, 0.0)
+    assert local.start_next() is not None
+    local.add_fetched([], 4, 0.0)
     assert local.share == 1
     assert [asks(*queued) for queued in ((5, 2), (12, 2), (16, 2))] == [0, 3, 5]
-    assert asks(100_000, 2) <= local_queue.MOST
-    local.mean_s = local_queue.MOST_S / 4
+    assert asks(100_000, 2) <= local_queue.MAX_PREFETCH
+    local.mean_s = local_queue.MAX_PREFETCH_S / 4
     assert asks(100_000, 2) == 0
-    local.inbox.clear()
+    local.tasks.clear()
     assert asks(100_000, 2) == 3
     local.mean_s = local_queue.LONG_S
     assert asks(100_000, 2) == 0
@@ -154,7 +154,7 @@ def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
 def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     client.xgroup_create(queue.TASKS, queue.GROUP, id="0", mkstream=True)
-    asked = LocalQueue().wants()
+    asked = LocalQueue().tasks_to_fetch()
 
     def wait(name: str) -> int:
         with redis.Redis.from_url(server.url, decode_responses=True) as own:
@@ -166,6 +166,6 @@ def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRed
         waiting = [pool.submit(wait, name) for name in "ab"]
         while client.info("clients")["blocked_clients"] < 2:
             time.sleep(0.01)
-        client.eval(*queue.enqueue_args([("p", "{}"), ("q", "{}")]))
+        client.execute_command(*queue.enqueue({"p": "{}", "q": "{}"}))
         assert [each.result(10) for each in waiting] == [1, 1]
     client.close()
