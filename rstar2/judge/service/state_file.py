@@ -46,7 +46,7 @@ def write_state(state: JudgeState) -> None:
 
 def clear_state(pid: int) -> None:
     """Remove the file if it still names this judge."""
-    state = read_state()
+    state = _written_state()
     if state is not None and state.pid == pid:
         state_file().unlink(missing_ok=True)
 
@@ -57,16 +57,20 @@ def read_state() -> JudgeState | None:
     Raises:
         UserError: the file cannot be read.
     """
+    state = _written_state()
+    return state if state is not None and _is_judge(state.pid) else None
+
+
+def _written_state() -> JudgeState | None:
     path = state_file()
     try:
-        state = JudgeState.model_validate_json(path.read_text())
+        return JudgeState.model_validate_json(path.read_text())
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
         raise UserError(
             f"cannot read {path}: {error}", "remove it, and stop the judge by hand if it runs"
         ) from error
-    return state if _is_judge(state.pid) else None
 
 
 def _is_judge(pid: int) -> bool:
