@@ -34,7 +34,7 @@ class Shell:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 
@@ -46,6 +46,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     found("down")
 
 
+@pytest.mark.slow
 def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("print(input())\n1 + 1\n")

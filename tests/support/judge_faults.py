@@ -68,9 +68,9 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
 
 
 def status(judge: JudgeHandle) -> dict[str, Any]:
-    found: dict[str, Any] = (
-        httpx.get(f"{judge.url}/status", timeout=30.0, trust_env=False).raise_for_status().json()
-    )
+    headers = {"Authorization": f"Bearer {judge.token}"} if judge.token else {}
+    answer = httpx.get(f"{judge.url}/status", headers=headers, timeout=30.0, trust_env=False)
+    found: dict[str, Any] = answer.raise_for_status().json()
     return found
 
 

@@ -67,11 +67,8 @@ class Call:
 
     def answer(self, outcome: Outcome, reason: str) -> None:
         """Give the result ourselves."""
-        self.resolve(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
-
-    def resolve(self, result: RunResult) -> None:
         if not self.result.done():
-            self.result.set_result(result)
+            self.result.set_result(RunResult(id=self.run_id, outcome=outcome, stderr=reason))
 
 
 class Connection:
@@ -126,14 +123,14 @@ class Connection:
             self.calls[run_id] = call
             timer = self.loop.call_later(self.patience_s + _time_limit_s(request), self._give_up, call)
             call.result.add_done_callback(partial(self._call_done, call, timer))
-            self._send(call)
+            self.unsent.append(call)
+            self._flush_soon()
         return call.result
 
-    def _send(self, call: Call) -> None:
-        if call.result.done():
-            return
-        self.unsent.append(call)
-        self._flush_soon()
+    def _send_again(self, call: Call) -> None:
+        if not call.result.done():
+            self.unsent.append(call)
+            self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Send what is asked in one turn of the loop together."""
@@ -147,36 +144,32 @@ class Connection:
             self.receiver.add_done_callback(self._receiver_ended)
 
     async def _flush(self) -> None:
+        """Send what is unsent, in messages of a good length."""
         self.flush_is_due = False
+        unsent, cancels = self.unsent, self.unsent_cancels
+        self.unsent, self.unsent_cancels = [], []
         if self.socket is None:
             # All of it is sent once there is a connection.
-            self.unsent, self.unsent_cancels = [], []
             return
-        socket, lock, messages = self.socket, self.write_lock, self._messages()
+        socket, lock = self.socket, self.write_lock
+        requests = [b'{"id":"%b","cancel":true}' % run_id.encode() for run_id in cancels]
+        for call in unsent:
+            if not call.result.done():
+                call.sent = True
+                requests.append(b'{"id":"%b","run":%b}' % (call.run_id.encode(), call.body))
+        messages: list[list[bytes]] = []
+        size = 0
+        for request in requests:
+            if not messages or size + len(request) > TOGETHER_BYTES or len(messages[-1]) == MAX_BATCH:
+                messages.append([])
+                size = 0
+            messages[-1].append(request)
+            size += len(request)
         # The task that receives notices a broken connection, too.
         with contextlib.suppress(aiohttp.ClientError, OSError):
             async with lock:
                 for message in messages:
-                    await socket.send_frame(message, aiohttp.WSMsgType.TEXT)
-
-    def _messages(self) -> list[bytes]:
-        """What is unsent, in messages of a good length."""
-        requests = [b'{"id":"%b","cancel":true}' % run_id.encode() for run_id in self.unsent_cancels]
-        for call in self.unsent:
-            if not call.result.done():
-                call.sent = True
-                requests.append(b'{"id":"%b","run":%b}' % (call.run_id.encode(), call.body))
-        self.unsent, self.unsent_cancels = [], []
-        messages = []
-        first = size = 0
-        for place, request in enumerate(requests):
-            if place > first and (size + len(request) > TOGETHER_BYTES or place - first == MAX_BATCH):
-                messages.append(b"[%b]" % b",".join(requests[first:place]))
-                size, first = 0, place
-            size += len(request)
-        if requests:
-            messages.append(b"[%b]" % b",".join(requests[first:]))
-        return messages
+                    await socket.send_frame(b"[%b]" % b",".join(message), aiohttp.WSMsgType.TEXT)
 
     def _give_up(self, call: Call) -> None:
         call.answer("lost", f"the judge at {self.url} did not answer in time: {self.trouble}")
@@ -261,10 +254,11 @@ class Connection:
             self._cancel_confirmed(response.id)
         elif response.result is None:
             self.trouble = "its queue is full"
-            self.loop.call_later(max(FIRST_RETRY_S, response.retry_after_s), self._send, call)
+            self.loop.call_later(max(FIRST_RETRY_S, response.retry_after_s), self._send_again, call)
         else:
             del self.calls[response.id]
-            call.resolve(response.result)
+            if not call.result.done():
+                call.result.set_result(response.result)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         """A new WebSocket.
@@ -315,6 +309,7 @@ class Connection:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._close_socket()
         await self.http.close()
 
 

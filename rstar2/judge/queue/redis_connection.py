@@ -9,7 +9,7 @@ ask again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import hiredis
@@ -77,11 +77,11 @@ class _Connection:
         )
         self._connection = pool.make_connection()
 
-    async def _send(self, commands: Iterable[Command]) -> None:
-        connection = self._connection
-        if not connection.is_connected:
-            await connection.connect()
-        await connection.send_packed_command([b"".join(map(_pack, commands))])
+    async def _connected(self) -> Any:
+        """The connection, made if there is none."""
+        if not self._connection.is_connected:
+            await self._connection.connect()
+        return self._connection
 
     async def close(self) -> None:
         """Close the connection."""
@@ -102,10 +102,11 @@ class RedisConnection(_Connection):
         replies: dict[Name, Any] = {}
         try:
             async with asyncio.timeout(REPLY_S):
-                await self._send(commands.values())
+                connection = await self._connected()
+                await connection.send_packed_command([b"".join(map(_pack, commands.values()))])
                 for name in commands:
                     try:
-                        replies[name] = await self._connection.read_response()
+                        replies[name] = await connection.read_response()
                     except ResponseError as error:
                         replies[name] = error
         except BaseException as error:
@@ -180,8 +181,9 @@ class Subscription(_Connection):
         self.awaits_pong = False
         try:
             async with asyncio.timeout(REPLY_S):
-                await self._send([("SUBSCRIBE", self.channel)])
-                await self._connection.read_response()
+                connection = await self._connected()
+                await connection.send_packed_command([_pack(("SUBSCRIBE", self.channel))])
+                await connection.read_response()
         except TimeoutError as error:
             await self.close()
             raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
@@ -204,4 +206,4 @@ class Subscription(_Connection):
             await self.close()
         elif self._connection.is_connected:
             self.awaits_pong = True
-            await self._send([("PING",)])
+            await self._connection.send_packed_command([_pack(("PING",))])

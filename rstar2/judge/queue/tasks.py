@@ -153,15 +153,12 @@ def is_result(state: str | None) -> bool:
     return state is not None and state.startswith("{")
 
 
-def _eval(script: str, keys: Sequence[str], arguments: Sequence[str | float]) -> Command:
-    return ("EVAL", script, len(keys), *keys, *arguments)
-
-
 def enqueue(programs: Mapping[str, str]) -> Command:
     """Queues programs, JSON by id. → id and state, by turns, of those that were known already."""
     states = [state_key(run_id) for run_id in programs]
     items = [field for program in programs.items() for field in program]
-    return _eval(scripts.ENQUEUE, [TASKS, *states], [time.time(), QUEUED_TTL_S, CANCELLED, *items])
+    settings = (time.time(), QUEUED_TTL_S, CANCELLED)
+    return ("EVAL", scripts.ENQUEUE, 1 + len(states), TASKS, *states, *settings, *items)
 
 
 def enqueue_cell(run_id: str, body: str, worker: str) -> Command:
@@ -170,13 +167,14 @@ def enqueue_cell(run_id: str, body: str, worker: str) -> Command:
         id=run_id, outcome="lost", stderr=WORKER_GONE, session_alive=False, session_end=WORKER_GONE
     )
     keys = (cells_stream(worker), state_key(run_id))
+    settings = (time.time(), QUEUED_TTL_S, CANCELLED)
     item = (run_id, body, WORKERS, worker, gone.model_dump_json())
-    return _eval(scripts.ENQUEUE_IF_WORKER_ALIVE, keys, [time.time(), QUEUED_TTL_S, CANCELLED, *item])
+    return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *settings, *item)
 
 
 def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
     """Stores results, publishes them and acknowledges their tasks. → see `scripts.COMMIT`."""
-    keys: list[str] = []
+    keys = [OUTCOMES, TASKS, RETURNED, WORKERS]
     items: list[str | float] = []
     for task, result in finished:
         keys += (state_key(task.id), task.stream)
@@ -188,37 +186,34 @@ def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
             result.queue_s,
             result.wall_s,
         )
-    return _eval(
-        scripts.COMMIT,
-        [OUTCOMES, TASKS, RETURNED, WORKERS, *keys],
-        [GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE, *items],
-    )
+    settings = (GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE)
+    return ("EVAL", scripts.COMMIT, len(keys), *keys, *settings, *items)
 
 
 def cancel(run_id: str) -> Command:
     """Takes a queued program out; has its result dropped if it runs already, unless it is a cell."""
-    return _eval(scripts.CANCEL, [state_key(run_id)], [CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream("")])
+    settings = (CANCELLED, CANCELLED_TTL_S, GROUP, cells_stream(""))
+    return ("EVAL", scripts.CANCEL, 1, state_key(run_id), *settings)
 
 
 def forget(run_id: str, result: str) -> Command:
     """Forgets a result, so that its id can be asked for anew; nothing if the id has another by now."""
-    return _eval(scripts.FORGET, [state_key(run_id)], [result])
+    return ("EVAL", scripts.FORGET, 1, state_key(run_id), result)
 
 
 def expire_delivered(run_ids: Sequence[str]) -> Command:
     """Has results that were sent to their clients expire sooner."""
-    return _eval(scripts.DELIVERED, [state_key(run_id) for run_id in run_ids], [DELIVERED_TTL_S])
+    return ("EVAL", scripts.DELIVERED, len(run_ids), *map(state_key, run_ids), DELIVERED_TTL_S)
 
 
 def return_task(task: Task) -> Command:
     """Returns a task that a worker has not started."""
-    return _eval(
-        scripts.RETURN_TASK, [task.stream, RETURNED], [GROUP, state_key(""), QUEUED_TTL_S, task.entry]
-    )
+    settings = (GROUP, state_key(""), QUEUED_TTL_S)
+    return ("EVAL", scripts.RETURN_TASK, 2, task.stream, RETURNED, *settings, task.entry)
 
 
 def remove_worker(worker: str) -> Command:
     """Forgets a dead worker and gives its tasks to the others. → how many."""
     keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES)
     arguments = (GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S, DONE)
-    return _eval(scripts.REMOVE_WORKER, keys, arguments)
+    return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *arguments)

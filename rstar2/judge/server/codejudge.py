@@ -65,7 +65,8 @@ def _named(item: object) -> object:
     return item
 
 
-def _prepare(item: object) -> tuple[Submission, PendingRun]:
+def prepare(item: object) -> tuple[Submission, PendingRun]:
+    """One item as a submission, and the program to run for it."""
     submission = Submission.model_validate(_named(item))
     request = RunRequest(
         code=submission.solution, stdin=submission.input or "", timeout_s=LIMIT_S, memory_mb=MEMORY_MB
@@ -89,7 +90,8 @@ def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
     }
 
 
-def _answer(submission: Submission, result: RunResult) -> dict[str, Any]:
+def answer_for(submission: Submission, result: RunResult) -> dict[str, Any]:
+    """A result in the terms of code-judge."""
     ran = result.outcome == "ok"
     expected = submission.expected_output
     right = expected is None or result.stdout.strip() == expected.strip()
@@ -110,12 +112,12 @@ async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[st
     good: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):
         try:
-            good[index] = _prepare(item)
+            good[index] = prepare(item)
         except ValidationError as error:
             answers[index] = _invalid(item, error)
     texts = await dispatcher.run([run for _, run in good.values()])
     for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
-        answers[index] = _answer(submission, RunResult.model_validate_json(text))
+        answers[index] = answer_for(submission, RunResult.model_validate_json(text))
     return [answers[index] for index in range(len(items))]
 
 

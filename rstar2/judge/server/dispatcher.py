@@ -12,9 +12,11 @@ import json
 import logging
 import os
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Self
 
 from redis.exceptions import RedisError, ResponseError
@@ -270,7 +272,8 @@ class Dispatcher:
 
     async def _send_batch(self) -> None:
         """Send to Redis as much as one exchange may hold, and handle the replies."""
-        taken = self._next_unsent()
+        sizes = list(accumulate(len(run.body) for run in self.unsent[:MAX_BATCH]))
+        taken = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
         cancelled = self.cancelled[:MAX_BATCH]
         runs = [run for run in taken if not run.result.done()]
         commands: dict[tuple[str, str], Command] = {}
@@ -299,15 +302,6 @@ class Dispatcher:
             if run.result.cancelled():
                 # It was released while it was on its way.
                 self.cancelled.append(run.id)
-
-    def _next_unsent(self) -> list[PendingRun]:
-        """The runs to send next: as many as one command may hold."""
-        size = 0
-        for count, run in enumerate(self.unsent[:MAX_BATCH]):
-            size += len(run.body)
-            if count and size > COMMAND_BYTES:
-                return self.unsent[:count]
-        return self.unsent[:MAX_BATCH]
 
     def _expire_delivered(self) -> Command:
         """Has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""

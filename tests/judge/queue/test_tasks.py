@@ -21,7 +21,6 @@ BODY = RunRequest(code="print(1)").model_dump_json()
 @pytest.fixture
 def client(server: EmbeddedRedis) -> Iterator[Any]:
     with redis.Redis.from_url(server.url, decode_responses=True) as found:
-        found.flushall()
         for stream in (queue.TASKS, queue.RETURNED):
             found.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
         yield found

@@ -1,4 +1,4 @@
-"""A worker whose sandbox misbehaves."""
+"""A worker: what it fetches, what it does between programs, and a sandbox that hangs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,21 +45,13 @@ worker.work("hangs", client, Hangs(), LocalQueue())
 """
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    found = EmbeddedRedis(tmp_path / "queue", tmp_path / "queue.log")
-    found.start()
-    yield found
-    found.stop()
-
-
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
     process = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
     try:
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
     finally:
         process.kill()
         process.wait(10)
@@ -115,11 +105,11 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
         working = threading.Thread(target=worker.work, args=("w", own, sandbox, local))
         working.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(stored) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         local.stop()
-        working.join(10)
+        working.join(60)
     assert not working.is_alive()
     assert len(stored) >= 2
     assert all(stored)
@@ -159,7 +149,7 @@ def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRed
     def wait(name: str) -> int:
         with redis.Redis.from_url(server.url, decode_responses=True) as own:
             streams: Any = {queue.TASKS: ">"}
-            found: Any = own.xreadgroup(queue.GROUP, name, streams, count=asked, block=5000)
+            found: Any = own.xreadgroup(queue.GROUP, name, streams, count=asked, block=60_000)
             return len(found[0][1])
 
     with ThreadPoolExecutor(2) as pool:
@@ -167,5 +157,5 @@ def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRed
         while client.info("clients")["blocked_clients"] < 2:
             time.sleep(0.01)
         client.execute_command(*queue.enqueue({"p": "{}", "q": "{}"}))
-        assert [each.result(10) for each in waiting] == [1, 1]
+        assert [each.result(60) for each in waiting] == [1, 1]
     client.close()
