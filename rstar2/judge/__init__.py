@@ -17,7 +17,7 @@ It is a job queue with a sandbox. The way of one program, and the file for each 
                  worker/consumer.py     the result is stored and published by one script (COMMIT)
                  server/dispatcher.py   the notice resolves the `PendingRun`
                  server/websocket.py    the result is sent
-                 client/connection.py   the result is returned to whoever called `run`
+                 client/connection.py   the result is returned to the caller
 
 A session is a process that keeps its variables from one cell to the next. It lives in one worker, and its cells
 are tasks that only that worker reads: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.

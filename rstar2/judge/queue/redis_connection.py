@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 Command = tuple[str | int | float, ...]
 """Its name and its arguments."""
 Name = TypeVar("Name")
-"""What a command is called by whoever sends it; its reply is found by the same name."""
+"""What the caller names a command; its reply is found by the same name."""
 REPLY_S = 5.0
 """Redis replies within this time, or the connection is given up."""
 CONNECT_S = 2.0

@@ -210,7 +210,7 @@ class Dispatcher:
         self.has_work.set()
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a program whoever waits for it; those who do get the outcome `refused`.
+        """Cancel a program, also where clients wait for it; they get the outcome `refused`.
 
         Not a cell that somebody waits for: it may run already, and then its result counts.
         """
@@ -222,7 +222,7 @@ class Dispatcher:
         self.cancel_unless_awaited(run_id)
 
     async def forget(self, run_id: str, result: str) -> None:
-        """Forget a result that is no use to whoever asks again."""
+        """Forget a result that is no use to a client that asks again."""
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:

@@ -192,7 +192,7 @@ class Supervisor:
             return
         if not queue_at.get("password"):
             raise UserError(
-                f"the queue at {host} has no password: whoever reaches it can run programs here",
+                f"the queue at {host} has no password: anyone who reaches it can run programs here",
                 "set one there (requirepass), and give it with --redis redis://:PASSWORD@HOST:PORT",
             )
         if self.settings.isolation == "none":
@@ -364,7 +364,7 @@ def main() -> None:
         except RStarError as error:
             ready = Ready(error=error.message, hint=error.hint, user_error=isinstance(error, UserError))
         print(ready.model_dump_json(), flush=True)
-        # Whoever started us may close that pipe now.
+        # The process that started us may close that pipe now.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not ready.error:
             supervisor.watch()

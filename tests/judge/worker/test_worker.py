@@ -62,7 +62,7 @@ def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRed
 
 
 class Quick:
-    """Stands where a worker wants a sandbox; runs nothing."""
+    """What a worker uses here in place of a sandbox; it runs nothing."""
 
     isolation = "none"
 
