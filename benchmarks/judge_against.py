@@ -95,14 +95,14 @@ def compare(
         kind: [this[kind] / other[kind] for this, other in zip(rates["this"], rates["other"], strict=True)]
         for kind in rates["this"][0]
     }
-    print(f"{'programs a second':18}" + "".join(f"{kind:>16}" for kind in ratios) + f"{'half-load p99':>20}")
+    print(f"{'programs a second':18}" + "".join(f"{kind:>22}" for kind in ratios) + f"{'half-load p99':>26}")
     for name in checkouts:
         medians = {kind: statistics.median(each[kind] for each in rates[name]) for kind in ratios}
         waits = f"{statistics.median(p99[name]):.1f} ({min(p99[name]):.1f}-{max(p99[name]):.1f}) ms"
-        print(f"{name:18}" + "".join(f"{medians[kind]:16.0f}" for kind in ratios) + f"{waits:>20}")
+        print(f"{name:18}" + "".join(f"{medians[kind]:22.0f}" for kind in ratios) + f"{waits:>26}")
     shown = {
         kind: f"{statistics.median(each):.3f} ({min(each):.2f}-{max(each):.2f})"
         for kind, each in ratios.items()
     }
-    print(f"{'this / other':18}" + "".join(f"{shown[kind]:>16}" for kind in ratios))
+    print(f"{'this / other':18}" + "".join(f"{shown[kind]:>22}" for kind in ratios))
     return {"rates": rates, "ratios": ratios, "half_load_p99_ms": p99}
