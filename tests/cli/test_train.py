@@ -98,7 +98,7 @@ def test_without_any_redis_nothing_is_begun(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 2
-    assert "no Redis server to be had" in run.stderr.replace("\n", " ")
+    assert "no Redis server available" in run.stderr.replace("\n", " ")
     assert not (tmp_path / "run").exists()
 
 
