@@ -1,10 +1,11 @@
-"""Starting child processes that never outlive the process that started them."""
+"""Child processes and ports: start a child that never outlives its parent, stop a process, find a free port."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -70,3 +71,11 @@ def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nothing listens on now; another process may take it before you do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

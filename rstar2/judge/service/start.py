@@ -16,6 +16,7 @@ from typing import IO
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
 from rstar2.judge.service.settings import Ready, ServiceSettings
+from rstar2.processes import stop
 
 START_S = 80.0
 """And a second a worker."""
@@ -95,13 +96,7 @@ def stop_service(process: subprocess.Popen[bytes]) -> None:
     """End a judge and everything it started."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(10)
+    stop(process, STOP_S)
 
 
 @contextmanager
