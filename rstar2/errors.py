@@ -33,3 +33,7 @@ class UserError(RStarError):
 
 class Failure(RStarError):
     """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1."""
+
+
+class Unavailable(Failure):
+    """A service did not answer: away, too busy or too slow. The same request may succeed later."""
