@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one message, one hint, one exit code.
+"""The errors a user sees: one message, one hint, one exit code.
 
 The CLI prints these without a traceback. Every other exception is a bug of ours and keeps its traceback.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class RStarError(Exception):
-    """Something went wrong that is worth one clear message.
+    """Something went wrong that is explained by one clear message.
 
     Args:
         message: what was wrong, with the path or value that was wrong.

@@ -63,7 +63,10 @@ async def open_server(
         EngineError: the server does not hold that model, or several and none was named.
         ServiceGone: nothing answers there.
     """
-    served = await _ask(url, name, wait_s)
+    return _opened(url, await _ask(url, name, wait_s), tokenizer)
+
+
+def _opened(url: str, served: Served, tokenizer: Path | None) -> ServerModel:
     root = Path(served.root)
     folder = tokenizer or (root if root.is_dir() else None)
     codec = load_codec(folder or served.root)

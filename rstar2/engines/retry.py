@@ -105,7 +105,7 @@ class RetryPolicy:
             raise error
         allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
         left_s = allowed_s - (now - max(began, self._last_answer))
-        pause_s = min(_LONGEST_PAUSE_S, 0.25 * 2.0**failures) * random.uniform(0.5, 1.0)
+        pause_s = min(_LONGEST_PAUSE_S, 0.25 * 2.0 ** min(failures, 6)) * random.uniform(0.5, 1.0)
         if left_s > 0:
             return min(pause_s, left_s)
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):

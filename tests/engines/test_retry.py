@@ -20,13 +20,20 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self._slept = asyncio.Condition()
 
     def __call__(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
+        async with self._slept:
+            self._slept.notify_all()
         await asyncio.sleep(0)
+
+    async def passes(self, moment: float) -> None:
+        async with self._slept:
+            await self._slept.wait_for(lambda: self.now > moment)
 
 
 class Server:
@@ -154,8 +161,7 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
     clock.now += 1.0
     server.down = True
     later = asyncio.create_task(policy.call(server.request))
-    while clock.now < 100:
-        await asyncio.sleep(0)
+    await clock.passes(100)
     assert not later.done()
     answer.set()
     assert await earlier == "answer"

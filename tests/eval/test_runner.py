@@ -51,7 +51,6 @@ class SeededEngine:
         self.refuses = ""
         self.slow = ""
         self.dies_after: int | None = None
-        self.died = asyncio.Event()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -60,7 +59,6 @@ class SeededEngine:
         question = next(problem for problem in self._answers if problem in text)
         if self.dies_after is not None and self.asked >= self.dies_after:
             self.down = True
-            self.died.set()
         if self.down:
             raise EngineUnavailable("connection refused")
         if question == self.refuses:
@@ -188,15 +186,14 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
     engine.asked, engine.dies_after = 0, 10
     seen: list[Progress] = []
 
-    async def revive() -> None:
-        await engine.died.wait()
-        while not any(progress.trouble for progress in seen):
-            await asyncio.sleep(0.02)
-        engine.dies_after, engine.down = None, False
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.trouble:
+            engine.dies_after, engine.down = None, False
 
-    reviving = asyncio.create_task(revive())
-    await run(tmp_path / "rough", on_progress=seen.append)
-    await reviving
+    await run(
+        tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 60}), on_progress=on_progress
+    )
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
     assert any(progress.trouble == "connection refused" for progress in seen)
     assert seen[-1].trouble is None
@@ -207,7 +204,9 @@ async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
 ) -> None:
     await run(tmp_path / "calm")
     engine.asked, engine.dies_after = 0, 10
-    with pytest.raises(ServiceGone, match=r"has not answered for 0\.5 seconds: connection refused\nEvery finished"):
+    with pytest.raises(
+        ServiceGone, match=r"has not answered for 0\.5 seconds: connection refused\nEvery finished"
+    ):
         await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 0.5}))
     assert len(list(read_traces(tmp_path / "rough" / "traces.jsonl"))) == 10
     assert json.loads((tmp_path / "rough" / "results.json").read_text())["complete"] is False
