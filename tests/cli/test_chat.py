@@ -10,9 +10,10 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,14 +113,24 @@ class Terminal:
         self.wait_for("›")
         os.write(self._terminal, line.encode() + b"\n")
 
-    def interrupts_until_it_ends(self, code: int) -> None:
-        """Press Ctrl-C again until it is noticed: readline may miss one while it sets itself up."""
-        for _ in range(60):
+    def interrupts_the_prompt(self) -> None:
+        """Press Ctrl-C until readline gives the terminal back; it misses one while it sets itself up."""
+        assert self._comes_to(lambda: not self._line_mode(), 60)
+        for _ in range(30):
             self.process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                assert self.process.wait(timeout=1) == code
+            if self._comes_to(self._line_mode, 2):
                 return
         raise AssertionError("Ctrl-C was never noticed")
+
+    def _line_mode(self) -> bool:
+        """Whether the terminal collects whole lines, which readline turns off while it waits for keys."""
+        return bool(termios.tcgetattr(self._terminal)[3] & termios.ICANON)
+
+    def _comes_to(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return condition()
 
     def ends_with(self, code: int) -> None:
         assert self.process.wait(timeout=60) == code
@@ -176,7 +187,8 @@ def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn) -> No
         person.type("Still there?")
         person.wait_for("this is question 2")
         person.wait_for("›")
-        person.interrupts_until_it_ends(130)
+        person.interrupts_the_prompt()
+        person.ends_with(130)
 
 
 def _refused(*words: str, stdin: str = "x") -> str:
