@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 VERBS: dict[str, dict[str, str]] = {
     "Begin": {
-        "demo": "Make a tiny model from nothing, train it to use Python, and measure it after every stage.",
+        "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
         "doctor": "What this machine can do, and the command that fixes what is missing.",
         "chat": "Chat with a model that solves problems with Python.",
     },
@@ -29,7 +29,7 @@ VERBS: dict[str, dict[str, str]] = {
     },
     "Measure": {
         "eval": "Measure a model on benchmarks.",
-        "grade": "Grade answers that were generated elsewhere.",
+        "grade": "Grade answers that were made elsewhere.",
         "report": "Make one static page of a run.",
         "runs": "List runs, and show one.",
     },

@@ -229,7 +229,9 @@ class VLLMEngine:
 
     def _check(self, status: int, text: str) -> None:
         if status in _BUSY:
-            raise EngineUnavailable(f"the server at {self.url} is busy: HTTP {status}: {_refusal(text)}")
+            raise EngineUnavailable(
+                f"the server at {self.url} cannot answer now: HTTP {status}: {_refusal(text)}"
+            )
         if status >= 400:
             raise EngineError(f"the server at {self.url} refused with HTTP {status}: {_refusal(text)}")
 
