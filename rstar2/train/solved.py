@@ -10,7 +10,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
-from rstar2.engines.folder import open_folder
+from rstar2.engines.models import open_folder
 from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress

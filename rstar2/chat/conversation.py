@@ -1,4 +1,4 @@
-"""A conversation as token ids: what the model wrote stays as written, over all its answers."""
+"""Keeps a chat as token ids: what the model wrote is never tokenized again, over all its answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rstar2.trace import Trace
 
 
 @dataclass
-class Chat:
-    """One conversation.
+class Conversation:
+    """Questions and answers so far, and what answers the next.
 
     An answer that is interrupted or fails leaves the conversation as it was before its question.
     """
@@ -23,11 +23,11 @@ class Chat:
     limits: Limits
     sampling: Sampling
     history: list[int] = field(default_factory=list)
-    """Token ids of everything said so far, shape (H,); ends with the end of a turn."""
+    """Token ids of all questions and answers so far, shape (H,); ends with the end of a turn."""
     answers: int = 0
 
     async def ask(self, text: str, watch: Watch) -> Trace:
-        """Let the model answer, with Python where it likes.
+        """Let the model answer, with Python where it chooses to.
 
         Raises:
             EngineError: the engine could not generate.
@@ -53,5 +53,5 @@ class Chat:
         return trace
 
     def reset(self) -> None:
-        """Forget everything said."""
+        """Forget all questions and answers."""
         self.history = []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.agent import Limits, Watch
-from rstar2.chat.session import Chat
+from rstar2.chat.conversation import Conversation
 from rstar2.chat.stream import CallSplitter, Piece, TextStream
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, ChatCodec
@@ -106,8 +106,8 @@ class NoTools:
         raise AssertionError("nothing asked for a tool")
 
 
-def _chat(codec: ChatCodec, writer: Writer, max_tokens: int = 100) -> Chat:
-    return Chat(writer, codec, NoTools(), Limits(max_tokens=max_tokens), Sampling(seed=3))
+def _chat(codec: ChatCodec, writer: Writer, max_tokens: int = 100) -> Conversation:
+    return Conversation(writer, codec, NoTools(), Limits(max_tokens=max_tokens), Sampling(seed=3))
 
 
 def _spelled(codec: ChatCodec, text: str) -> list[int]:
