@@ -61,6 +61,17 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write text only this user can read, whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
     """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.

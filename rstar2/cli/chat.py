@@ -164,10 +164,10 @@ def _converse(runner: asyncio.Runner, session: Chat) -> None:
 
 
 def _answer(runner: asyncio.Runner, session: Chat, text: str) -> None:
-    from rstar2.agent import Watch
+    from rstar2.agent import Callbacks
 
     screen = Screen(session)
-    trace = runner.run(session.ask(text, Watch(screen.tokens, screen.result)))
+    trace = runner.run(session.ask(text, Callbacks(screen.tokens, screen.result)))
     screen.end(trace)
 
 

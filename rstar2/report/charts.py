@@ -18,7 +18,7 @@ which are [x, y] or [x, y, low, high]."""
 
 def training_charts(run: Path) -> list[Chart]:
     """Means over the last steps, the run's own arm beside its plain GRPO where there is one."""
-    from rstar2.demo.curves import curve
+    from rstar2.train.curves import curve
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}

@@ -1,4 +1,4 @@
-"""A recipe into the command line of VERL's own trainers, and its environment. Nothing is started here."""
+"""Turns a recipe into the command line and environment of VERL's own trainers. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -33,10 +33,24 @@ class StagePaths:
     agent_loop: Path
     """The YAML that `agent_loop_yaml` makes."""
     metrics: Path
-    """JSON lines, one a step."""
+    """JSON lines, one per step."""
+    traces: Path
+    """A folder; see `rstar2.train.verl.kept_traces`."""
+
+    @classmethod
+    def of(cls, folder: Path, model: Path, metrics: Path | None = None) -> StagePaths:
+        """The files of the stage in `folder`, which starts from `model`; `metrics` as in its first start."""
+        return cls(
+            model=model,
+            data=folder / "train.parquet",
+            checkpoints=folder / "checkpoints",
+            agent_loop=folder / "agent_loop.yaml",
+            metrics=metrics or folder / "metrics-1.jsonl",
+            traces=folder / "traces",
+        )
 
 
-def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None) -> str:
+def agent_loop_yaml(recipe: StageRecipe, paths: StagePaths, judge_url: str, judge_token: str | None) -> str:
     """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
     entry = {
         "name": AGENT_NAME,
@@ -48,6 +62,8 @@ def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None
         "traceback_lines": recipe.rollout.traceback_lines,
         "reward": recipe.reward,
         "seed": recipe.seed,
+        "trace_share": recipe.trace_share,
+        "traces": str(paths.traces.absolute()),
     }
     return json.dumps([entry], indent=2) + "\n"
 
@@ -152,7 +168,12 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
-        "+trainer.v1.sampler.sampler_kwargs": {"roc": recipe.roc.model_dump(), "seed": recipe.seed},
+        "+trainer.v1.sampler.sampler_kwargs": {
+            "roc": recipe.roc.model_dump(),
+            "seed": recipe.seed,
+            "traces": paths.traces,
+            "traces_per_step": recipe.traces_per_step,
+        },
         "trainer.device": hardware.device,
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
