@@ -36,7 +36,7 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
-    from rstar2.train.plan import plan_sft, sft_command_in
+    from rstar2.train.command import sft_command_in
     from rstar2.train.recipe import sft_recipe
 
     resolved = sft_recipe(profile, change or [], recipe)
@@ -45,6 +45,8 @@ def command(
         typer.echo(shlex.join(sft_command_in(run, resolved, model, data).argv))
         return
     need_training_extra()
+    from rstar2.train.plan import plan_sft
+
     plan = plan_sft(resolved, model, data)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan

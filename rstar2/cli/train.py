@@ -63,8 +63,8 @@ def command(
     ] = False,
 ) -> None:
     """Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before."""
-    from rstar2.train.plan import JudgeChoice, plan_training, stage_commands, stage_range
-    from rstar2.train.recipe import stage_recipe
+    from rstar2.train.command import stage_commands
+    from rstar2.train.recipe import stage_range, stage_recipe
 
     recipes = {number: stage_recipe(number, profile, change or [], recipe) for number in stage_range(stage)}
     if dry_run:
@@ -74,6 +74,8 @@ def command(
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
+    from rstar2.train.plan import JudgeChoice, plan_training
+
     plan = plan_training(recipes, model, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_timing, run_train_plan

@@ -12,8 +12,7 @@ from rstar2.config import Strict, merged, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
-from rstar2.train.command import Command
-from rstar2.train.plan import sft_command_in, stage_commands
+from rstar2.train.command import Command, sft_command_in, stage_commands
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
 
 PROFILE = "laptop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,22 @@ def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, m
             "-m",
         ]
     return Command([sys.executable, *start, "verl.trainer.sft_trainer", *_hydra(overrides)], env)
+
+
+def stage_commands(
+    recipes: dict[int, StageRecipe], model: Path, root: Path
+) -> Iterator[tuple[int, StageRecipe, Command]]:
+    """What the stages below `root` would start, each from the model of the one before."""
+    for number, recipe in recipes.items():
+        folder = root.absolute() / f"stage{number}"
+        yield number, recipe, stage_command(recipe, StagePaths.of(folder, model))
+        model = folder / "model"
+
+
+def sft_command_in(folder: Path, recipe: SftRecipe, model: Path, data: Path) -> Command:
+    """What SFT in `folder` would start."""
+    folder = folder.absolute()
+    return sft_command(recipe, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
 
 
 def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:

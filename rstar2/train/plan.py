@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from rstar2.data.parquet import read_rows
 from rstar2.errors import UserError
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.schema import Isolation
-from rstar2.train.command import Command, StagePaths, sft_command, stage_command
 from rstar2.train.inputs import Conversations, check_model, conversations, digest
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
+from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.solved import problems_of, traces_of_eval
 
 
@@ -73,19 +71,6 @@ class SftPlan:
         }
 
 
-def stage_range(text: str) -> list[int]:
-    """The stages that `2` or `1..3` means.
-
-    Raises:
-        UserError: no such stage, or a range that runs backwards.
-    """
-    first, dots, last = text.partition("..")
-    numbers = [first, last if dots else first]
-    if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
-        raise UserError(f"--stage {text}: no such stage", "Give 1, 2, 3, or a range such as 1..3.")
-    return list(range(int(numbers[0]), int(numbers[1]) + 1))
-
-
 def plan_training(
     recipes: dict[int, StageRecipe], model: Path, data: Path, solved: Path | None, judge: JudgeChoice
 ) -> TrainPlan:
@@ -128,19 +113,3 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
             f"{data} has {len(rows)} conversations, a batch needs {recipe.batch}", "Set batch lower."
         )
     return SftPlan(recipe, model, data, rows)
-
-
-def stage_commands(
-    recipes: dict[int, StageRecipe], model: Path, root: Path
-) -> Iterator[tuple[int, StageRecipe, Command]]:
-    """What the stages below `root` would start, each from the model of the one before."""
-    for number, recipe in recipes.items():
-        folder = root.absolute() / f"stage{number}"
-        yield number, recipe, stage_command(recipe, StagePaths.of(folder, model))
-        model = folder / "model"
-
-
-def sft_command_in(folder: Path, recipe: SftRecipe, model: Path, data: Path) -> Command:
-    """What SFT in `folder` would start."""
-    folder = folder.absolute()
-    return sft_command(recipe, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")

@@ -162,6 +162,19 @@ def find(name: str) -> Path:
     raise UserError(f"no recipe {name}", f"Give a .toml file or one of: {known}.")
 
 
+def stage_range(text: str) -> list[int]:
+    """The stages that `2` or `1..3` means.
+
+    Raises:
+        UserError: no such stage, or a range that runs backwards.
+    """
+    first, dots, last = text.partition("..")
+    numbers = [first, last if dots else first]
+    if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
+        raise UserError(f"--stage {text}: no such stage", "Give 1, 2, 3, or a range such as 1..3.")
+    return list(range(int(numbers[0]), int(numbers[1]) + 1))
+
+
 def stage_recipe(
     stage: int,
     profile: str | None,
