@@ -74,7 +74,7 @@ def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
     env = _environment(recipe.hardware, paths.metrics)
     overrides = {**_stage_overrides(recipe, paths), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
-        env["RAY_ADDRESS"] = "local"  # its logical devices are given to a Ray of its own
+        env["RAY_ADDRESS"] = "local"  # a cluster of its own has the logical devices
     else:
         # On a cluster Ray's workers do not inherit our environment.
         overrides |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}": value for key, value in env.items()}

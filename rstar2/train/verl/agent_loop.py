@@ -38,7 +38,7 @@ def _grader() -> GraderPool:
 
 
 class _ServerEngine:
-    """VERL's server client behind our engine contract; remembers which weights wrote the trace."""
+    """VERL's server client as an `Engine`; notes which weights wrote the trace."""
 
     name = "verl"
 
@@ -113,7 +113,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._trace_share = trace_share
 
     def _seed_of(self, row: dict[str, Any]) -> int | None:
-        """On a CPU, a seed of this rollout's own, so that a run can be repeated; vLLM is quicker without."""
+        """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
         if self.rollout_config.name != CPU_ROLLOUT:
             return None
         name = f"{row['global_steps']} {row['extra_info']['id']}"

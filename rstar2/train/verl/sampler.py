@@ -16,7 +16,7 @@ from rstar2.train.roc import RocSettings, Rollout, select
 from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 
 POLL_S = 0.1
-"""VERL's default of 2 s is most of a step for a small model."""
+"""Seconds; VERL's default of 2 is most of a step's time for a small model."""
 
 
 class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
