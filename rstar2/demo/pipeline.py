@@ -29,6 +29,7 @@ from rstar2.train.pipeline import Evaluation, Pipeline, fine_tune, open_pipeline
 from rstar2.train.plan import JudgeChoice
 from rstar2.train.progress import PhaseProgress
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.timing import PhaseTimer
 
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
@@ -53,7 +54,7 @@ def run_demo(
     evaluation = Evaluation(held_out, demo.eval, plan.stages[1].rollout)
     rows = rl_rows(problems, builtin.PROMPT, plan.stages[1].rollout.rollouts, "builtin")
     with open_pipeline(run, progress, judge) as pipeline:
-        sft = _fine_tuned(plan, run, progress)
+        sft = _fine_tuned(plan, pipeline)
         first = pipeline.evaluate("sft", sft, evaluation, run.path)
 
         def stages(recipes: dict[int, StageRecipe], root: Path, label: str) -> list[dict[str, Any]]:
@@ -79,8 +80,9 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
     write_json(pipeline.run.path / "summary.json", summary)
 
 
-def _fine_tuned(plan: DemoPlan, run: Run, progress: PhaseProgress) -> Path:
+def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     """Stage 0 on flawed traces; makes the model and the traces first."""
+    run = pipeline.run
     count = plan.demo.traces.count
     data = run.path / "data" / "sft.parquet"
     base = _base(plan.demo, run.path)
@@ -94,7 +96,8 @@ def _fine_tuned(plan: DemoPlan, run: Run, progress: PhaseProgress) -> Path:
         conversations=count,
         folder=run.path / "sft",
         run=run,
-        progress=progress,
+        progress=pipeline.progress,
+        timer=PhaseTimer(run.path / "sft", pipeline.timer),
     )
 
 

@@ -99,7 +99,7 @@ class Pipeline:
         row = f"{label}{name} eval"
         wanted = len(evaluation.problems) * evaluation.settings.samples
         self.progress.start(row, f"  {label}held-out problems", wanted)
-        timer = PhaseTimer(out)
+        timer = PhaseTimer(out, self.timer)
         numbers = sample(
             model,
             evaluation.problems,
@@ -140,7 +140,7 @@ class Pipeline:
             self.progress.start(row, title, recipe.steps)
             self.progress.finish(row, DONE_BEFORE)
             return folder / "model"
-        timer = PhaseTimer(folder)
+        timer = PhaseTimer(folder, self.timer)
         if recipe.drop_solved:
             rows = self._unsolved(rows, recipe, model, folder, row, solved, timer)
         self.progress.start(row, title, recipe.steps)
@@ -246,6 +246,7 @@ def fine_tune(
     folder: Path,
     run: Run,
     progress: PhaseProgress,
+    timer: PhaseTimer,
 ) -> Path:
     """Stage 0, in `folder`; returns the model's folder.
 
@@ -265,6 +266,7 @@ def fine_tune(
         folder=folder,
         logs=run.logs,
         on_step=lambda step, metrics: progress.update("sft", step, f"loss {metrics['train/loss']:.3f}"),
+        timer=timer,
     )
     progress.finish("sft", f"{conversations} conversations, {steps} steps")
     return trained
@@ -285,6 +287,7 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
         folder=folder,
         run=run,
         progress=progress,
+        timer=PhaseTimer(folder),
     )
 
 

@@ -54,16 +54,21 @@ class Timing:
         return max(0.0, self.wall_s - named)
 
     def record(self) -> dict[str, float]:
-        """JSON-able, in tenths of a second."""
-        return {name: round(value, 1) for name, value in {**asdict(self), "other_s": self.other_s}.items()}
+        """JSON-able, in milliseconds' precision."""
+        return {name: round(value, 3) for name, value in {**asdict(self), "other_s": self.other_s}.items()}
 
 
 class PhaseTimer:
-    """Measures one phase, starting now, on top of what earlier starts saved in `folder/timing.json`."""
+    """Measures one phase, starting now, on top of what earlier starts saved in `folder/timing.json`.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        run: the timer of the run that the phase belongs to; saved with it, so that after a kill both have the same.
+    """
+
+    def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:
         self.timing = read_timing(folder)
         self._path = folder / TIMING_FILE
+        self._run = run
         self._wall_before = self.timing.wall_s
         self._started = time.monotonic()
 
@@ -75,6 +80,8 @@ class PhaseTimer:
         """Keep everything measured up to now."""
         self.timing.wall_s = self._wall_before + self.elapsed_s()
         write_json(self._path, asdict(self.timing))
+        if self._run is not None:
+            self._run.save()
 
 
 class TrainerTimer:

@@ -73,3 +73,10 @@ def test_a_run_sums_its_phases_under_its_own_wall_clock(tmp_path: Path, clock: C
     summed = run_timing(tmp_path)
     assert (summed.wall_s, summed.evaluation_s, summed.other_s) == (8.0, 7.0, 1.0)
     assert summed.record()["other_s"] == 1.0
+
+
+def test_a_killed_phase_and_its_run_have_counted_up_to_the_same_moment(tmp_path: Path, clock: Clock) -> None:
+    phase = PhaseTimer(tmp_path / "stage1", PhaseTimer(tmp_path))
+    clock.now += 5
+    phase.save()
+    assert read_timing(tmp_path).wall_s == read_timing(tmp_path / "stage1").wall_s == 5.0
