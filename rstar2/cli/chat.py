@@ -141,9 +141,9 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
 
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> None:
-    from rstar2.agent import Watch
+    from rstar2.agent import Callbacks
     from rstar2.chat.screen import Screen
 
     screen = Screen(conversation.codec, out, err)
-    trace = runner.run(conversation.ask(text, Watch(screen.tokens, screen.result)))
+    trace = runner.run(conversation.ask(text, Callbacks(screen.tokens, screen.result)))
     screen.end(trace)

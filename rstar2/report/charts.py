@@ -21,7 +21,7 @@ def training_charts(run: Path) -> list[Chart]:
 
     A run that also trained with plain GRPO, for comparison, has a second line in each chart.
     """
-    from rstar2.demo.curves import curve
+    from rstar2.train.curves import curve
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}

@@ -1,4 +1,4 @@
-"""What the training rollouts did, step by step over the three stages: the paper's figure 4."""
+"""Pass rate, failed calls and length of the training rollouts, per step (the paper's figure 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar2.demo.recipe import STAGES
+from rstar2.train.recipe import STAGES
 from rstar2.train.stages import step_metrics
 
 WINDOW = 5
@@ -19,7 +19,7 @@ class Curve:
     """Measured on all rollouts of a step, before RoC selects. Lists of equal length."""
 
     steps: list[int]
-    """From 1, going on over the stages."""
+    """From 1, counted over all stages."""
     pass_rate: list[float]
     failed: list[float]
     """Failed calls among the calls of correct traces."""
