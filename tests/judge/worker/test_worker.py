@@ -99,7 +99,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
             stored.append(queue.is_result(client.get(queue.state_key("a"))))
 
     monkeypatch.setattr(WorkerSessions, "end_overdue", look)
-    monkeypatch.setattr(worker, "REHEARSE_EVERY", 1)
+    monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
     with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
