@@ -1,12 +1,17 @@
-# make demo   set up, then train, measure and show the miniature recipe
-# make test   set up, then run the tests
-# make check  set up, then lint, types and import rules
+# make demo    set up, then train, measure and show the miniature recipe
+# make test    set up, then run all tests
+# make quick   set up, then run the tests that take no more than a moment
+# make stress  set up, then run all tests on a machine that is busy with other programs
+# make check   set up, then lint, formatting, types and import rules
+# make docs    set up, then build the site of the documentation in build/docs; a broken link fails
+# make clean   remove what the others made
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check clean
+.PHONY: demo test quick stress chromium check docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,14 +21,34 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/rstar2 demo
 
-test: $(STAMP)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP) chromium
+	$(PYTEST)
+
+quick: $(STAMP)
+	$(PYTEST) -m "not slow"
+
+stress: $(STAMP) chromium
+	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST)
+
+# Chromium for the tests of the report page: found, or installed where apt-get can; never an error.
+chromium: $(STAMP)
+	@$(BIN)/python tests/support/chromium.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/deno fmt --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+$(VENV)/.docs-installed: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@
+
+docs: $(VENV)/.docs-installed
+	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/docs
+	@echo "build/docs/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Does the evaluation keep an engine busy? Tokens a second through it, against a bare load generator.
+"""Does the evaluation keep an engine busy? Tokens per second through it, against a bare load generator.
 
     python benchmarks/eval_driver.py                     two rounds of both, 256 in flight
     python benchmarks/eval_driver.py --samples 20000     one long run; is memory flat?
@@ -76,14 +76,14 @@ async def bare(url: str, samples: int, in_flight: int) -> tuple[int, float]:
 async def driven(
     url: str, samples: int, in_flight: int, out: Path, memory: list[tuple[int, float]]
 ) -> tuple[int, float]:
-    """Tokens and seconds of the evaluation; `memory` gets (samples done, resident MiB) as it goes on."""
+    """Tokens and seconds of the evaluation; `memory` gets (samples done, resident MiB) while it runs."""
     codec = byte_codec()
     engine = VLLMEngine(url, stop_token_ids=[codec.end_id])
     last: list[Progress] = []
 
-    def on_progress(look: Progress) -> None:
-        last[:] = [look]
-        memory.append((look.done, resident_mib()))
+    def on_progress(progress: Progress) -> None:
+        last[:] = [progress]
+        memory.append((progress.done, resident_mib()))
 
     started = time.monotonic()
     with GraderPool() as grader:
@@ -122,11 +122,11 @@ def token_server(pace: float, mean_tokens: int) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--samples", type=int, default=2000, help="rollouts a round")
+    parser.add_argument("--samples", type=int, default=2000, help="rollouts per round")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--in-flight", type=int, default=256)
-    parser.add_argument("--pace", type=float, default=40.0, help="tokens a second and stream")
-    parser.add_argument("--mean-tokens", type=int, default=400, help="of a turn")
+    parser.add_argument("--pace", type=float, default=40.0, help="tokens per second and stream")
+    parser.add_argument("--mean-tokens", type=int, default=400, help="per turn")
     given = parser.parse_args()
     each = max(1, given.samples // len(PROBLEMS))
     rates: dict[str, list[float]] = {"bare": [], "driven": []}

@@ -3,7 +3,7 @@
     python benchmarks/grader.py ../shared/grading
 
 The folder holds *.jsonl files with `gold`, `pred`, `expected` and `label`; rows labelled `ok` are scored, all are
-timed. Each grader answers from a warm process of its own; one that needs more than ten seconds for a row is
+timed. Each grader answers from a started process of its own; one that needs more than ten seconds for a row is
 killed and counted as a hang. Times are wall times of whole calls, from the caller's side. `--json` writes them.
 """
 
@@ -26,7 +26,7 @@ from rich.table import Table
 from rstar2.eval.grader import GraderPool
 from rstar2.files import read_objects
 
-PATIENCE_S = 10.0
+LIMIT_S = 10.0
 Grade = Callable[[str, str], bool | None]
 """(gold, pred) -> correct, or None where the grader hung."""
 
@@ -47,7 +47,7 @@ class Score:
     max_ms: float
 
 
-class Peer:
+class MathVerify:
     """math-verify in a process of its own, started again after a hang."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Peer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([gold, pred]) + "\n")
         self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], PATIENCE_S)[0]:
+        if not select.select([self._process.stdout], [], [], LIMIT_S)[0]:
             self.stop()
             self._process = self._start()
             return None
@@ -70,14 +70,14 @@ class Peer:
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--peer"]
+        command = [sys.executable, __file__, "--math-verify-process"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
         return process
 
 
-def peer() -> None:
+def answer_lines() -> None:
     """Answer (gold, pred) lines with math-verify's verdict, each extracted as its documentation says."""
     import logging
 
@@ -140,10 +140,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=Path("../shared/grading"))
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--alone", action="store_true", help="leave math-verify out")
-    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--math-verify-process", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.peer:
-        peer()
+    if options.math_verify_process:
+        answer_lines()
         return
     files = sorted(options.folder.glob("*.jsonl"))
     if not files:
@@ -153,7 +153,7 @@ def main() -> None:
         pool.grade("\\sqrt{2}", "2^{0.5}")
         scores += run("rstar2", files, lambda gold, pred: pool.grade(gold, pred).correct)
     if not options.alone:
-        other = Peer()
+        other = MathVerify()
         scores += run("math-verify", files, other.grade)
         other.stop()
     show(scores)

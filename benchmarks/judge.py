@@ -1,7 +1,8 @@
 """How fast the judge is, beside what one would use instead, on this machine and in one sitting.
 
     python benchmarks/judge.py                         # bare interpreters, the sandbox alone, the whole judge
-    python benchmarks/judge.py --against http://host:8000   # and any server that speaks code-judge's protocol
+    python benchmarks/judge.py --codejudge http://host:8000  # and any server that speaks code-judge's protocol
+    python benchmarks/judge.py --against ../other      # only this judge and that of another checkout, with ratios
 
 Every round runs all contestants one after another on each program; the figures are medians over the rounds,
 so that a machine whose speed changes is unfair to none. Rates are programs a second with `--workers` at work.
@@ -17,7 +18,6 @@ import asyncio
 import json
 import multiprocessing
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -27,14 +27,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import httpx
+from judge_against import compare
+from judge_load import latencies
 
-from rstar2.judge.client import JudgeClient
-from rstar2.judge.sandbox.cpu_affinity import Seat, Times, processor_times
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.start import running_judge
@@ -85,10 +87,10 @@ def bare(workers: int) -> Run:
 def _sandbox_process(pipe: Connection, root: str, tier: Isolation | None) -> None:
     sandbox = Sandbox(Path(root), tier, minimum=tier or "landlock")
     sandbox.start()
-    sandbox.warm()
-    sandbox.sit(Seat("benchmark"))
+    sandbox.start_zygotes()
+    sandbox.set_affinity(CpuAffinity("benchmark"))
     sandbox.run(RunRequest(code=HEAVIEST, timeout_s=60), "0")
-    while sandbox.rehearse():
+    while sandbox.profile_next_zygote():
         pass
     pipe.send("warm")
     while (order := pipe.recv()) is not None:
@@ -166,10 +168,10 @@ def judge(url: str) -> Run:
 
 
 def warm_up(url: str, workers: int) -> None:
-    """Wait until every worker's zygotes are warm, which takes processor time from all, and have rehearsed."""
+    """Wait until every worker's zygotes are warm, which takes processor time from all, and have been profiled."""
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
-    # They rehearse one at a time, each after a moment without work.
+    # Zygotes are profiled one at a time, each in a moment without work.
     time.sleep(REHEARSALS_S)
 
 
@@ -205,30 +207,17 @@ def rounds(
     return {n: {k: statistics.median(rates[n, k]) for k in PROGRAMS} for n in contestants}
 
 
-def busy_share(before: Times, now: Times) -> float:
+def batched_rates(url: str, seconds: float, workers: int) -> dict[str, float]:
+    """Programs a second of one judge, through its batches, by program."""
+    warm_up(url, workers)
+    run = judge(url)
+    return {kind: run(kind, how_many(run, kind, seconds, workers)) for kind in PROGRAMS}
+
+
+def busy_share(before: CpuTimes, now: CpuTimes) -> float:
     """How much of the time between two looks the processors were at work."""
     idle, whole = (sum(now[place][n] - before[place][n] for place in now) for n in (0, 1))
     return 1 - idle / whole
-
-
-async def latencies(url: str, rate: float, seconds: float, seed: int = 7) -> list[float]:
-    """Seconds each trivial program took when they arrive at random at `rate`, on one client."""
-    took: list[float] = []
-    dice = random.Random(seed)
-
-    async def one(client: JudgeClient) -> None:
-        started = time.perf_counter()
-        check("trivial", (await client.run(RunRequest(code=PROGRAMS["trivial"]))).stdout)
-        took.append(time.perf_counter() - started)
-
-    async with JudgeClient(url) as client, asyncio.TaskGroup() as group:
-        due = time.perf_counter()
-        end = due + seconds
-        while due < end:
-            due += dice.expovariate(rate)
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(one(client))
-    return sorted(took)
 
 
 def overruns(url: str, count: int) -> list[float]:
@@ -249,15 +238,15 @@ LOADS = {"half": 0.5, "a quarter": 0.25, "a tenth": 0.1}
 LATENCY_S = 6.0
 PAUSE_S = 0.001
 """A program that only looks at the clock and does not get to it for so long was stopped."""
-LOOK_S = 1.0
+CHECK_EVERY_S = 1.0
 
 
 def pauses(processor: int) -> list[float]:
-    """Seconds of each pause that the machine makes on one processor within LOOK_S."""
+    """Seconds of each pause that the machine makes on one processor within CHECK_EVERY_S."""
     os.sched_setaffinity(0, {processor})
     found = []
     last = time.perf_counter()
-    end = last + LOOK_S
+    end = last + CHECK_EVERY_S
     while last < end:
         now = time.perf_counter()
         if now - last > PAUSE_S:
@@ -271,7 +260,7 @@ def machine_pauses() -> tuple[float, float]:
     processors = sorted(os.sched_getaffinity(0))
     with multiprocessing.get_context("fork").Pool(len(processors)) as pool:
         found = [pause for each in pool.map(pauses, processors, chunksize=1) for pause in each]
-    return 100 * sum(found) / (len(processors) * LOOK_S), 1000 * max(found, default=0.0)
+    return 100 * sum(found) / (len(processors) * CHECK_EVERY_S), 1000 * max(found, default=0.0)
 
 
 def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[str, dict[str, list[float]]]:
@@ -285,12 +274,12 @@ def latency_rounds(url: str, batched: Callable[[], float], count: int) -> dict[s
         found["machine"]["longest"].append(longest)
         whole = batched()
         for load, share in LOADS.items():
-            before = processor_times()
+            before = cpu_times()
             took = asyncio.run(latencies(url, whole * share, LATENCY_S, seed=number))
             found[load]["rate"].append(whole * share)
             found[load]["p50"].append(1000 * took[len(took) // 2])
             found[load]["p99"].append(1000 * took[len(took) * 99 // 100])
-            found[load]["busy"].append(100 * busy_share(before, processor_times()))
+            found[load]["busy"].append(100 * busy_share(before, cpu_times()))
         print(f"latencies, round {number + 1} of {count} done", file=sys.stderr)
     return found
 
@@ -336,6 +325,25 @@ def report(
     }
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """This checkout's judge beside its parts."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        handle = stack.enter_context(
+            running_judge(folder / "judge", workers=options.workers, isolation=options.isolation)
+        )
+        warm_up(handle.url, options.workers)
+        alone = stack.enter_context(sandboxes(options.workers, folder / "sandbox", options.isolation))
+        contestants = {"bare": bare(options.workers), "sandbox": alone, "judge": judge(handle.url)}
+        if options.codejudge:
+            contestants["code-judge"] = codejudge(options.codejudge)
+        print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
+        rates = rounds(contestants, options.rounds, options.seconds, options.workers)
+        batch = max(BATCH, int(rates["judge"]["trivial"] * options.seconds))
+        waits = latency_rounds(handle.url, lambda: contestants["judge"]("trivial", batch), options.rounds)
+        return report(rates, waits, overruns(handle.url, 10))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -346,24 +354,23 @@ def main() -> None:
         "--seconds", type=float, default=1.5, help="of each contestant on each program a round"
     )
     parser.add_argument("--isolation", choices=["strict", "landlock", "none"], default="strict")
-    parser.add_argument("--against", metavar="URL", help="a server that speaks code-judge's protocol")
+    parser.add_argument("--codejudge", metavar="URL", help="a server that speaks code-judge's protocol")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="compare with the judge of another checkout"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        handle = stack.enter_context(
-            running_judge(folder / "judge", workers=options.workers, isolation=options.isolation)
+    if options.against:
+        found = compare(
+            options.against,
+            options.rounds,
+            options.workers,
+            options.isolation,
+            LATENCY_S,
+            partial(batched_rates, seconds=options.seconds, workers=options.workers),
         )
-        warm_up(handle.url, options.workers)
-        alone = stack.enter_context(sandboxes(options.workers, folder / "sandbox", options.isolation))
-        contestants = {"bare": bare(options.workers), "sandbox": alone, "judge": judge(handle.url)}
-        if options.against:
-            contestants["against"] = codejudge(options.against)
-        print(f"isolation {handle.isolation}, {options.workers} workers, {os.cpu_count()} cores")
-        rates = rounds(contestants, options.rounds, options.seconds, options.workers)
-        batch = max(BATCH, int(rates["judge"]["trivial"] * options.seconds))
-        waits = latency_rounds(handle.url, lambda: contestants["judge"]("trivial", batch), options.rounds)
-        found = report(rates, waits, overruns(handle.url, 10))
+    else:
+        found = measure(options)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
 

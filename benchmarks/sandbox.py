@@ -1,10 +1,10 @@
-"""The sandbox's own speed, without HTTP and queue, against bare interpreters without isolation.
+"""Measures the sandbox alone, without HTTP and queue, against bare interpreters without isolation.
 
     python benchmarks/sandbox.py [--rounds 5] [--seconds 1.0] [--workers 2] [--tier strict] [--json FILE]
 
-Each round runs every kind of program first in the sandboxes (one a worker process), then in fresh `python
--I -c` processes, as many at a time as there are workers. The two take turns within one run, because the
-speed of a shared machine changes from minute to minute; what is worth comparing is the ratio.
+Each round runs every kind of program first in the sandboxes (one per worker process), then in new `python -I
+-c` processes, as many at a time as there are workers. The two take turns within one run, because the speed of a
+shared machine changes from minute to minute; compare the ratio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROGRAMS = {
     "numpy": "import numpy as np\nprint(np.linalg.inv(np.array([[2.0, 1.0], [1.0, 3.0]])).sum())",
     "sympy": "from sympy import *\nx = symbols('x')\nprint(solve(x**3 - 6*x**2 + 11*x - 6, x))",
 }
-_WARM_RUNS = 3
+_WARM_UP_RUNS = 3
 
 Latencies = list[float]
 RunOne = Callable[[str], None]
@@ -40,15 +40,15 @@ def _sandbox(root: str, tier: str) -> tuple[RunOne, Callable[[], None]]:
 
     sandbox = Sandbox(Path(root) / str(os.getpid()), tier=tier, minimum="none")  # type: ignore[arg-type]
     sandbox.start()
-    sandbox.warm()
-    sandbox.run(RunRequest(code="import pandas", timeout_s=60.0), "warm")
-    while sandbox.rehearse():
+    sandbox.start_zygotes()
+    sandbox.run(RunRequest(code="import pandas", timeout_s=60.0), "first")
+    while sandbox.profile_next_zygote():
         pass
 
     def run(code: str) -> None:
         result = sandbox.run(RunRequest(code=code, timeout_s=60.0), "bench")
         if result.outcome != "ok":
-            raise RuntimeError(f"a program of the benchmark came out as {result!r}")
+            raise RuntimeError(f"a program of the benchmark failed: {result!r}")
 
     return run, sandbox.close
 
@@ -66,14 +66,14 @@ _KINDS = {"sandbox": _sandbox, "bare": _bare}
 
 
 def _worker(kind: str, root: str, tier: str, pipe: Connection) -> None:
-    """Run one program over and over for as long as each order says, and answer with the latencies."""
+    """Run one program repeatedly for as long as each message says, and answer with the latencies."""
     run, close = _KINDS[kind](root, tier)
     for code in PROGRAMS.values():
-        for _ in range(_WARM_RUNS):
+        for _ in range(_WARM_UP_RUNS):
             run(code)
     pipe.send(None)
-    while (order := pipe.recv()) is not None:
-        name, seconds = order
+    while (message := pipe.recv()) is not None:
+        name, seconds = message
         latencies: Latencies = []
         began = now = time.perf_counter()
         while now - began < seconds:
@@ -92,13 +92,13 @@ class Team:
     processes: list[multiprocessing.process.BaseProcess]
 
     def measure(self, name: str, seconds: float) -> tuple[float, Latencies]:
-        """(programs a second of all workers together, every latency in seconds)."""
+        """(Programs per second of all workers together, every latency in seconds)."""
         for pipe in self.pipes:
             pipe.send((name, seconds))
         answers = [pipe.recv() for pipe in self.pipes]
         return sum(len(each) / sum(each) for each in answers), [one for each in answers for one in each]
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         for pipe in self.pipes:
             pipe.send(None)
         for process in self.processes:
@@ -125,7 +125,7 @@ def _percentile(values: Latencies, share: float) -> float:
 
 
 def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, dict[str, float]]:
-    """Program → medians over the rounds: rates a second, their ratio; p50 and p99 in ms of all runs."""
+    """Program → medians over the rounds: rates per second, their ratio; p50 and p99 in ms of all runs."""
     with tempfile.TemporaryDirectory() as root:
         teams = {kind: _team(kind, workers, root, tier) for kind in _KINDS}
         found = {}
@@ -146,7 +146,7 @@ def measure(rounds: int, seconds: float, workers: int, tier: str) -> dict[str, d
                 "p99_ms": _percentile(latencies, 0.99) * 1e3,
             }
         for team in teams.values():
-            team.dismiss()
+            team.stop()
     return found
 
 

@@ -2,7 +2,7 @@
 
 `python benchmarks/token_server.py` prints its URL and serves until its standard input closes. Every request
 takes as long as its tokens would at a steady pace, however many there are. Answers are made beforehand, so
-that the server costs next to nothing beside what is measured.
+that the server costs little beside what is measured.
 
 A request with an odd seed gets a turn with a tool call, one with an even seed an answer; turns of one rollout
 have seeds of alternating parity, so half the rollouts call Python once.
@@ -32,7 +32,7 @@ def _answers(mean_tokens: int) -> dict[bool, list[tuple[int, bytes]]]:
     for is_call, end in ends.items():
         for _ in range(VARIANTS):
             wanted = max(len(end) + 2, int(rng.expovariate(1 / mean_tokens)))
-            text = "so it goes on " * (wanted // 14 + 1)
+            text = "and on we go " * (wanted // 14 + 1)
             ids = codec.tokenizer.encode(text[: wanted - len(end) - 1] + end, add_special_tokens=False)
             ids.append(codec.end_id)
             logprobs = [round(-rng.random(), 6) for _ in ids]
@@ -56,7 +56,7 @@ MODELS = _http(json.dumps({"data": [{"id": "paced", "max_model_len": MAX_LEN, "r
 
 
 class PacedServer:
-    """Answers at `pace` tokens a second and stream."""
+    """Answers at `pace` tokens per second and stream."""
 
     def __init__(self, pace: float, mean_tokens: int) -> None:
         self._pace = pace

@@ -1,4 +1,6 @@
-"""The agent loop: think, call Python, read, go on. The same for chat, evaluation, training and the demo.
+"""The agent loop: the model writes a turn, its tool calls run, it reads the output and writes the next turn.
+
+Chat, evaluation, training and the demo all use this one loop.
 
 It works on token ids: what the model wrote is kept as written, tool output is encoded once and masked out.
 """
@@ -13,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rstar2.engines.base import Engine, Generation, OnTokens, Sampling
+from rstar2.engines.base import Engine, EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import TOOL_SCHEMAS, ChatCodec
 from rstar2.trace import Finish, ToolCall, Trace, Turn
 
@@ -30,7 +32,7 @@ class ToolRunner(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a rollout ends at the latest.
+    """The budgets that end a rollout.
 
     max_turns counts the model's turns; max_tokens counts every token after the prompt, tool output included.
     """
@@ -40,11 +42,13 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Watch:
-    """Whom to tell while a rollout runs, for a person who watches."""
+class Callbacks:
+    """Called while a rollout runs, so that it can be shown."""
 
     on_tokens: OnTokens | None = None
+    """Gets token ids as they are generated."""
     on_call: Callable[[ToolCall], None] | None = None
+    """Gets each tool call once it has ended."""
 
 
 def parse_calls(text: str) -> list[ToolCall | tuple[str, dict[str, Any]]]:
@@ -74,6 +78,48 @@ def _parse_call(body: str) -> ToolCall | tuple[str, dict[str, Any]]:
     return name, arguments
 
 
+class RolloutError(EngineError):
+    """The engine failed in the middle of a rollout.
+
+    Args:
+        cause: what the engine said.
+        trace: the rollout up to there; its `finish` is "error".
+    """
+
+    def __init__(self, cause: EngineError, trace: Trace) -> None:
+        super().__init__(cause.message, cause.hint)
+        self.trace = trace
+
+
+class _Response:
+    """Everything after the prompt, as it grows turn by turn."""
+
+    def __init__(self, codec: ChatCodec) -> None:
+        self._codec = codec
+        self.token_ids: list[int] = []
+        self.mask: list[int] = []
+        self.logprobs: list[float] | None = []
+        self.turns: list[Turn] = []
+
+    def add_turn(self, generated: Generation) -> Turn:
+        """Append what the model wrote."""
+        start = len(self.token_ids)
+        self.token_ids += generated.token_ids
+        self.mask += [1] * len(generated.token_ids)
+        if self.logprobs is not None:
+            self.logprobs = None if generated.logprobs is None else self.logprobs + generated.logprobs
+        turn = Turn(text=self._codec.decode(generated.token_ids), start=start, end=len(self.token_ids))
+        self.turns.append(turn)
+        return turn
+
+    def add_tool_output(self, token_ids: list[int]) -> None:
+        """Append tool output, masked out."""
+        self.token_ids += token_ids
+        self.mask += [0] * len(token_ids)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(token_ids)
+
+
 async def rollout(
     prompt_ids: Sequence[int],
     *,
@@ -84,7 +130,7 @@ async def rollout(
     sampling: Sampling,
     problem_id: str = "",
     sample: int = 0,
-    watch: Watch | None = None,
+    callbacks: Callbacks | None = None,
 ) -> Trace:
     """Let the model work on a prompt until it answers or a limit ends it.
 
@@ -93,65 +139,75 @@ async def rollout(
         sampling: per turn; its max_tokens is replaced by what is left of the budget.
 
     Raises:
-        EngineError: the engine could not generate.
+        RolloutError: the engine could not generate.
     """
-    watch = watch or Watch()
     started = time.monotonic()
-    response: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] | None = []
-    turns: list[Turn] = []
-    finish: Finish = "max_turns"
-    while len(turns) < limits.max_turns:
-        left = limits.max_tokens - len(response)
-        turn_sampling = replace(sampling, max_tokens=left, seed=_turn_seed(sampling.seed, len(turns)))
-        said = await engine.generate([*prompt_ids, *response], turn_sampling, watch.on_tokens)
-        turn = _add_turn(said, response, mask, codec)
-        logprobs = None if logprobs is None or said.logprobs is None else logprobs + said.logprobs
-        turns.append(turn)
-        if said.finish == "length":
-            finish = "max_tokens"
-            break
+    response = _Response(codec)
+
+    def trace(finish: Finish) -> Trace:
+        return Trace(
+            problem_id=problem_id,
+            sample=sample,
+            prompt_ids=list(prompt_ids),
+            response_ids=response.token_ids,
+            response_mask=response.mask,
+            logprobs=response.logprobs,
+            turns=response.turns,
+            finish=finish,
+            wall_s=time.monotonic() - started,
+        )
+
+    try:
+        finish = await _take_turns(
+            prompt_ids, response, engine, tools, codec, limits, sampling, callbacks or Callbacks()
+        )
+    except EngineError as error:
+        raise RolloutError(error, trace("error")) from error
+    return trace(finish)
+
+
+async def _take_turns(
+    prompt_ids: Sequence[int],
+    response: _Response,
+    engine: Engine,
+    tools: ToolRunner,
+    codec: ChatCodec,
+    limits: Limits,
+    sampling: Sampling,
+    callbacks: Callbacks,
+) -> Finish:
+    """Turns and tool output in alternation, until one of them ends the rollout."""
+    for number in range(limits.max_turns):
+        generated = await engine.generate(
+            [*prompt_ids, *response.token_ids],
+            replace(
+                sampling,
+                max_tokens=limits.max_tokens - len(response.token_ids),
+                seed=_turn_seed(sampling.seed, number),
+            ),
+            callbacks.on_tokens,
+        )
+        turn = response.add_turn(generated)
+        if generated.finish == "length":
+            return "max_tokens"
         calls = parse_calls(turn.text)
         if not calls:
-            finish = "answer"
-            break
-        if len(turns) == limits.max_turns:
+            return "answer"
+        if number == limits.max_turns - 1:
             break
         turn.calls = await asyncio.gather(*(_run(call, tools) for call in calls))
         for call in turn.calls:
-            if watch.on_call is not None:
-                watch.on_call(call)
-        reply = codec.tool_turn([call.output for call in turn.calls])
-        if len(response) + len(reply) >= limits.max_tokens:
-            finish = "max_tokens"
-            break
-        response += reply
-        mask += [0] * len(reply)
-        if logprobs is not None:
-            logprobs += [0.0] * len(reply)
-    return Trace(
-        problem_id=problem_id,
-        sample=sample,
-        prompt_ids=list(prompt_ids),
-        response_ids=response,
-        response_mask=mask,
-        logprobs=logprobs,
-        turns=turns,
-        finish=finish,
-        wall_s=time.monotonic() - started,
-    )
+            if callbacks.on_call is not None:
+                callbacks.on_call(call)
+        output = codec.tool_turn([call.output for call in turn.calls])
+        if len(response.token_ids) + len(output) >= limits.max_tokens:
+            return "max_tokens"
+        response.add_tool_output(output)
+    return "max_turns"
 
 
 def _turn_seed(seed: int | None, turn: int) -> int | None:
     return None if seed is None else (seed + _SEED_STEP * turn) % (1 << 31)
-
-
-def _add_turn(said: Generation, response: list[int], mask: list[int], codec: ChatCodec) -> Turn:
-    start = len(response)
-    response += said.token_ids
-    mask += [1] * len(said.token_ids)
-    return Turn(text=codec.decode(said.token_ids), start=start, end=len(response))
 
 
 async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:

@@ -1,4 +1,4 @@
-"""Recipes: TOML read into pydantic models that refuse unknown keys, with `--set a.b=c` on top."""
+"""Reads recipes: values from TOML and `--set a.b=c`, checked by pydantic models that refuse unknown keys."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over` on top, table by table."""
     result = dict(base)
     for key, value in over.items():
-        held = result.get(key)
-        result[key] = merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+        current = result.get(key)
+        result[key] = (
+            merged(current, value) if isinstance(current, dict) and isinstance(value, dict) else value
+        )
     return result
 
 
@@ -88,4 +90,4 @@ def _known_keys(model: type[BaseModel], error: ValidationError) -> str:
         known = ", ".join(getattr(node, "model_fields", {}))
         if known:
             return f"Known keys there: {known}."
-    return "Mend the value and start again."
+    return "Correct the value and start again."

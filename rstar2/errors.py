@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: one message, one hint, one exit code.
+"""The errors a user sees: one message, one hint, one exit code.
 
 The CLI prints these without a traceback. Every other exception is a bug of ours and keeps its traceback.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 class RStarError(Exception):
-    """Something went wrong that is worth one clear message.
+    """Something went wrong that is explained by one clear message.
 
     Args:
         message: what was wrong, with the path or value that was wrong.
@@ -33,3 +33,7 @@ class UserError(RStarError):
 
 class Failure(RStarError):
     """The work itself failed: a process died, a server went away, a disk filled up. Exit code 1."""
+
+
+class Unavailable(Failure):
+    """A service did not answer: away, too busy or too slow. The same request may succeed later."""

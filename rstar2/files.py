@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and JSON lines that somebody else wrote."""
+"""Writes files that are whole or absent, and reads JSON lines that users wrote."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ def write_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:
         file.write(text)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write text only this user can read, whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -1,19 +1,23 @@
-"""Starting child processes that never outlive the process that started them."""
+"""Child processes and ports: start a child that never outlives its parent, stop a process, find a free port."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
@@ -57,8 +61,19 @@ def start_bound(
 def start_module(
     module: str, settings: BaseModel, log: Path, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m module`, bound to this process, with its settings on standard input."""
-    return start_bound([sys.executable, "-m", module], log, settings.model_dump_json(), pass_fds)
+    """Start `python -m module`, bound to this process; it reads its settings with `begin_module`."""
+    return start_bound([sys.executable, "-m", module], log, settings.model_dump_json() + "\n", pass_fds)
+
+
+def begin_module(settings: type[Settings]) -> Settings:
+    """What a module that was started so calls first: log to standard error, and read the settings.
+
+    They travel on standard input: on the command line and in the environment other programs could read them.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    # A log whose disk is full must do no harm.
+    logging.raiseExceptions = False
+    return settings.model_validate_json(sys.stdin.readline())
 
 
 def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
@@ -70,3 +85,11 @@ def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(10)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nothing listens on now; another process may take it before you do."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,4 +1,4 @@
-"""The text around a problem: system text, chat template, tool schemas, and their token ids.
+"""Writes the prompt around a problem: system text, chat template, tool schemas, and their token ids.
 
 The template is ChatML, as the released model uses it: tool output comes back inside `<tool_response>` under
 the user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token ids once; what the
@@ -120,7 +120,7 @@ class ChatCodec:
         self._special = sorted(special, key=len, reverse=True)
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the model goes on."""
+        """Token ids of a conversation up to where the model continues."""
         safe = [{**message, "content": self._plain(message["content"])} for message in messages]
         text = self.tokenizer.apply_chat_template(
             safe, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
@@ -136,7 +136,7 @@ class ChatCodec:
         return self._encode(f"\n{body}{GENERATION_PROMPT}")
 
     def user_turn(self, text: str) -> list[int]:
-        """Token ids between an answer and the next turn, when a person says something."""
+        """Token ids between an answer and the next turn, when a person asks more."""
         return self._encode(f"\n<|im_start|>user\n{self._plain(text)}{END_OF_TURN}\n{GENERATION_PROMPT}")
 
     def decode(self, token_ids: list[int]) -> str:
@@ -178,7 +178,7 @@ def load_codec(model: str | Path) -> ChatCodec:
 
 
 def save_format(prompt_format: PromptFormat, folder: Path) -> None:
-    """Keep the words that a model is trained with beside its weights: every later use says the same."""
+    """Keep the prompt that a model is trained with beside its weights, so that every later use is the same."""
     write_json(folder / FORMAT_FILE, prompt_format.model_dump())
 
 
@@ -189,4 +189,6 @@ def _stored_format(folder: Path) -> PromptFormat:
     try:
         return PromptFormat.model_validate_json(record.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise UserError(f"{record} is not a prompt format", "Copy it anew from the trained model.") from error
+        raise UserError(
+            f"{record} is not a prompt format", "Copy it again from the trained model."
+        ) from error

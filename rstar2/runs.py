@@ -1,10 +1,10 @@
-"""A run's folder: the resolved config, a lock, the status and one folder of logs an attempt.
+"""Makes and reads a run's folder: the resolved config, a lock, the status, one folder of logs per attempt.
 
 ```
 RUN/
   config.json        what was resolved when the run was made; a changed one refuses to mix
   status.json        state, phase, times
-  attempts/1/*.log   one folder a start of the command; `attempts/latest` points at the newest
+  attempts/1/*.log   one folder per start of the command; `attempts/latest` points at the newest
 ```
 """
 
@@ -64,11 +64,9 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         and any(not entry.name.startswith(".") for entry in path.iterdir())
         and not record.exists()
     ):
-        raise UserError(
-            f"{path} is not empty and not a run of ours", "Give an empty or new folder with --run."
-        )
+        raise UserError(f"{path} is not empty and not a run", "Give an empty or new folder with --run.")
     if record.exists():
-        _refuse_mixing(record, kind, config)
+        _refuse_other(record, kind, config)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,16 +96,16 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
     """
     record = path / "config.json"
     try:
-        held = json.loads(record.read_text(encoding="utf-8"))
-        return str(held["kind"]), dict(held["config"])
+        stored = json.loads(record.read_text(encoding="utf-8"))
+        return str(stored["kind"]), dict(stored["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"no run at {path}", "`rstar2 runs list` shows the runs there are.") from error
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """What status.json says of a run; empty where it says nothing.
+    """A run's status.json; empty where there is none.
 
-    The state is `killed` where it says `running` and no process holds the run's lock.
+    The state is `killed` where the file says `running` and no process holds the run's lock.
     """
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
@@ -132,11 +130,11 @@ def _in_use(path: Path) -> bool:
 def list_runs(root: Path) -> list[Path]:
     """The run folders below `root`, at most two levels down, oldest first."""
     found = [record for pattern in ("*", "*/*") for record in root.glob(f"{pattern}/config.json")]
-    ours = [record for record in found if _is_ours(record)]
-    return [record.parent for record in sorted(ours, key=lambda record: record.stat().st_mtime)]
+    runs = [record for record in found if _is_run(record)]
+    return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
 
 
-def _is_ours(record: Path) -> bool:
+def _is_run(record: Path) -> bool:
     """Whether a config.json is a run's; a model's folder has one too."""
     try:
         load_config(record.parent)
@@ -163,7 +161,7 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Keep settings in `record`, or hold them against what is there already.
+    """Keep settings in `record`, or compare them with those stored.
 
     Raises:
         UserError: they differ; the message names the keys.
@@ -172,14 +170,14 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
         write_json(record, settings)
         return
     try:
-        held = json.loads(record.read_text(encoding="utf-8"))
+        stored = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {record}", "Give another folder.") from error
-    _compare(record.parent, held, settings)
+    _compare(record.parent, stored, settings)
 
 
-def _compare(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
-    changed = changed_keys(held, json.loads(json.dumps(wanted)))
+def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
+    changed = changed_keys(stored, json.loads(json.dumps(wanted)))
     if changed:
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
@@ -187,13 +185,13 @@ def _compare(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None
         )
 
 
-def _refuse_mixing(record: Path, kind: str, config: dict[str, Any]) -> None:
-    held_kind, held = load_config(record.parent)
-    if held_kind != kind:
+def _refuse_other(record: Path, kind: str, config: dict[str, Any]) -> None:
+    stored_kind, stored = load_config(record.parent)
+    if stored_kind != kind:
         raise UserError(
-            f"{record.parent} is a run of `{held_kind}`, not of `{kind}`", "Give another folder with --run."
+            f"{record.parent} is a run of `{stored_kind}`, not of `{kind}`", "Give another folder with --run."
         )
-    _compare(record.parent, held, config)
+    _compare(record.parent, stored, config)
 
 
 @contextlib.contextmanager

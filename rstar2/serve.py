@@ -1,4 +1,4 @@
-"""A vLLM server as a child process: its command line, its start, its end.
+"""Starts and stops a vLLM server as a child process.
 
 vLLM is never imported: it may live in an environment of its own, beside the one that trains.
 """
@@ -77,8 +77,8 @@ def find_vllm(python: str) -> VLLM | None:
         UserError: there is no such interpreter.
     """
     try:
-        told = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
-        found = json.loads(told.stdout)
+        answer = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
+        found = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise UserError(
             f"cannot ask {python} for its packages: {error}", "Give a Python interpreter with --python."
@@ -142,10 +142,10 @@ def check_model(model: str) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that cannot be had.
+    """Refuse a port that is not available.
 
     Raises:
-        UserError: it is in use, or not ours to take.
+        UserError: it is in use, or this user may not listen on it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -185,7 +185,7 @@ def running_server(
                 preexec_fn=die_with(os.getpid(), signal.SIGTERM),
             )
         except OSError as error:
-            raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM anew.") from error
+            raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM again.") from error
     try:
         _wait_ready(process, url, log, ready_s)
         yield process
@@ -193,19 +193,19 @@ def running_server(
         stop_group(process)
 
 
-def stop_group(process: subprocess.Popen[bytes], patience_s: float = 30.0) -> None:
+def stop_group(process: subprocess.Popen[bytes], wait_s: float = 30.0) -> None:
     """End a process that leads its own session, and all it started; at once when interrupted meanwhile."""
     try:
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(patience_s)
+            process.wait(wait_s)
     finally:
         _signal_group(process, signal.SIGKILL)
         process.wait(10)
 
 
 def server_ended(process: subprocess.Popen[bytes], log: Path) -> Failure:
-    """What to say when the server ended by itself."""
+    """The failure of a server that ended by itself, with the end of its log."""
     return Failure(f"vLLM ended with exit code {process.returncode}", _tail(log))
 
 

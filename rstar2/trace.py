@@ -1,4 +1,4 @@
-"""One rollout, as everything downstream reads it: RoC, training, statistics, reports and the viewer.
+"""The record of one rollout, which training, statistics, reports and the viewer all read, and its file format.
 
 Traces are stored as JSON lines. A line is written with one call, so a killed process leaves at most one torn
 line, at the end; readers skip it and `TraceWriter` removes it before it appends.
@@ -30,12 +30,13 @@ CallStatus = Literal[
 ]
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
-Finish = Literal["answer", "max_turns", "max_tokens"]
-"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout."""
+Finish = Literal["answer", "max_turns", "max_tokens", "error"]
+"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. error: the engine failed;
+such a rollout is not measured, only training keeps it, for those who look into the fault."""
 
 
 class ToolCall(BaseModel):
-    """One call the model asked for, and what it was told."""
+    """One call the model asked for, and the output it was shown."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,6 +48,7 @@ class ToolCall(BaseModel):
     output: str
     """The text handed back to the model."""
     wall_s: float = 0.0
+    """Seconds from asking the judge to its answer, waiting in its queue included."""
 
     @property
     def failed(self) -> bool:
@@ -95,6 +97,12 @@ class Trace(BaseModel):
     """The answer the grader read out of the final turn."""
     rule: str = ""
     """The grader's rule that decided."""
+    reward: float | None = None
+    """What training was given for it; None outside of training, as are `step` and `kept`."""
+    step: int | None = None
+    """The training step, from 1."""
+    kept: bool | None = None
+    """Whether RoC kept it for the update."""
 
     @property
     def final_text(self) -> str:
@@ -108,6 +116,16 @@ class Trace(BaseModel):
     @property
     def failed_calls(self) -> int:
         return sum(call.failed for call in self.calls)
+
+    @property
+    def lost_calls(self) -> int:
+        """Calls that a fault of the judge left without a result."""
+        return sum(call.status == "lost" for call in self.calls)
+
+    @property
+    def tool_wait_s(self) -> float:
+        """Seconds in which the rollout waited for tools; the calls of one turn run side by side."""
+        return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
 
     @property
     def correct(self) -> bool:
@@ -162,7 +180,7 @@ class TraceWriter:
         line = trace.model_dump_json().encode() + b"\n"
         written = self._file.write(line) or 0
         if written < len(line) and self._file.write(line[written:]) != len(line) - written:
-            # The second write says itself what is wrong, a full disk most often.
+            # The second write raises what is wrong itself, a full disk most often.
             raise OSError(f"short writes to {self._file.name}")
 
     def close(self) -> None:

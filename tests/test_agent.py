@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.agent import Limits, Watch, parse_calls, rollout
+from rstar2.agent import Callbacks, Limits, RolloutError, parse_calls, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, GENERATION_PROMPT, TOOL_NAME, ChatCodec, PromptFormat
 from rstar2.trace import CallStatus, ToolCall, Trace
@@ -242,17 +242,27 @@ async def test_without_logprobs_from_the_engine_the_trace_has_none(codec: ChatCo
 
 async def test_a_watcher_sees_every_token_and_every_call_in_order(codec: ChatCodec) -> None:
     seen: list[str] = []
-    watch = Watch(lambda ids: seen.append(codec.decode(ids)), lambda call: seen.append(f"={call.output}"))
-    await _run(codec, Scripted(codec, ASK, ANSWER), Tools("4"), watch=watch)
+    callbacks = Callbacks(
+        lambda ids: seen.append(codec.decode(ids)), lambda call: seen.append(f"={call.output}")
+    )
+    await _run(codec, Scripted(codec, ASK, ANSWER), Tools("4"), callbacks=callbacks)
     assert seen == [ASK, "=4", ANSWER]
 
 
-async def test_an_engine_that_fails_is_an_engine_error(codec: ChatCodec) -> None:
+async def test_an_engine_that_fails_leaves_the_rollout_up_to_there(codec: ChatCodec) -> None:
     class Gone(Scripted):
         async def generate(
             self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
         ) -> Generation:
-            raise EngineError("gone")
+            if self.asked:
+                raise EngineError("gone")
+            return await super().generate(prompt_ids, sampling, on_tokens)
 
-    with pytest.raises(EngineError, match="gone"):
-        await _run(codec, Gone(codec))
+    with pytest.raises(RolloutError, match="gone") as caught:
+        await _run(codec, Gone(codec, ASK), Tools("4"), problem_id="p")
+    assert isinstance(caught.value, EngineError)
+    trace = caught.value.trace
+    assert (trace.finish, trace.problem_id) == ("error", "p")
+    assert [turn.text for turn in trace.turns] == [ASK]
+    assert trace.turns[0].calls[0].output == "4"
+    _check(trace)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.files import write_json
+from rstar2.files import write_json, write_private
 
 
 def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
@@ -19,3 +19,13 @@ def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -
         write_json(path, {"bad": object()})
     assert json.loads(path.read_text()) == {"π": 2}
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_private_file_is_readable_by_its_owner_alone_and_replaces_an_open_one(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(path, "secret")
+    assert path.read_text() == "secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""README promises nothing that is not there."""
+"""README names only what exists."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A conversation with a model that thinks in Python: the agent loop, turn after turn, for a person."""
+"""Chatting with a model that solves problems with Python: the agent loop, turn after turn, for a person."""

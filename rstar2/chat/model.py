@@ -1,4 +1,4 @@
-"""The model to talk to: the one that was named, never one that was guessed."""
+"""Opens the model to chat with: the one that was named, never one that was guessed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,68 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.engines.base import Engine
-from rstar2.engines.folder import open_folder
-from rstar2.engines.vllm import Served, VLLMEngine
+from rstar2.engines.models import open_folder, open_server
+from rstar2.engines.retry import RetryingEngine
 from rstar2.errors import UserError
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.prompts import ChatCodec
+
+WAIT_S = 30.0
+"""How long a person waits for a server that went away between two turns."""
 
 
 @dataclass(frozen=True)
-class Opened:
+class ChatModel:
     """A model, ready to generate."""
 
     engine: Engine
     codec: ChatCodec
-    what: str
-    """Which checkpoint it is, in words."""
+    checkpoint: str
+    """Which one it is, in words."""
 
 
-def run_model(run: Path) -> Path:
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model to chat with, as a user names it: a run, a folder, or a server.
+
+    Raises:
+        UserError: nothing is named, or two things that exclude each other.
+    """
+
+    run: Path | None = None
+    model: Path | None = None
+    """A model folder; with a server, only its tokenizer is used."""
+    url: str | None = None
+    name: str | None = None
+    """Which of the server's models."""
+
+    def __post_init__(self) -> None:
+        if self.run is None and self.model is None and self.url is None:
+            raise UserError(
+                "no model named",
+                "Give --run RUN, --model DIR, or --url URL; `rstar2 runs list` shows the runs.",
+            )
+        if self.run is not None and (self.model is not None or self.url is not None):
+            raise UserError("--run names a model by itself", "Leave out --model and --url, or --run.")
+
+
+async def open_model(choice: ModelChoice) -> ChatModel:
+    """Load the model, or connect to its server.
+
+    Raises:
+        UserError: there is no such model or tokenizer, or torch is not installed.
+        Failure: nothing answers at the URL, or not with that model.
+    """
+    if choice.url is not None:
+        server = await open_server(choice.url, choice.name, choice.model)
+        checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
+        return ChatModel(RetryingEngine(server.engine, WAIT_S), server.codec, checkpoint)
+    folder = _model_of(choice.run) if choice.run is not None else choice.model
+    assert folder is not None
+    engine, codec = open_folder(folder, max_batch=1)
+    return ChatModel(engine, codec, str(folder))
+
+
+def _model_of(run: Path) -> Path:
     """The model folder that a run's model.json names; a relative path starts at the run's folder.
 
     Raises:
@@ -42,43 +87,5 @@ def run_model(run: Path) -> Path:
             f'{record} does not say {{"path": …}}', "Name the model folder itself with --model."
         ) from error
     if not path.is_dir():
-        raise UserError(f"{record} names {path}, which is not there", "Name the model folder with --model.")
+        raise UserError(f"{record} names {path}, which does not exist", "Name the model folder with --model.")
     return path
-
-
-def open_model(folder: Path) -> Opened:
-    """Load a model folder into this process.
-
-    Raises:
-        UserError: it holds no model or tokenizer, or torch is not installed.
-    """
-    engine, codec = open_folder(folder, max_batch=1)
-    return Opened(engine, codec, str(folder))
-
-
-async def ask_server(url: str, name: str | None) -> Served:
-    """Which model a vLLM server holds; `name` says which where it holds several.
-
-    Raises:
-        EngineError: no such server or model.
-    """
-    engine = VLLMEngine(url, name)
-    try:
-        return await engine.served()
-    finally:
-        await engine.aclose()
-
-
-def open_server(url: str, served: Served, tokenizer: Path | None) -> Opened:
-    """Talk to a vLLM server.
-
-    Args:
-        tokenizer: a folder with the model's tokenizer; None takes it from where the server loaded the model.
-
-    Raises:
-        UserError: no tokenizer is to be had there.
-    """
-    root = Path(served.root)
-    codec = load_codec(tokenizer or (root if root.is_dir() else served.root))
-    engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id])
-    return Opened(engine, codec, f"{served.model} ({served.root}) at {url}")

@@ -1,4 +1,4 @@
-"""From a stream of token ids to what a person is shown: text as it comes, and whole tool calls."""
+"""Turns streamed token ids into what a person is shown: text as it is generated, and whole tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Piece:
 
 
 class TextStream:
-    """Decodes token ids as they come, and holds back what is not yet a whole character."""
+    """Decodes token ids as they are generated, and withholds what is not yet a whole character."""
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
@@ -41,34 +41,34 @@ class TextStream:
 
 
 class CallSplitter:
-    """Takes text in pieces of any size apart into words and tool calls."""
+    """Splits text that arrives in pieces of any size into words and tool calls."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._pending = ""
         self._in_call = False
 
     def add(self, text: str) -> list[Piece]:
-        """What can be shown now; the start of a tag and an unfinished call are held back."""
-        self._held += text
+        """What can be shown now; the start of a tag and an unfinished call are withheld."""
+        self._pending += text
         pieces: list[Piece] = []
         while True:
             tag = _CLOSE if self._in_call else _OPEN
-            before, found, after = self._held.partition(tag)
+            before, found, after = self._pending.partition(tag)
             if not found:
                 break
             pieces += self._piece(before)
-            self._held = after
+            self._pending = after
             self._in_call = not self._in_call
         if not self._in_call:
-            ready = len(self._held) - _tag_start(self._held)
-            pieces += self._piece(self._held[:ready])
-            self._held = self._held[ready:]
+            ready = len(self._pending) - _tag_start(self._pending)
+            pieces += self._piece(self._pending[:ready])
+            self._pending = self._pending[ready:]
         return pieces
 
     def end(self) -> list[Piece]:
         """What is left at the end of a turn; the splitter is then ready for the next."""
-        pieces = self._piece(self._held)
-        self._held, self._in_call = "", False
+        pieces = self._piece(self._pending)
+        self._pending, self._in_call = "", False
         return pieces
 
     def _piece(self, content: str) -> list[Piece]:

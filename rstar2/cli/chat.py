@@ -1,4 +1,4 @@
-"""`rstar2 chat`: talk to a model, and watch it think in Python."""
+"""`rstar2 chat`: chat with a model, and watch it use Python."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from rstar2.agent import ToolRunner
-    from rstar2.chat.model import Opened
-    from rstar2.chat.session import Chat
-    from rstar2.trace import ToolCall, Trace
+    from rstar2.chat.conversation import Conversation
 
 app = typer.Typer(name="chat", add_completion=False, rich_markup_mode="rich")
 
@@ -42,7 +40,7 @@ def chat(
         str | None, typer.Option(help="URL of a judge; without it one is started for the chat.")
     ] = None,
     judge_token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What that judge asks for.")
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
     ] = None,
     question: Annotated[str | None, typer.Option(help="Ask this, show the answer and end.")] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
@@ -51,25 +49,26 @@ def chat(
         int, typer.Option(min=1, help="Tokens of one answer, tool output included.")
     ] = 8192,
     max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model in one answer.")] = 10,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same seed says the same.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same output.")] = None,
 ) -> None:
-    """Talk to a model that thinks in Python.
+    """Chat with a model that solves problems with Python.
 
-    /reset begins anew, /quit leaves. Ctrl-C stops an answer; the next one leaves.
+    /reset starts a new conversation, /quit leaves. Ctrl-C stops an answer; the next one leaves.
     """
     import asyncio
 
     from rstar2.agent import Limits
-    from rstar2.chat.session import Chat
+    from rstar2.chat.conversation import Conversation
+    from rstar2.chat.model import ModelChoice, open_model
     from rstar2.engines.base import Sampling
 
-    _one_model(run, model, url)
+    choice = ModelChoice(run, model, url, model_name)
     question = _given(question)
     with asyncio.Runner() as runner, ExitStack() as stack:
-        opened = _open(runner, run, model, url, model_name)
+        opened = runner.run(open_model(choice))
         stack.callback(lambda: runner.run(opened.engine.aclose()))
-        err.print(f"model: {opened.what}", soft_wrap=True, markup=False)
-        session = Chat(
+        err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
+        conversation = Conversation(
             opened.engine,
             opened.codec,
             _tools(runner, stack, judge, judge_token),
@@ -77,24 +76,13 @@ def chat(
             Sampling(temperature=temperature, top_p=top_p, seed=seed),
         )
         if question is not None:
-            _answer(runner, session, question)
+            _answer(runner, conversation, question)
         else:
-            _converse(runner, session)
-
-
-def _one_model(run: Path | None, model: Path | None, url: str | None) -> None:
-    from rstar2.errors import UserError
-
-    if run is None and model is None and url is None:
-        raise UserError(
-            "no model named", "Give --run RUN, --model DIR, or --url URL; `rstar2 runs list` shows the runs."
-        )
-    if run is not None and (model is not None or url is not None):
-        raise UserError("--run names a model by itself", "Leave out --model and --url, or --run.")
+            _converse(runner, conversation)
 
 
 def _given(question: str | None) -> str | None:
-    """The question from the command line or a pipe; None where a person sits at a terminal."""
+    """The question from the command line or a pipe; None where a person types at a terminal."""
     from rstar2.errors import UserError
 
     if question is None and not sys.stdin.isatty():
@@ -104,22 +92,11 @@ def _given(question: str | None) -> str | None:
     return question.strip() if question else None
 
 
-def _open(
-    runner: asyncio.Runner, run: Path | None, model: Path | None, url: str | None, model_name: str | None
-) -> Opened:
-    from rstar2.chat.model import ask_server, open_model, open_server, run_model
-
-    if url is not None:
-        return open_server(url, runner.run(ask_server(url, model_name)), model)
-    folder = run_model(run) if run is not None else model
-    assert folder is not None
-    return open_model(folder)
-
-
 def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str | None) -> ToolRunner:
-    """The Python tool, behind the judge that was named or one of our own."""
+    """The Python tool, run by the judge that was named or by one started here."""
     import tempfile
 
+    from rstar2.chat.model import WAIT_S
     from rstar2.judge.client import JudgeClient
     from rstar2.judge.client.python_tool import PythonTool
     from rstar2.judge.service.start import running_judge
@@ -130,17 +107,17 @@ def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str
         url, token = judge.url, judge.token
         if judge.isolation == "none":
             err.print("[yellow]isolation none: the model's programs can read what you can read[/]")
-    client = JudgeClient(url, token, patience_s=30.0)
+    client = JudgeClient(url, token, patience_s=WAIT_S)
     stack.callback(lambda: runner.run(client.aclose()))
     return PythonTool(client)
 
 
-def _converse(runner: asyncio.Runner, session: Chat) -> None:
+def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
     import readline  # noqa: F401 - gives input() a history and arrow keys
 
     from rstar2.errors import RStarError
 
-    err.print("[dim]/reset begins anew, /quit leaves; Ctrl-C stops an answer[/dim]")
+    err.print("[dim]/reset starts a new conversation, /quit leaves; Ctrl-C stops an answer[/dim]")
     while True:
         try:
             text = out.input("[bold cyan]›[/] ").strip()
@@ -149,13 +126,13 @@ def _converse(runner: asyncio.Runner, session: Chat) -> None:
         if text == "/quit":
             return
         if text == "/reset":
-            session.reset()
-            err.print("[dim]everything said is forgotten[/dim]")
+            conversation.reset()
+            err.print("[dim]all questions and answers are forgotten[/dim]")
         elif text.startswith("/"):
             err.print("there are /reset and /quit")
         elif text:
             try:
-                _answer(runner, session, text)
+                _answer(runner, conversation, text)
             except KeyboardInterrupt:
                 out.print()
                 err.print("[dim]stopped; that question is forgotten, Ctrl-C again leaves[/dim]")
@@ -163,72 +140,10 @@ def _converse(runner: asyncio.Runner, session: Chat) -> None:
                 err.print(str(error), style="red", markup=False, soft_wrap=True)
 
 
-def _answer(runner: asyncio.Runner, session: Chat, text: str) -> None:
-    from rstar2.agent import Watch
+def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> None:
+    from rstar2.agent import Callbacks
+    from rstar2.chat.screen import Screen
 
-    screen = Screen(session)
-    trace = runner.run(session.ask(text, Watch(screen.tokens, screen.result)))
+    screen = Screen(conversation.codec, out, err)
+    trace = runner.run(conversation.ask(text, Callbacks(screen.tokens, screen.result)))
     screen.end(trace)
-
-
-class Screen:
-    """Shows one answer as it comes: text, the code of each call, each result."""
-
-    def __init__(self, session: Chat) -> None:
-        from rstar2.chat.stream import CallSplitter, TextStream
-
-        self._text = TextStream(session.codec)
-        self._pieces = CallSplitter()
-        self._at_margin = True
-
-    def tokens(self, token_ids: list[int]) -> None:
-        self._show(self._text.add(token_ids), False)
-
-    def result(self, call: ToolCall) -> None:
-        from rich.panel import Panel
-        from rich.text import Text
-
-        self._show("", True)
-        style = "red" if call.failed else "green"
-        title = f"{call.status}, {call.wall_s:.2f} s"
-        self._panel(Panel(Text(call.output), title=title, title_align="left", border_style=style))
-
-    def end(self, trace: Trace) -> None:
-        self._show("", True)
-        self._margin()
-        if trace.finish != "answer":
-            limit = "tokens" if trace.finish == "max_tokens" else "turns"
-            err.print(f"[yellow]the answer was cut: it is out of {limit}[/]")
-
-    def _show(self, text: str, whole: bool) -> None:
-        pieces = self._pieces.add(text) + (self._pieces.end() if whole else [])
-        for piece in pieces:
-            if piece.kind == "call":
-                self._call(piece.content)
-            elif piece.content.strip() or not self._at_margin:
-                out.print(piece.content, end="", markup=False, soft_wrap=True)
-                self._at_margin = piece.content.endswith("\n")
-
-    def _call(self, body: str) -> None:
-        from rich.panel import Panel
-        from rich.syntax import Syntax
-        from rich.text import Text
-
-        from rstar2.agent import parse_calls
-
-        (call,) = parse_calls(f"<tool_call>{body}")
-        if not isinstance(call, tuple):
-            self._panel(Panel(Text(body.strip()), title="not a call", title_align="left", border_style="red"))
-            return
-        name, arguments = call
-        code = Syntax(arguments["code"], "python", background_color="default", word_wrap=True)
-        self._panel(Panel(code, title=name, title_align="left", border_style="cyan"))
-
-    def _panel(self, panel: object) -> None:
-        self._margin()
-        out.print(panel)
-
-    def _margin(self) -> None:
-        if not self._at_margin:
-            out.print()
-            self._at_margin = True

@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
     epilog=examples(
-        ("what there is", "rstar2 data list"),
+        ("the known sources", "rstar2 data list"),
         ("the RL problems, kept apart from the benchmarks", "rstar2 data prepare dapo --output data/dapo"),
     ),
 )
@@ -32,7 +32,7 @@ app = typer.Typer(
 def list_sources(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List what the recipe knows: use, place, columns, rows, licence."""
+    """List what the recipe knows: use, where it is, columns, rows, licence."""
     from rstar2.data.catalog import cards
 
     if as_json:
@@ -48,7 +48,7 @@ def list_sources(
 
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
-    table.add_column("for, place on the hub, columns", min_width=22, overflow="fold")
+    table.add_column("for, where on the hub, columns", min_width=22, overflow="fold")
     table.add_column("rows", max_width=7)
     table.add_column("licence", max_width=12, overflow="fold")
     table.add_column("verb", max_width=7)
@@ -87,14 +87,14 @@ def prepare(
         list[str] | None,
         typer.Option(help="A benchmark, by name or file, that no training problem may resemble. Repeat it."),
     ] = None,
-    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts a problem, 2G.")] = 32,
+    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per problem, 2G.")] = 32,
     max_digits: Annotated[int, typer.Option(min=1, help="Longer integer answers are dropped as huge.")] = 12,
     limit: Annotated[int | None, typer.Option(min=1, help="Keep only the first so many.")] = None,
 ) -> None:
     """Write the parquet file that a stage of RL trains on.
 
-    Keeps problems with integer answers, drops what cannot be verified, doubles, and whatever shares eight words in
-    a row with a benchmark given with --against.
+    Keeps problems with integer answers; drops what cannot be verified, repeated problems, and whatever shares
+    eight words in a row with a benchmark given with --against.
     """
     from rstar2.data.prepare import PrepareSettings
     from rstar2.data.prepare import prepare as run

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from rstar2.cli.common import examples, out
+from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
 
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
@@ -20,16 +23,16 @@ EPILOG = examples(
 
 def command(
     run: Annotated[
-        Path | None, typer.Option(help="The run's folder; a killed run goes on in it. [default: runs/demo]")
+        Path | None, typer.Option(help="The run's folder; a killed run resumes in it. [default: runs/demo]")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="A recipe file, or the name of one that comes along.")] = "demo",
+    recipe: Annotated[str, typer.Option(help="A recipe file, or the name of a shipped one.")] = "demo",
     seed: Annotated[int | None, typer.Option(min=0, help="Of data, model and sampling.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,
-        typer.Option(help="The judge's tier; without it the best there is, never none."),
+        typer.Option(help="The judge's isolation; without it the best that works here, never none."),
     ] = None,
     change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
     dry_run: Annotated[
@@ -40,66 +43,39 @@ def command(
 
     SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
     """
-    from rstar2.cli.training import Rows, need_training_extra
-    from rstar2.demo.recipe import demo_plan
+    from rstar2.demo.recipe import commands, demo_plan
 
     plan = demo_plan(recipe, seed, change or [])
     folder = run or Path("runs") / ("demo" if plan.demo.seed == 1 else f"demo-seed{plan.demo.seed}")
     if dry_run:
-        _dry_run(plan, folder)
+        out.print_json(json.dumps(plan.config()))
+        for name, trainer in commands(plan, folder):
+            out.print(f"[bold]{name}[/]")
+            typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
+    from rstar2.judge.queue.embedded_redis import server_binary
+
+    server_binary()
     from rstar2.data import builtin
     from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
-    from rstar2.judge.queue.embedded_redis import server_binary
     from rstar2.report import write_report
     from rstar2.runs import open_run
-
-    server_binary()
+    from rstar2.train.pipeline import run_timing
+    from rstar2.train.plan import JudgeChoice
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
-        with Rows() as rows:
-            summary = run_demo(plan, opened, compare, rows, isolation)
+        with ProgressRows() as progress:
+            summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
         page = write_report(folder)
     out.print(table(summary))
     out.print(plot(folder, summary))
+    out.print(timing_table(run_timing(folder)))
     out.print(f"report   [cyan]{page}[/]")
     # So small a model knows only problems worded like those it was taught.
     known = builtin.held_out(plan.demo.seed, 1)[0].problem
     out.print(f'next     [cyan]rstar2 chat --run {folder} --question "{known}"[/]', soft_wrap=True)
-
-
-def _dry_run(plan: Any, folder: Path) -> None:
-    import json
-    import shlex
-
-    from rstar2.train.command import StagePaths, sft_command, stage_command
-
-    out.print_json(json.dumps(plan.config()))
-    root = folder.absolute()
-    command = sft_command(
-        plan.sft,
-        root / "base",
-        root / "data/sft.parquet",
-        root / "sft/checkpoints",
-        root / "sft/metrics-1.jsonl",
-    )
-    out.print("[bold]SFT[/]")
-    typer.echo(shlex.join(command.argv))
-    model = root / "sft/model"
-    for number, recipe in plan.stages.items():
-        stage = root / f"stage{number}"
-        paths = StagePaths(
-            model,
-            stage / "train.parquet",
-            stage / "checkpoints",
-            stage / "agent_loop.yaml",
-            stage / "metrics-1.jsonl",
-        )
-        out.print(f"[bold]stage {number}[/]")
-        typer.echo(shlex.join(stage_command(recipe, paths).argv))
-        model = stage / "model"

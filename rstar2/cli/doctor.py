@@ -1,4 +1,4 @@
-"""`rstar2 doctor`: what this machine can do."""
+"""`rstar2 doctor`: checks what this machine can do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ app = typer.Typer(name="doctor", add_completion=False, rich_markup_mode="rich")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What this machine can do, and the command that mends each lack.
+    """What this machine can do, and the command that fixes what is missing.
 
     The exit code is 0 when the laptop path (`rstar2 demo`) can run, else 1.
     """
@@ -43,7 +43,7 @@ def doctor(
         if ready:
             out.print("[green]The laptop path can run.[/] Next: [cyan]rstar2 demo[/]")
         else:
-            out.print("[red]The laptop path cannot run yet:[/] mend what is marked ✗ first.")
+            out.print("[red]The laptop path cannot run yet:[/] fix what is marked ✗ first.")
     raise typer.Exit(0 if ready else 1)
 
 
@@ -56,9 +56,9 @@ def _show(findings: list[Finding]) -> None:
     table.add_column("")
     table.add_column("What", no_wrap=True)
     table.add_column("Found", overflow="fold")
-    table.add_column("What mends it")
+    table.add_column("How to fix it")
     for finding in findings:
-        lacking = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
-        mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": lacking}[finding.state]
-        table.add_row(mark, finding.name, Text(finding.found), Text(finding.mend))
+        missing = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
+        mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": missing}[finding.state]
+        table.add_row(mark, finding.name, Text(finding.found), Text(finding.fix))
     out.print(table)

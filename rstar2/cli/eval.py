@@ -13,10 +13,7 @@ from rstar2.cli.common import err, examples, out
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
-    from rstar2.data.problem import Problem
-    from rstar2.eval.measure import JudgeChoice
-    from rstar2.eval.settings import EvalSettings
-    from rstar2.eval.target import Opened
+    from rstar2.eval.measure import Measurement
 
 RUN = "run"
 """The command that benchmarks without a command go to."""
@@ -68,18 +65,18 @@ def run(
     url: Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")] = None,
     model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Answer from the gold, a tenth wrong on purpose.")
+        bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")
     ] = False,
     judge: Annotated[
         str | None, typer.Option(help="URL of a judge; without it one is started for the run.")
     ] = None,
     judge_token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What that judge asks for.")
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
     ] = None,
     judge_workers: Annotated[
         int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
     ] = 2,
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts a problem.")] = 16,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
@@ -94,7 +91,11 @@ def run(
     ] = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
     wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for a server that went away mid-run.")
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds to wait for a server that does not answer; at most 5 for one that never did.",
+        ),
     ] = 300.0,
     run_folder: Annotated[
         Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
@@ -106,15 +107,13 @@ def run(
     """Measure a model on benchmarks.
 
     Every problem is sampled, the model's Python is run, its answers are graded. The defaults are the paper's
-    protocol. The same command again goes on where a stopped run ended.
+    protocol. The same command again continues where a stopped run ended.
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
-    from rstar2.eval.measure import JudgeChoice, check_judge
     from rstar2.eval.settings import EvalSettings
-    from rstar2.eval.target import Target, open_target
+    from rstar2.eval.target import Target, reach_server
 
-    target = Target(model, url, model_name, oracle)
     values = {
         "samples": samples,
         "temperature": temperature,
@@ -126,61 +125,38 @@ def run(
         "in_flight": in_flight,
         "wait_s": wait,
     }
+    target = Target(model, url, model_name, oracle)
     settings = resolve(EvalSettings, values, [], "eval")
-    problems = _load(benchmarks, data, seed, limit)
+    # Before all that takes long: the other imports, and a dataset hub without a network.
+    server = reach_server(target, settings.wait_s)
+
+    from rstar2.eval.measure import JudgeChoice, prepare
+
     choice = JudgeChoice(judge, judge_token, judge_workers)
-    check_judge(choice)
-    opened = open_target(target, [problem for part in problems.values() for problem in part], in_flight)
-    _measure(opened, problems, settings, run_folder, choice, per_problem)
+    measurement = prepare(target, server, benchmarks, settings, choice, data, limit)
+    _measure(measurement, run_folder or measurement.folder, per_problem)
 
 
-def _load(benchmarks: list[str], data: Path | None, seed: int, limit: int | None) -> dict[str, list[Problem]]:
-    from rstar2.data.benchmarks import load_benchmark
-    from rstar2.errors import UserError
-    from rstar2.eval.measure import folder_names
-
-    if data is not None and len(benchmarks) > 1:
-        raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
-    return {
-        name: load_benchmark(benchmark, data, seed)[:limit]
-        for name, benchmark in zip(folder_names(benchmarks), benchmarks, strict=True)
-    }
-
-
-def _measure(
-    opened: Opened,
-    problems: dict[str, list[Problem]],
-    settings: EvalSettings,
-    folder: Path | None,
-    judge: JudgeChoice,
-    per_problem: bool,
-) -> None:
-    from rstar2.data.benchmarks import fingerprint
+def _measure(measurement: Measurement, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.live import LiveView
     from rstar2.eval.measure import measure
     from rstar2.eval.tables import problems_table, summaries_table
     from rstar2.report import write_report
-    from rstar2.runs import config_digest, open_run
+    from rstar2.runs import open_run
 
-    config = {
-        "problems": {name: fingerprint(part) for name, part in problems.items()},
-        "settings": settings.protocol(),
-        "model": opened.identity,
-    }
-    named = "-".join(["eval", *problems, str(opened.identity["name"]).rpartition("/")[2]])
-    path = folder or Path("runs") / f"{named}-{config_digest(config)}"
-    with open_run(path, "eval", config) as run:
-        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in problems.items())
-        out.print(f"[bold]{counts}[/bold] on {opened.engine.name} → {path}", soft_wrap=True)
-        out.print(" · ".join(f"{key} {value}" for key, value in settings.protocol().items()), style="dim")
-        measured = measure(opened, problems, settings, run, judge, LiveView(err))
+    protocol = measurement.settings.protocol()
+    with open_run(folder, "eval", measurement.config) as run:
+        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in measurement.problems.items())
+        out.print(f"[bold]{counts}[/bold] on {measurement.opened.engine.name} → {folder}", soft_wrap=True)
+        out.print(" · ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
+        measured = measure(measurement, run, LiveView(err))
         out.print(summaries_table([(result.name, result.summary) for result in measured.results]))
         if per_problem:
             for result in measured.results:
                 out.print(problems_table(result))
-        out.print(f"report: {write_report(path)}", soft_wrap=True)
+        out.print(f"report: {write_report(folder)}", soft_wrap=True)
         if measured.interrupted:
-            err.print("start the same command again to go on")
+            err.print("start the same command again to continue")
             raise KeyboardInterrupt
 
 

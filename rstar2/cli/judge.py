@@ -49,7 +49,7 @@ def up(
         typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue; without it one is started."),
     ] = None,
     isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
     ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a token.")
@@ -60,7 +60,7 @@ def up(
     token: Annotated[
         str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What clients must send.")
     ] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it goes on.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
 ) -> None:
     """Start a judge on this machine."""
     from rstar2.errors import UserError
@@ -136,7 +136,7 @@ def down() -> None:
 
 @app.command(
     epilog=examples(
-        ("how it fares, live in a terminal", "rstar2 judge status"),
+        ("how it is doing, live in a terminal", "rstar2 judge status"),
         ("once, for a script", "rstar2 judge status --json"),
     )
 )
@@ -187,7 +187,7 @@ def _status(state: JudgeState) -> dict[str, Any]:
 def logs(
     part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")] = False,
 ) -> None:
     """Show the logs of the judge that runs, or that ran last."""
     from rich.text import Text
@@ -209,7 +209,7 @@ def logs(
 @app.command(
     epilog=examples(
         (
-            "lend this machine to a judge elsewhere",
+            "run workers on this machine for a judge elsewhere",
             "rstar2 judge worker --redis rediss://:$PASSWORD@queue:6379",
         ),
         ("all 64 cores of it", "rstar2 judge worker --redis $REDIS --workers 64"),
@@ -219,7 +219,7 @@ def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
     workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
     isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best there is, never none.")
+        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")

@@ -1,4 +1,4 @@
-"""`rstar2 report`: a run's folder as one static page."""
+"""`rstar2 report`: writes a run's results as one static page."""
 
 from __future__ import annotations
 

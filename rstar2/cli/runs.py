@@ -1,4 +1,4 @@
-"""`rstar2 runs`: the runs there are, and what one of them came to."""
+"""`rstar2 runs`: lists runs, and shows the settings and results of one."""
 
 from __future__ import annotations
 

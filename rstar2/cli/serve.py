@@ -1,4 +1,4 @@
-"""`rstar2 serve`: a vLLM server for a trained model, started, watched and stopped."""
+"""`rstar2 serve`: starts, watches and stops a vLLM server."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ app = typer.Typer(name="serve", add_completion=False, rich_markup_mode="rich")
         ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
         ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
         (
-            "with a vLLM that lives in an environment of its own",
+            "with a vLLM that is in an environment of its own",
             "rstar2 serve MODEL --python .venv-vllm/bin/python",
         ),
         ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
         ("only see the command", "rstar2 serve MODEL --dry-run"),
-        ("talk to it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+        ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
     )
 )
 def serve(

@@ -1,4 +1,4 @@
-"""What the training verbs share: the check for the extra, and a progress row."""
+"""Terminal output shared by `train`, `sft` and `demo`, and their check that the training packages are installed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from rich.table import Table
 
-LINE_S = 20.0
-"""Where the output is no terminal, a phase speaks this often at most, in seconds."""
+    from rstar2.train.timing import Timing
+
+LINE_INTERVAL_S = 20.0
+"""Where the output is not a terminal: least seconds between two lines about a running phase."""
 
 
 def need_training_extra() -> None:
-    """Say what is missing before anything is made.
+    """Refuse to start without the training packages.
 
     Raises:
         UserError: torch or VERL is not installed.
@@ -31,39 +34,39 @@ def need_training_extra() -> None:
         )
 
 
-class Rows:
-    """One progress row a phase (see `rstar2.demo.board.Board`); plain lines where the output is no terminal."""
+class ProgressRows:
+    """`PhaseProgress` for a terminal: one row per phase, or plain lines where the output is not a terminal."""
 
     def __init__(self) -> None:
         self._progress = _progress() if out.is_terminal else None
         self._tasks: dict[str, TaskID] = {}
         self._titles: dict[str, str] = {}
         self._totals: dict[str, int] = {}
-        self._spoke_at = time.monotonic()
+        self._printed_at = time.monotonic()
 
-    def begin(self, name: str, title: str, total: int) -> None:
+    def start(self, name: str, title: str, total: int) -> None:
         self._titles[name], self._totals[name] = title, total
         if self._progress is not None:
             self._tasks[name] = self._progress.add_task(title, total=total, note="starting")
 
-    def step(self, name: str, done: int, text: str) -> None:
+    def update(self, name: str, done: int, text: str) -> None:
         if self._progress is not None:
             self._progress.update(self._tasks[name], completed=done, note=text)
-        elif time.monotonic() - self._spoke_at > LINE_S:
-            self._say(name, f"{done}/{self._totals[name]}, {text}")
+        elif time.monotonic() - self._printed_at > LINE_INTERVAL_S:
+            self._print(name, f"{done}/{self._totals[name]}, {text}")
 
-    def end(self, name: str, text: str) -> None:
+    def finish(self, name: str, text: str) -> None:
         if self._progress is None:
-            self._say(name, text)
+            self._print(name, text)
             return
         self._progress.update(self._tasks[name], completed=self._totals[name], note=text)
         self._progress.stop_task(self._tasks[name])
 
-    def _say(self, name: str, text: str) -> None:
-        self._spoke_at = time.monotonic()
+    def _print(self, name: str, text: str) -> None:
+        self._printed_at = time.monotonic()
         out.print(f"{time.strftime('%H:%M:%S')}  {self._titles[name]}: {text}", soft_wrap=True)
 
-    def __enter__(self) -> Rows:
+    def __enter__(self) -> ProgressRows:
         if self._progress is not None:
             self._progress.start()
         return self
@@ -73,6 +76,34 @@ class Rows:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+
+
+_TIMING_ROWS = (
+    ("start_up_s", "start-up", "judge, Python, VERL, Ray and its actors"),
+    ("rollout_s", "rollout", "until all rollouts of a step are graded"),
+    ("judge_s", "  of it judge", "an average rollout waits for its tool calls"),
+    ("update_s", "update", "log-probabilities, optimizer, weights to the engine"),
+    ("checkpoint_s", "checkpoints", "written by VERL"),
+    ("evaluation_s", "evaluation", "held-out problems; training problems for the filter"),
+    ("export_s", "export", "the model of each phase"),
+    ("other_s", "other", "data, the end of a trainer, between steps"),
+)
+
+
+def timing_table(timing: Timing) -> Table:
+    """Where the time of a run went; `rstar2.train.timing.Timing` says what each part is."""
+    from rich.table import Table
+
+    record = timing.record()
+    table = Table(title=f"where {record['wall_s']:.0f} s went")
+    table.add_column("part")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("what it is", style="dim")
+    for field, name, meaning in _TIMING_ROWS:
+        share = record[field] / record["wall_s"] if record["wall_s"] else 0.0
+        table.add_row(name, f"{record[field]:.0f}", f"{share:.0%}", meaning)
+    return table
 
 
 def _progress() -> Progress:

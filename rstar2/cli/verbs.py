@@ -1,4 +1,4 @@
-"""The verbs, by name: what `rstar2 --help` lists without importing any of them.
+"""Lists the verbs for `rstar2 --help` without importing any of them.
 
 A verb is a module of this folder with the same name. It holds `app`, a `typer.Typer`, or else `command`, a
 function, with `EPILOG`, its worked examples.
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 VERBS: dict[str, dict[str, str]] = {
     "Begin": {
         "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
-        "doctor": "What this machine can do, and the command that mends each lack.",
-        "chat": "Talk to a model that thinks in Python.",
+        "doctor": "What this machine can do, and the command that fixes what is missing.",
+        "chat": "Chat with a model that solves problems with Python.",
     },
     "Train": {
         "data": "List the known data sources, and prepare one for training.",
@@ -43,7 +43,7 @@ VERBS: dict[str, dict[str, str]] = {
 EXAMPLES = (
     ("the whole recipe in miniature, in minutes", "rstar2 demo"),
     ("what can this machine do?", "rstar2 doctor"),
-    ("talk to a trained model", "rstar2 chat --run runs/demo"),
+    ("chat with a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),
 )
 

@@ -1,0 +1,1 @@
+"""Benchmarks, training data and its preparation, and problems made from nothing."""

@@ -1,4 +1,4 @@
-"""Benchmarks by name: where each lives on the hub, its columns, and how a row becomes a problem.
+"""Loads benchmarks by name: where each is on the hub, its columns, and how a row becomes a problem.
 
 Hub ids and columns are those the field uses; a changed column is refused, never guessed around. Files in JSON
 lines (`problem`, `answer`, perhaps `id`) stand in for the hub wherever there is no network.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.data.hub import load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import read_objects
@@ -25,7 +25,7 @@ _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answ
 
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark lives on the dataset hub."""
+    """Where a benchmark is on the dataset hub."""
 
     hub_id: str
     split: str
@@ -46,7 +46,7 @@ class Source:
 
 
 def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
-    """The gold stands after `####` at the end of the worked solution, with commas in long numbers."""
+    """The gold comes after `####` at the end of the worked solution, with commas in long numbers."""
     return row[source.problem], str(row[source.answer]).rpartition("####")[2].strip().replace(",", "")
 
 
@@ -98,7 +98,7 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
         seed: draws the built-in problems; the others do not depend on it.
 
     Raises:
-        UserError: the name is unknown, a row is wrong, or the data cannot be had.
+        UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
     """
     if data is not None and name not in NAMES:
         raise UserError(
@@ -128,7 +128,7 @@ def read_problems(path: Path) -> list[Problem]:
     """
     rows = list(read_objects(path, _FORMAT_HINT, decimals_as_text=True))
     problems = [_from_line(f"{path}, line {number}", row, str(number)) for number, row in rows]
-    _refuse_doubles(problems, [f"{path}, line {number}" for number, _ in rows])
+    _refuse_repeated_ids(problems, [f"{path}, line {number}" for number, _ in rows])
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
     return problems
@@ -161,7 +161,7 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f'{where}: field "{field}" holds half a surrogate pair', "Mend the text.") from error
+        raise UserError(f'{where}: field "{field}" holds half a surrogate pair', "Fix the text.") from error
     if not text.strip():
         raise UserError(f'{where}: field "{field}" is empty', "Every row needs its text and its answer.")
     return text
@@ -171,7 +171,7 @@ def _listed(row: Mapping[str, Any]) -> str:
     return ", ".join(map(str, row)) or "no fields"
 
 
-def _refuse_doubles(problems: list[Problem], places: list[str]) -> None:
+def _refuse_repeated_ids(problems: list[Problem], places: list[str]) -> None:
     first: dict[str, str] = {}
     for problem, place in zip(problems, places, strict=True):
         if problem.id in first:
@@ -190,7 +190,7 @@ def _from_hub(name: str, source: Source) -> list[Problem]:
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
             problems.append(_from_row(place, row, source, f"{config}-{index}" if config else str(index)))
             places.append(place)
-    _refuse_doubles(problems, places)
+    _refuse_repeated_ids(problems, places)
     return problems
 
 
@@ -207,20 +207,8 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 
 
 def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    import datasets
-
-    # Without a network its retries would be told line by line.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        rows = datasets.load_dataset(source.hub_id, config, split=source.split)
-    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
-    except Exception as error:
-        terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
-            f"Without a network give the problems as a file: --data FILE.jsonl.{terms}",
-        ) from error
+    terms = "Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
+    rows = load_hub(name, source.hub_id, config, source.split, terms)
     needed = {source.problem, source.answer, *source.more_columns} | ({source.id} if source.id else set())
     missing = needed - set(rows.column_names)
     if missing:

@@ -1,4 +1,4 @@
-"""Problems made from nothing, with integer answers that are easier with Python, and traces about them.
+"""Generates arithmetic problems that are easier with Python, and tool-use conversations that solve them.
 
 Held-out problems never appear in training, whatever the seeds: a hash of the text decides the side.
 """
@@ -26,7 +26,7 @@ OPERANDS = range(10, 100)
 """What a problem's two numbers are drawn from."""
 
 ANSWER_DIGITS = 4
-"""Every answer has as many: a tiny model then finds what it has to copy at one distance."""
+"""Every answer has as many, so that what a tiny model has to copy is always at one distance."""
 
 PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}")
 """A tiny model gets few words: attention over the paper's prompt would be most of its work."""
@@ -39,7 +39,7 @@ class Question:
     problem: Problem
     code: str
     broken: str
-    """Fails with an exception, as a hasty programmer's first try would."""
+    """Fails with an exception, as a careless first attempt would."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Family:
     """Problems that differ only in two numbers, `a` and `b`, of two digits each."""
 
     ask: str
-    """What to find. No digits here and in the expression: those of the two numbers stand out."""
+    """What to find. No digits here and in the expression, so that those of the two numbers are easy to see."""
     expression: str
     """Its value in Python."""
     imports: str = ""
@@ -96,7 +96,7 @@ def held_out(seed: int, count: int) -> list[Problem]:
 
 
 def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
-    """Distinct problems for RL, after the first `skip`, which the seed's conversations are about."""
+    """Distinct problems for RL, after the first `skip`, which the seed's conversations use."""
     return [question.problem for question in _take(seed, held_out=False, count=skip + count)[skip:]]
 
 
@@ -164,28 +164,28 @@ def _answer(number: str) -> str:
 def _conversation(question: Question, kind: str, rng: random.Random) -> list[dict[str, str]]:
     messages = PROMPT.messages(question.problem.problem)
 
-    def say(thought: str, rest: str) -> None:
+    def assistant(thought: str, rest: str) -> None:
         messages.append({"role": "assistant", "content": f"<reason>{thought}</reason>\n{rest}"})
 
     def tool(code: str) -> None:
         messages.append({"role": "tool", "content": run_trusted(code)[0]})
 
     if kind == "guessed":
-        say("I know it.", _answer(str(rng.randint(1000, 9999))))
+        assistant("I know it.", _answer(str(rng.randint(1000, 9999))))
         return messages
-    # Wrong and unfinished work holds failed calls as often as right work does, so they tell nothing apart.
+    # Wrong and unfinished work holds failed calls as often as right work does, so they distinguish nothing.
     if kind == "repaired" or (kind in ("wrong", "missing") and rng.random() < 0.4):
-        say("Use Python.", _call(question.broken))
+        assistant("Use Python.", _call(question.broken))
         tool(question.broken)
-        say("Fix it.", _call(question.code))
+        assistant("Fix it.", _call(question.code))
     else:
-        say("Use Python.", _call(question.code))
+        assistant("Use Python.", _call(question.code))
     tool(question.code)
     if kind == "wrong":
-        say("Roughly.", _answer(_other_number(question.problem.answer, rng)))
+        assistant("Roughly.", _answer(_other_number(question.problem.answer, rng)))
         return messages
     block = _answer(question.problem.answer)
-    say("Done.", {"missing": "", "repeated": f"{block}\n{block}"}.get(kind, block))
+    assistant("Done.", {"missing": "", "repeated": f"{block}\n{block}"}.get(kind, block))
     return messages
 
 

@@ -1,7 +1,7 @@
-"""The data the recipe knows: what each source is for, where it lives, and what may be done with it.
+"""Lists the data sources that the recipe knows: what each is for, where it is, and its licence.
 
 Sizes are those the paper (arXiv 2508.20722) or the sets themselves give; a licence that was not checked is
-said to be so. Texts of the MAA's and other contests stay their owners', whatever a copy on the hub says.
+marked so. Texts of the MAA's and other contests stay their owners', whatever a copy on the hub says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which problems are fit for training with a binary reward, and far enough from what is measured.
+"""Chooses the problems that are fit for training with a binary reward and far from the benchmarks.
 
 As the paper does it (arXiv 2508.20722): integer answers alone, nothing unverifiable or huge, and no problem
 that shares eight words in a row with a benchmark.
@@ -20,8 +20,8 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass
-class Sifted:
-    """What was kept, and how much was dropped for which reason."""
+class Filtered:
+    """The problems kept, and how many were dropped for which reason."""
 
     kept: list[Problem]
     dropped: Counter[str] = field(default_factory=Counter)
@@ -38,7 +38,7 @@ def integer_answer(text: str, max_digits: int) -> str | None:
     return f"-{digits}" if bare.startswith("-") and digits != "0" else digits
 
 
-def sift(problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int) -> Sifted:
+def filter_problems(problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int) -> Filtered:
     """Keep what is fit for training.
 
     Args:
@@ -52,27 +52,27 @@ def sift(problems: Iterable[Problem], measured: Iterable[Problem], max_digits: i
     """
     rows = list(problems)
     contradicted = _contradicted(rows)
-    touched = Contamination(measured)
+    is_contaminated = Contamination(measured)
     seen: set[str] = set()
-    sifted = Sifted([])
+    filtered = Filtered([])
     for problem in rows:
-        text = normal(problem.problem)
+        text = words_only(problem.problem)
         answer = integer_answer(problem.answer, max_digits)
         if not text:
-            sifted.dropped["empty"] += 1
+            filtered.dropped["empty"] += 1
         elif answer is None:
             huge = integer_answer(problem.answer, len(problem.answer)) is not None
-            sifted.dropped["huge" if huge else "not an integer"] += 1
+            filtered.dropped["huge" if huge else "not an integer"] += 1
         elif text in contradicted:
-            sifted.dropped["contradicted"] += 1
+            filtered.dropped["contradicted"] += 1
         elif text in seen:
-            sifted.dropped["double"] += 1
-        elif touched(problem.problem):
-            sifted.dropped["contaminated"] += 1
+            filtered.dropped["double"] += 1
+        elif is_contaminated(problem.problem):
+            filtered.dropped["contaminated"] += 1
         else:
             seen.add(text)
-            sifted.kept.append(replace(problem, answer=answer))
-    return sifted
+            filtered.kept.append(replace(problem, answer=answer))
+    return filtered
 
 
 class Contamination:
@@ -88,8 +88,8 @@ class Contamination:
         return not self._grams.isdisjoint(_grams(text))
 
 
-def normal(text: str) -> str:
-    """A text by its words alone, for telling doubles."""
+def words_only(text: str) -> str:
+    """A text by its words alone, lower-case: problems with the same are repetitions."""
     return " ".join(_words(text))
 
 
@@ -109,5 +109,5 @@ def _contradicted(problems: list[Problem]) -> set[str]:
     answers: dict[str, set[str]] = {}
     for problem in problems:
         answer = integer_answer(problem.answer, len(problem.answer)) or problem.answer.strip()
-        answers.setdefault(normal(problem.problem), set()).add(answer)
+        answers.setdefault(words_only(problem.problem), set()).add(answer)
     return {text for text, given in answers.items() if len(given) > 1}

@@ -1,4 +1,4 @@
-"""The parquet files that VERL's trainers read."""
+"""Writes and reads the parquet files that VERL trains on."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rstar2.errors import UserError
 from rstar2.prompts import PromptFormat
 
 AGENT_NAME = "rstar2"
-"""The agent loop that rolls the problems out."""
+"""The agent loop that VERL runs on the problems."""
 HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
 
 
 def rl_rows(
     problems: Iterable[Problem], words: PromptFormat, rollouts: int, source: str
 ) -> list[dict[str, Any]]:
-    """One row a problem, as VERL's RL dataset expects it.
+    """One row per problem, as VERL's RL dataset expects it.
 
     Args:
         rollouts: 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.

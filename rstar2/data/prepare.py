@@ -1,16 +1,16 @@
-"""From a data source to the parquet file that a stage of RL trains on."""
+"""Prepares a data source for RL: filters its problems and writes the parquet file that a stage trains on."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rstar2.data.benchmarks import load_benchmark, read_problems
 from rstar2.data.catalog import DAPO
-from rstar2.data.filters import sift
+from rstar2.data.filters import filter_problems
+from rstar2.data.hub import load_hub
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
@@ -40,7 +40,7 @@ class PrepareSettings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of it."""
+    """The file written, and how many problems were kept."""
 
     path: Path
     read: int
@@ -53,15 +53,15 @@ def prepare(settings: PrepareSettings, output: Path) -> Prepared:
     """Write `train.parquet`, the same problems as `train.jsonl`, and `prepared.json` with settings and counts.
 
     Raises:
-        UserError: the source is unknown or cannot be had, a row is wrong, or nothing is left to train on.
+        UserError: the source is unknown or cannot be loaded, a row is wrong, or nothing is left to train on.
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     problems = _load(settings)
     measured = [problem for name in settings.against for problem in load_benchmark(name)]
-    sifted = sift(problems, measured, settings.max_digits)
-    kept = sifted.kept[: settings.limit]
-    dropped = dict(sorted(sifted.dropped.items()))
+    filtered = filter_problems(problems, measured, settings.max_digits)
+    kept = filtered.kept[: settings.limit]
+    dropped = dict(sorted(filtered.dropped.items()))
     if not kept:
         reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
         raise UserError(f"nothing of {settings.source} is left to train on: {reasons}", "Give other data.")
@@ -90,19 +90,7 @@ def _load(settings: PrepareSettings) -> list[Problem]:
 
 
 def _dapo() -> Iterator[Problem]:
-    from datasets import load_dataset
-
-    # Without a network its retries would be told line by line.
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        rows = load_dataset(_DAPO_ID, _DAPO_CONFIG, split=_DAPO_SPLIT)
-    # The hub's libraries raise anything when it cannot be reached.
-    except Exception as error:
-        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"cannot load {_DAPO_ID} from the dataset hub or the local cache: {cause[:200]}",
-            "Without a network give the problems as a file: --data FILE.jsonl with problem and answer.",
-        ) from error
+    rows = load_hub(DAPO.name, _DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT)
     for index, row in enumerate(rows):
         try:
             text, answer = str(row["prompt"]), str(row["reward_model"]["ground_truth"])

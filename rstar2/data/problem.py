@@ -1,4 +1,4 @@
-"""One problem with its answer."""
+"""The problem record that data, evaluation and training share."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rstar2.demo.curves import Curve, curve
 from rstar2.files import write_text
+from rstar2.train.curves import Curve, curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

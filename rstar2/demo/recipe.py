@@ -1,8 +1,9 @@
-"""What the demo's recipe says, and the recipes of its stages that follow from it."""
+"""The demo's recipe file, and the recipes of SFT and the stages that follow from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -11,10 +12,10 @@ from rstar2.config import Strict, merged, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
-from rstar2.train.recipe import SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
+from rstar2.train.command import Command, sft_command_in, stage_commands
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
 
 PROFILE = "laptop"
-STAGES = (1, 2, 3)
 
 
 class DemoProblems(Strict):
@@ -75,7 +76,7 @@ class DemoPlan:
     """The same stages under plain GRPO, for the comparison."""
 
     def config(self) -> dict[str, Any]:
-        """What a run folder remembers, so that no other recipe goes on in it."""
+        """What a run folder keeps, so that no other recipe resumes it."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
         return {
             "demo": self.demo.model_dump(mode="json"),
@@ -104,6 +105,14 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
         plain[number] = stage_recipe(number, PROFILE, [], over=over, where=where)
     _check(demo, sft, stages)
     return DemoPlan(demo=demo, sft=sft, stages=stages, plain=plain)
+
+
+def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
+    """What the demo would start in the folder `run`, by phase."""
+    root = run.absolute()
+    sft = sft_command_in(root / "sft", plan.sft, root / "base", root / "data" / "sft.parquet")
+    stages = stage_commands(plan.stages, root / "sft" / "model", root)
+    return [("SFT", sft), *((f"stage {number}", command) for number, _, command in stages)]
 
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:

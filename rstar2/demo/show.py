@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from rstar2.demo.curves import curve
+from rstar2.train.curves import curve
 
 
 def table(summary: dict[str, Any]) -> Table:

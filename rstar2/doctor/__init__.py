@@ -1,1 +1,1 @@
-"""What this machine can do for rstar2, and the command that mends each lack."""
+"""Checks what this machine can run, and names the command that installs or fixes what is missing."""

@@ -1,4 +1,4 @@
-"""The whole examination."""
+"""Runs all checks of `rstar2 doctor`, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rstar2.errors import UserError
 
 
 def examine() -> list[Finding]:
-    """Everything the doctor looks at, in the order in which it is shown.
+    """The results of all checks, in the order in which they are shown.
 
     Raises:
         UserError: this package itself is not installed, so nothing says what it needs.
@@ -18,7 +18,7 @@ def examine() -> list[Finding]:
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:
-        raise UserError("rstar2 is not installed, only on the path", software.MEND_LAPTOP) from error
+        raise UserError("rstar2 is not installed, only on the path", software.INSTALL_LAPTOP) from error
     return [
         software.python(),
         hardware.processors(),

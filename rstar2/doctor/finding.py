@@ -1,4 +1,4 @@
-"""One thing the doctor looked at."""
+"""The result of one check of this machine."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["ok", "scarce", "missing"]
-"""ok: as it should be. scarce: works, with less than one would like. missing: what needs it cannot run."""
+"""ok: as it should be. scarce: works, with less than recommended. missing: what needs it cannot run."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing the doctor looked at."""
+    """The result of one check."""
 
     name: str
     found: str
-    """What is there, in words."""
+    """What this machine has, in words."""
     state: State
     laptop: bool
     """Whether the laptop path (`rstar2 demo`) cannot run while this is missing."""
-    mend: str = ""
-    """The command, or else the words, that mend a lack."""
+    fix: str = ""
+    """The command, or else the words, that fix it where it is not ok."""
 
 
 def laptop_ready(findings: list[Finding]) -> bool:

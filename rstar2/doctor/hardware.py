@@ -1,4 +1,4 @@
-"""Processors, memory, disk and GPUs, as this process may use them."""
+"""Checks processors, memory, disk and GPUs, as this process may use them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def usable_cores() -> float:
 
 
 def memory() -> Finding:
-    """Memory that can still be had, in GiB."""
+    """Memory available, in GiB."""
     total, free = memory_bytes()
     enough = free >= MEMORY_GIB * GIB
     return Finding(
@@ -55,12 +55,12 @@ def memory() -> Finding:
 def memory_bytes() -> tuple[int, int]:
     """Total and available memory in bytes, the container's limit included."""
     lines = (line.split() for line in _read(Path("/proc/meminfo")).splitlines())
-    told = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
-    total, free = told["MemTotal"], told["MemAvailable"]
+    sizes = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    total, free = sizes["MemTotal"], sizes["MemAvailable"]
     limit, used = _read(_CGROUP / "memory.max"), _read(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
         stat = dict(line.split() for line in _read(_CGROUP / "memory.stat").splitlines())
-        cache = int(stat.get("inactive_file", 0))  # given up when programs need room
+        cache = int(stat.get("inactive_file", 0))  # freed when programs need memory
         total, free = min(total, int(limit)), min(free, int(limit) - int(used) + cache)
     return total, free
 
@@ -109,10 +109,14 @@ def _by_torch() -> list[str]:
 
 def _lines(command: list[str]) -> list[str]:
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in told.stdout.splitlines() if line.strip()] if told.returncode == 0 else []
+    return (
+        [line.strip() for line in answer.stdout.splitlines() if line.strip()]
+        if answer.returncode == 0
+        else []
+    )
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What this kernel lets the judge isolate programs with, tried rather than guessed."""
+"""Checks, by trying, what this kernel offers the judge to isolate programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def namespaces() -> Finding:
     """Whether a process may have its own mounts, process ids and network."""
     tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=30)
     if tried.returncode == 0:
-        return Finding("namespaces", "to be had", "ok", False)
+        return Finding("namespaces", "available", "ok", False)
     return Finding(
         "namespaces",
         f"refused: {tried.stderr.strip()}",
@@ -45,8 +45,8 @@ def landlock() -> Finding:
     version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_ASK_VERSION)
     if version > 0:
         return Finding("Landlock", f"version {version}", "ok", False)
-    mend = "Needs Linux 5.13 or newer with landlock in the kernel's lsm= list."
-    return Finding("Landlock", f"not in kernel {platform.release()}", "scarce", False, mend)
+    fix = "Needs Linux 5.13 or newer with landlock in the kernel's lsm= list."
+    return Finding("Landlock", f"not in kernel {platform.release()}", "scarce", False, fix)
 
 
 def seccomp() -> Finding:
@@ -60,4 +60,4 @@ def seccomp() -> Finding:
         return Finding(
             "seccomp", "no libseccomp", "scarce", False, "apt-get install libseccomp2, or your system's own"
         )
-    return Finding("seccomp", "to be had", "ok", False)
+    return Finding("seccomp", "available", "ok", False)

@@ -1,4 +1,4 @@
-"""Python, the packages that the extras name, vLLM and a Redis server."""
+"""Checks Python, the packages of the extra `laptop`, vLLM and a Redis server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
 
 LAPTOP = "laptop"
-MEND_LAPTOP = "pip install -e '.[laptop]'"
+INSTALL_LAPTOP = "pip install -e '.[laptop]'"
 
 
 def python() -> Finding:
@@ -44,11 +44,11 @@ def package(requirement: Requirement) -> Finding:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         asked = f"not installed, needs {requirement.name}{requirement.specifier}"
-        return Finding(requirement.name, asked, "missing", True, MEND_LAPTOP)
+        return Finding(requirement.name, asked, "missing", True, INSTALL_LAPTOP)
     if requirement.specifier.contains(version, prereleases=True):
         return Finding(requirement.name, version, "ok", True)
     return Finding(
-        requirement.name, f"{version}, needs {requirement.specifier}", "missing", True, MEND_LAPTOP
+        requirement.name, f"{version}, needs {requirement.specifier}", "missing", True, INSTALL_LAPTOP
     )
 
 

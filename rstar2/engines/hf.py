@@ -1,7 +1,7 @@
-"""Generation in this process with transformers, for machines without a GPU.
+"""Generates with transformers in this process, for machines without a GPU.
 
-One thread steps the model over a batch that requests join and leave at any step, so a long answer holds
-nobody up. Also what VERL's CPU rollout server wraps, hence `call`, which lets weights be replaced between two
+One thread steps the model over a batch that requests join and leave at any step, so a long answer delays
+no other. Also what VERL's CPU rollout server wraps, hence `call`, which lets weights be replaced between two
 steps.
 """
 
@@ -96,7 +96,7 @@ class HFEngine:
             return Generation([], [], "length")
         loop = asyncio.get_running_loop()
 
-        def tell(token_ids: list[int]) -> None:
+        def notify(token_ids: list[int]) -> None:
             assert on_tokens is not None
             loop.call_soon_threadsafe(on_tokens, token_ids)
 
@@ -106,7 +106,7 @@ class HFEngine:
             sampling,
             budget,
             future,
-            tell if on_tokens else None,
+            notify if on_tokens else None,
             np.random.default_rng(sampling.seed),
         )
         self._inbox.put(row)
@@ -133,19 +133,19 @@ class HFEngine:
         await asyncio.to_thread(self._thread.join, 30)
 
     def _loop(self) -> None:
-        going = True
-        while going and not self._closed:
+        running = True
+        while running and not self._closed:
             try:
                 with torch.inference_mode():
-                    going = self._take_in()
+                    running = self._accept_requests()
                     self._drop_cancelled()
-                    if self._rows and going:
+                    if self._rows and running:
                         self._step()
-            except Exception as error:  # noqa: BLE001 - every waiting caller is told
+            except Exception as error:  # noqa: BLE001 - passed to every waiting caller
                 self._fail_all(error)
         self._fail_all(EngineError(f"the engine for {self._name} was closed"))
 
-    def _take_in(self) -> bool:
+    def _accept_requests(self) -> bool:
         """Let waiting requests join; block while there is nothing to do. False once closed."""
         joining: list[_Row] = []
         while len(self._rows) + len(joining) < self._max_batch:
@@ -176,7 +176,7 @@ class HFEngine:
         cache = DynamicCache()
         try:
             logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
-        except Exception as error:  # noqa: BLE001 - only the joining callers are told
+        except Exception as error:  # noqa: BLE001 - passed to the joining callers
             for row in joining:
                 _fail(row, error)
             return
@@ -208,14 +208,14 @@ class HFEngine:
         return torch.as_tensor(out.logits[:, -1]).float()
 
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
-        """Draw a token a row by inverse transform, each row from its own stream of random numbers."""
+        """Draw one token per row by inverse transform, each row from its own stream of random numbers."""
         temperature = torch.tensor([row.sampling.temperature for row in rows])
         greedy = temperature <= 0
         logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
         probabilities = _truncated(logprobs.exp(), rows)
         uniform = torch.tensor([row.rng.random() for row in rows], dtype=torch.float64)
-        heap = probabilities.double().cumsum(-1)
-        drawn = torch.searchsorted(heap, (uniform * heap[:, -1])[:, None], right=True).squeeze(-1)
+        cumulative = probabilities.double().cumsum(-1)
+        drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
         drawn = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
         chosen = logprobs.gather(-1, drawn[:, None]).squeeze(-1)
         for row, token, logprob in zip(rows, drawn.tolist(), chosen.tolist(), strict=True):

@@ -17,7 +17,7 @@ WRONG_ANSWER = "-987654321"
 class OracleEngine:
     """Answers every problem with its gold, except every tenth, which it gets wrong on purpose.
 
-    Its first turn prints the answer with Python, its second gives what the tool said.
+    Its first turn prints the answer with Python, its second gives the tool's output.
 
     Args:
         golds: the answer to each problem's text, in the benchmark's order.
@@ -49,10 +49,12 @@ class OracleEngine:
         first = opening == len(prompt_ids)
         text = _call(answer) if first else f"The tool agrees.</reason>\n<answer>\\boxed{{{answer}}}</answer>"
         token_ids = [*self._codec.tokenizer.encode(text, add_special_tokens=False), self._codec.end_id]
-        said = token_ids[: sampling.max_tokens]
+        written = token_ids[: sampling.max_tokens]
         if on_tokens is not None:
-            on_tokens(said)
-        return Generation(said, [0.0] * len(said), "stop" if len(said) == len(token_ids) else "length")
+            on_tokens(written)
+        return Generation(
+            written, [0.0] * len(written), "stop" if len(written) == len(token_ids) else "length"
+        )
 
     async def aclose(self) -> None:
         return
@@ -71,7 +73,7 @@ def _call(answer: str) -> str:
 
 
 def byte_codec() -> ChatCodec:
-    """A codec that needs no model: one token a byte, and the tokens of the chat template."""
+    """A codec that needs no model: one token per byte, and the tokens of the chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

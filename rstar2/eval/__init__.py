@@ -1,0 +1,1 @@
+"""Measuring a model on benchmarks: sampling, grading, statistics, and comparison of two runs."""

@@ -1,4 +1,4 @@
-"""Two measurements of the same problems, paired problem by problem.
+"""Compares two measurements of the same problems, paired problem by problem.
 
 Pairing takes the problems' own difficulty out of the comparison, so that a difference shows with far fewer
 samples than between two averages with intervals of their own.

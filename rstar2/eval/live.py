@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Shows the progress of an evaluation in the terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.text import Text
 
 from rstar2.eval.progress import Progress
 
-_LINE_EVERY_S = 30.0
+_PRINT_EVERY_S = 30.0
 
 
 class LiveView:
-    """Draws progress: in place on a terminal, a line now and then elsewhere.
+    """Draws progress: in place on a terminal, a line every half minute elsewhere.
 
     Use as a context manager, and call it with each `Progress`.
     """
@@ -27,22 +27,26 @@ class LiveView:
         self.last: Progress | None = None
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=True)
-        self._lined_at = 0.0
+        self._printed_at = 0.0
 
-    def __call__(self, look: Progress) -> None:
-        self.last = look
+    def __call__(self, progress: Progress) -> None:
+        self.last = progress
         if self._console.is_terminal:
-            self._live.update(self._drawn(look))
-        elif time.monotonic() - self._lined_at >= _LINE_EVERY_S or look.done == look.total:
-            self._lined_at = time.monotonic()
-            shown = [*_facts(look), _eta(look), f"waiting: {look.trouble}" if look.trouble else ""]
+            self._live.update(self._layout(progress))
+        elif time.monotonic() - self._printed_at >= _PRINT_EVERY_S or progress.done == progress.total:
+            self._printed_at = time.monotonic()
+            shown = [
+                *_facts(progress),
+                _eta(progress),
+                f"waiting: {progress.trouble}" if progress.trouble else "",
+            ]
             self._console.print(" · ".join(filter(None, shown)), soft_wrap=True, markup=False)
 
-    def say(self, note: str) -> None:
+    def note(self, note: str) -> None:
         """Show one more line, such as that the run is stopping."""
         self._note = note
         if self._console.is_terminal and self.last is not None:
-            self._live.update(self._drawn(self.last))
+            self._live.update(self._layout(self.last))
         elif not self._console.is_terminal:
             self._console.print(note)
 
@@ -56,37 +60,37 @@ class LiveView:
     ) -> None:
         self._live.stop()
 
-    def _drawn(self, look: Progress) -> RenderableType:
+    def _layout(self, progress: Progress) -> RenderableType:
         head = Table.grid(padding=(0, 2))
         head.add_row(
-            ProgressBar(total=max(1, look.total), completed=look.done, width=40),
-            Text(f"{look.done:,}/{look.total:,} samples", "bold"),
-            Text(_eta(look), "cyan"),
+            ProgressBar(total=max(1, progress.total), completed=progress.done, width=40),
+            Text(f"{progress.done:,}/{progress.total:,} samples", "bold"),
+            Text(_eta(progress), "cyan"),
         )
-        lines: list[RenderableType] = [head, Text(" · ".join(_facts(look)[1:]), "dim")]
-        if look.trouble:
-            lines.append(Text(f"waiting: {look.trouble}", "yellow"))
+        lines: list[RenderableType] = [head, Text(" · ".join(_facts(progress)[1:]), "dim")]
+        if progress.trouble:
+            lines.append(Text(f"waiting: {progress.trouble}", "yellow"))
         if self._note:
             lines.append(Text(self._note, "yellow"))
         return Group(*lines)
 
 
-def _facts(look: Progress) -> list[str]:
+def _facts(progress: Progress) -> list[str]:
     facts = [
-        f"{look.done:,}/{look.total:,} samples",
-        f"{look.problems_done}/{look.problems} problems",
-        f"{look.in_flight} in flight",
-        f"{look.tokens_per_s:,.0f} tokens/s",
-        f"{look.calls_per_s:,.1f} calls/s",
+        f"{progress.done:,}/{progress.total:,} samples",
+        f"{progress.problems_done}/{progress.problems} problems",
+        f"{progress.in_flight} in flight",
+        f"{progress.tokens_per_s:,.0f} tokens/s",
+        f"{progress.calls_per_s:,.1f} calls/s",
     ]
-    if look.accuracy is not None and look.interval is not None:
-        low, high = look.interval
-        facts.append(f"avg so far {100 * look.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
+    if progress.accuracy is not None and progress.interval is not None:
+        low, high = progress.interval
+        facts.append(f"avg so far {100 * progress.accuracy:.1f} [{100 * low:.1f}, {100 * high:.1f}]")
     return facts
 
 
-def _eta(look: Progress) -> str:
-    return f"ETA {_span(look.eta_s)}" if look.eta_s is not None else ""
+def _eta(progress: Progress) -> str:
+    return f"ETA {_span(progress.eta_s)}" if progress.eta_s is not None else ""
 
 
 def _span(seconds: float) -> str:

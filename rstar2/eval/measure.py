@@ -1,7 +1,7 @@
-"""One start of a measurement: the judge, the graders and the engine brought together, and Ctrl-C obeyed.
+"""Measures a model on benchmarks: opens the model, the judge and the graders, runs, and obeys Ctrl-C.
 
-The first Ctrl-C lets what is in flight finish and starts nothing more; the second leaves it. Either way every
-finished sample is kept.
+The first Ctrl-C lets the samples in flight finish and starts no more; the second abandons them. Either way
+every finished sample is kept.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ import contextlib
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.problem import Problem
+from rstar2.engines.models import ServerModel
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
 from rstar2.eval.runner import EvalResult, EvalSettings, evaluate_all
-from rstar2.eval.target import Opened, versions
+from rstar2.eval.target import Opened, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.python_tool import PythonTool
 from rstar2.judge.service.start import running_judge
-from rstar2.runs import Run
+from rstar2.runs import Run, config_digest
 
 
 @dataclass(frozen=True)
@@ -35,123 +38,66 @@ class JudgeChoice:
     """Programs at once, in a judge that is started."""
 
 
-def check_judge(judge: JudgeChoice) -> None:
-    """Ask a judge that should be there whether it is.
-
-    Raises:
-        UserError: it is not.
-    """
-    if judge.url is None:
-        return
-    try:
-        with SyncJudgeClient(judge.url, judge.token) as client:
-            client.health()
-    except Failure as error:
-        raise UserError(error.message, error.hint) from error
-
-
-def _isolation(url: str, token: str | None) -> str:
-    """The tier a judge says it keeps."""
-    with SyncJudgeClient(url, token) as client:
-        return str(client.health().get("isolation", "unknown"))
-
-
 @dataclass(frozen=True)
-class Measured:
-    """What a start came to."""
+class Measurement:
+    """A model, the problems it is asked and how: everything that decides the result."""
 
-    results: list[EvalResult]
-    interrupted: bool
-    """Whether Ctrl-C ended it; the results are then those so far."""
+    opened: Opened
+    problems: dict[str, list[Problem]]
+    """Of each benchmark, by its name in results and folders."""
+    settings: EvalSettings
+    judge: JudgeChoice
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a run's config.json holds; a run resumed with another one is refused."""
+        return {
+            "problems": {name: fingerprint(part) for name, part in self.problems.items()},
+            "settings": self.settings.protocol(),
+            "model": self.opened.identity,
+        }
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder where the user names none: the same one for the same measurement."""
+        model = str(self.opened.identity["name"]).rpartition("/")[2]
+        return Path("runs") / "-".join(["eval", *self.problems, model, config_digest(self.config)])
 
 
-def measure(
-    opened: Opened,
-    problems: dict[str, list[Problem]],
+def prepare(
+    target: Target,
+    server: ServerModel | None,
+    benchmarks: list[str],
     settings: EvalSettings,
-    run: Run,
     judge: JudgeChoice,
-    view: LiveView,
-) -> Measured:
-    """Sample and grade every benchmark into `run.path / NAME`.
+    data: Path | None = None,
+    limit: int | None = None,
+) -> Measurement:
+    """Check the judge, load the problems, and open the model.
+
+    Args:
+        server: the target's, from `reach_server`.
+        benchmarks: names of benchmarks, or JSON-lines files.
+        data: JSON lines in place of the dataset hub, for the one benchmark.
+        limit: only the first so many problems of each.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C twice.
-        UserError, Failure: see `rstar2.eval.runner.evaluate_all`.
+        UserError: the judge does not answer, or a benchmark, a file or the model cannot be used.
     """
-    with contextlib.ExitStack() as stack:
-        url, token = judge.url, judge.token
-        if url is None:
-            started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
-            url, token, isolation = started.url, started.token, str(started.isolation)
-        else:
-            isolation = _isolation(url, token)
-        grader = stack.enter_context(GraderPool())
-        stack.enter_context(view)
-        if isolation == "none":
-            view.say("judge isolation is none here: the model's programs can read what you can read")
-        client = JudgeClient(url, token, patience_s=settings.wait_s)
-        about = {"model": opened.identity, "versions": versions(), "judge": {"isolation": isolation}}
-        try:
-            return asyncio.run(_sample(opened, problems, settings, run, client, grader, view, about))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+    if data is not None and len(benchmarks) > 1:
+        raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
+    names = _names(benchmarks)
+    if judge.url is not None:
+        _isolation(judge.url, judge.token)
+    problems = {
+        name: load_benchmark(benchmark, data, settings.seed)[:limit]
+        for name, benchmark in zip(names, benchmarks, strict=True)
+    }
+    every = [problem for part in problems.values() for problem in part]
+    return Measurement(open_target(target, every, settings.in_flight, server), problems, settings, judge)
 
 
-async def _sample(
-    opened: Opened,
-    problems: dict[str, list[Problem]],
-    settings: EvalSettings,
-    run: Run,
-    client: JudgeClient,
-    grader: GraderPool,
-    view: LiveView,
-    about: Mapping[str, Any],
-) -> Measured:
-    stop = _Interrupt(view)
-    async with client:
-        try:
-            results = await evaluate_all(
-                {name: (part, run.path / name) for name, part in problems.items()},
-                engine=opened.engine,
-                codec=opened.codec,
-                tools=PythonTool(client),
-                grader=grader,
-                settings=settings,
-                on_progress=view,
-                stop=stop.event,
-                about=about,
-            )
-        finally:
-            await opened.engine.aclose()
-    return Measured(results, stop.asked)
-
-
-class _Interrupt:
-    """Ctrl-C in two steps, for the task that makes it."""
-
-    def __init__(self, view: LiveView) -> None:
-        self.event = asyncio.Event()
-        self.asked = False
-        self._view = view
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("there is no task to interrupt")
-        self._task = task
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_signal)
-
-    def _on_signal(self) -> None:
-        look = self._view.last
-        if self.asked or (look is not None and look.trouble):
-            # Nothing in flight can finish while a server is away.
-            self._task.cancel()
-            return
-        self.asked = True
-        self.event.set()
-        self._view.say("stopping: what is in flight is finished; Ctrl-C again leaves it")
-
-
-def folder_names(benchmarks: list[str]) -> list[str]:
+def _names(benchmarks: list[str]) -> list[str]:
     """The names of benchmarks in results and folders: a file's is its stem.
 
     Raises:
@@ -162,3 +108,107 @@ def folder_names(benchmarks: list[str]) -> list[str]:
         if names.count(name) > 1:
             raise UserError(f"{name} is named twice", "Name each benchmark once; rename one of the files.")
     return names
+
+
+def _isolation(url: str, token: str | None) -> str:
+    """The isolation tier that a judge reports.
+
+    Raises:
+        UserError: it does not answer.
+    """
+    try:
+        with SyncJudgeClient(url, token) as client:
+            return str(client.health().get("isolation", "unknown"))
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The results of one start."""
+
+    results: list[EvalResult]
+    interrupted: bool
+    """Whether Ctrl-C ended it; the results are then those so far."""
+
+
+def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
+    """Sample and grade every benchmark into `run.path / NAME`.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C twice.
+        UserError, Failure: as of `rstar2.eval.runner.evaluate_all`.
+    """
+    with contextlib.ExitStack() as stack:
+        judge = measurement.judge
+        url, token = judge.url, judge.token
+        if url is None:
+            started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
+            url, token, isolation = started.url, started.token, str(started.isolation)
+        else:
+            isolation = _isolation(url, token)
+        grader = stack.enter_context(GraderPool())
+        stack.enter_context(view)
+        if isolation == "none":
+            view.note("judge isolation is none here: the model's programs can read what you can read")
+        client = JudgeClient(url, token, patience_s=measurement.settings.wait_s)
+        about = {
+            "model": measurement.opened.identity,
+            "versions": versions(),
+            "judge": {"isolation": isolation},
+        }
+        try:
+            return asyncio.run(_evaluate(measurement, run, client, grader, view, about))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def _evaluate(
+    measurement: Measurement,
+    run: Run,
+    client: JudgeClient,
+    grader: GraderPool,
+    view: LiveView,
+    about: Mapping[str, Any],
+) -> Measured:
+    interrupt = _Interrupt(view)
+    async with client:
+        try:
+            results = await evaluate_all(
+                {name: (part, run.path / name) for name, part in measurement.problems.items()},
+                engine=measurement.opened.engine,
+                codec=measurement.opened.codec,
+                tools=PythonTool(client),
+                grader=grader,
+                settings=measurement.settings,
+                on_progress=view,
+                stop=interrupt.stop,
+                about=about,
+            )
+        finally:
+            await measurement.opened.engine.aclose()
+    return Measured(results, interrupt.asked)
+
+
+class _Interrupt:
+    """Ctrl-C in two steps, for the task that makes it."""
+
+    def __init__(self, view: LiveView) -> None:
+        self.stop = asyncio.Event()
+        self.asked = False
+        self._view = view
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("there is no task to interrupt")
+        self._task = task
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_signal)
+
+    def _on_signal(self) -> None:
+        progress = self._view.last
+        if self.asked or (progress is not None and progress.trouble):
+            # Nothing in flight can finish while a server is away.
+            self._task.cancel()
+            return
+        self.asked = True
+        self.stop.set()
+        self._view.note("stopping: the samples in flight are finished; Ctrl-C again abandons them")

@@ -1,4 +1,4 @@
-"""What a run is doing right now."""
+"""Measures how far an evaluation is: samples, tokens and calls per second, the average so far."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rstar2.engines.retry import RetryingEngine
 from rstar2.eval import statistics
 from rstar2.eval.results import Row
-from rstar2.eval.retry import PatientEngine, PatientTools
+from rstar2.eval.retry import RetryingTools
 
 _WINDOW_S = 20.0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A look at a run, over all its benchmarks."""
+    """How far a run is, over all its benchmarks."""
 
     done: int
     """Samples graded and written, those of earlier starts included."""
     total: int
     resumed: int
-    """Samples that earlier starts left behind."""
+    """Samples that earlier starts wrote."""
     problems_done: int
     """Problems with all their samples."""
     problems: int
@@ -41,7 +42,7 @@ class Progress:
     elapsed_s: float
     eta_s: float | None
     trouble: str | None
-    """What the run is waiting for, if the engine or judge does not answer."""
+    """Why the engine or the judge does not answer; None while both do."""
 
 
 class Meter:
@@ -54,8 +55,8 @@ class Meter:
 
     def __init__(
         self,
-        engine: PatientEngine,
-        tools: PatientTools,
+        engine: RetryingEngine,
+        tools: RetryingTools,
         groups: list[dict[str, list[Row]]],
         totals: list[int],
     ) -> None:
@@ -83,7 +84,7 @@ class Meter:
         tokens_per_s, calls_per_s = self._rates(now)
         rows = [[row.correct for row in rows] for group in self._groups for rows in group.values() if rows]
         average = statistics.avg_at_n(rows) if rows else None
-        here, elapsed = done - self._resumed, now - self._started
+        sampled, elapsed = done - self._resumed, now - self._started
         return Progress(
             done=done,
             total=self._total,
@@ -102,8 +103,8 @@ class Meter:
             accuracy=average.mean if average else None,
             interval=(average.by_problem.low, average.by_problem.high) if average else None,
             elapsed_s=elapsed,
-            eta_s=elapsed * (self._total - done) / here if here else None,
-            trouble=self._engine.patience.trouble or self._tools.patience.trouble,
+            eta_s=elapsed * (self._total - done) / sampled if sampled else None,
+            trouble=self._engine.policy.trouble or self._tools.policy.trouble,
         )
 
     def _count(self) -> int:

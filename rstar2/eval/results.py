@@ -1,4 +1,4 @@
-"""From graded traces to numbers.
+"""Computes the numbers of a benchmark from its graded traces.
 
 Only a short row of each trace is kept, so that a run of any size fits in memory.
 """
@@ -62,7 +62,7 @@ class Row:
 
 
 def summarise(traces: Iterable[Trace]) -> dict[str, Any]:
-    """The numbers of graded traces; see `summarise_rows`."""
+    """The numbers of graded traces, as `summarise_rows` gives them."""
     return summarise_rows(by_problem(Row.of(trace) for trace in traces))
 
 
@@ -77,7 +77,7 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def summarise_rows(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """The numbers of a benchmark.
 
-    A number that cannot be had (no traces, no calls, fewer than k samples) is None, never a guess.
+    A number that cannot be computed (no traces, no calls, fewer than k samples) is None, never a guess.
     `samples` counts traces; `n` is the smallest number of samples a problem has.
     """
     groups = {name: group for name, group in groups.items() if group}
@@ -113,7 +113,7 @@ def summarise_rows(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
-    """The per-problem table: one JSON-able object a problem."""
+    """The per-problem table: one JSON-able object per problem."""
     return [
         {
             "id": name,

@@ -1,11 +1,11 @@
-"""Runs a model on benchmarks: samples in flight, each graded and written down as it finishes.
+"""Runs a model on benchmarks: many samples at once, each graded and written as it finishes.
 
 ```
-jobs (problem, sample) ─→ rollers, one a slot: agent.rollout ─→ queue ─→ graders: grade, append, count
+jobs (problem, sample) ─→ samplers, one per slot: agent.rollout ─→ queue ─→ graders: grade, append, count
 ```
-Slots are what bounds the work in flight, so a slow rollout holds up one slot and nobody else; the queue's
-bound holds the rollers back when grading or the disk is slower than the engine. `traces.jsonl` is the only
-state: on the next start the samples in it are counted and the others run, each from its own seed.
+The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other; the
+queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl` is the
+only state: on the next start the samples in it are counted and the others run, each from its own seed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from rstar2.agent import Limits, ToolRunner, rollout
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
+from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict
 from rstar2.eval.progress import Meter, Progress
 from rstar2.eval.results import Row, problem_rows, summarise_rows
-from rstar2.eval.retry import PatientEngine, PatientTools
+from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import read_json
 from rstar2.files import write_json
@@ -38,6 +39,8 @@ __all__ = ["EvalResult", "EvalSettings", "Progress", "evaluate", "evaluate_all"]
 _GRADERS = 8
 """Gradings awaited at once; the pool behind them has its own number of processes."""
 _TICK_S = 0.5
+_KEPT = "Every finished sample is kept; start the same command again when it is back."
+_NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
 OnProgress = Callable[[Progress], None]
 
@@ -50,24 +53,24 @@ class Grader(Protocol):
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What a benchmark came to."""
+    """The numbers of one benchmark."""
 
     name: str
     summary: dict[str, Any]
-    """See `rstar2.eval.results.summarise_rows`."""
+    """Made by `rstar2.eval.results.summarise_rows`."""
     per_problem: list[dict[str, Any]]
     complete: bool
-    """Whether every sample was had."""
+    """Whether no sample is missing."""
     out: Path
     """The folder of traces.jsonl and results.json."""
 
 
 @dataclass
-class Rig:
-    """What the benchmarks of one run share."""
+class Shared:
+    """The engine, the tools and the settings that all benchmarks of one run use."""
 
-    engine: PatientEngine
-    tools: PatientTools
+    engine: RetryingEngine
+    tools: RetryingTools
     codec: ChatCodec
     grader: Grader
     settings: EvalSettings
@@ -92,12 +95,12 @@ async def evaluate(
 ) -> EvalResult:
     """Sample every problem, grade every sample, and write `out/traces.jsonl` and `out/results.json`.
 
-    Starting again with the same arguments goes on where the last start ended.
+    Starting again with the same arguments continues where the last start ended.
 
     Args:
-        on_progress: told about twice a second and once at the end.
+        on_progress: called about twice a second and once at the end.
         stop: when set, nothing new is started; what is in flight is finished.
-        about: what else results.json should say, such as the model and the versions.
+        about: further entries of results.json, such as the model and the versions.
         name: the benchmark's name.
 
     Raises:
@@ -130,22 +133,24 @@ async def evaluate_all(
     stop: asyncio.Event | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> list[EvalResult]:
-    """`evaluate` for several benchmarks at once, on the same slots, so that none waits for another's last.
+    """`evaluate` for several benchmarks at once, on the same slots, so that none waits for the last sample of another.
 
     Args:
         benchmarks: by name, the problems and the folder.
     """
-    rig = Rig(
-        engine=PatientEngine(engine, settings.wait_s, settings.turn_timeout_s),
-        tools=PatientTools(tools, settings.wait_s),
+    shared = Shared(
+        engine=RetryingEngine(engine, settings.wait_s, settings.turn_timeout_s),
+        tools=RetryingTools(tools, settings.wait_s),
         codec=codec,
         grader=grader,
         settings=settings,
         slots=asyncio.Semaphore(settings.in_flight),
         stop=stop or asyncio.Event(),
     )
-    parts = [_Benchmark(name, *where, rig) for name, where in benchmarks.items()]
-    meter = Meter(rig.engine, rig.tools, [part.groups for part in parts], [part.total for part in parts])
+    parts = [_Benchmark(name, *where, shared) for name, where in benchmarks.items()]
+    meter = Meter(
+        shared.engine, shared.tools, [part.groups for part in parts], [part.total for part in parts]
+    )
     ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
     started = time.monotonic()
     try:
@@ -175,7 +180,7 @@ def _raise_first(parts: list[_Benchmark]) -> None:
     refused = [error for part in parts for error in part.refused]
     if refused:
         raise Failure(
-            f"{len(refused)} samples could not be had: {refused[0].message}",
+            f"{len(refused)} samples failed: {refused[0].message}",
             "The others are kept; start the same command again to try these again.",
         )
 
@@ -183,25 +188,27 @@ def _raise_first(parts: list[_Benchmark]) -> None:
 class _Benchmark:
     """One benchmark of a run."""
 
-    def __init__(self, name: str, problems: list[Problem], out: Path, rig: Rig) -> None:
+    def __init__(self, name: str, problems: list[Problem], out: Path, shared: Shared) -> None:
         self.name = name
         self.groups: dict[str, list[Row]] = {problem.id: [] for problem in problems}
-        self.total = len(problems) * rig.settings.samples
+        self.total = len(problems) * shared.settings.samples
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
         self._problems = problems
         self._out = out
-        self._rig = rig
+        self._shared = shared
         self._traces = out / "traces.jsonl"
         if len(self.groups) != len(problems):
             raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
         out.mkdir(parents=True, exist_ok=True)
-        refuse_changed(out / "settings.json", {**rig.settings.protocol(), "problems": fingerprint(problems)})
-        self._done = set(self._held())
-        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=rig.settings.in_flight)
+        refuse_changed(
+            out / "settings.json", {**shared.settings.protocol(), "problems": fingerprint(problems)}
+        )
+        self._done = set(self._count_stored())
+        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.settings.in_flight)
 
-    def _held(self) -> Iterator[tuple[str, int]]:
-        """Count what an earlier start left behind."""
+    def _count_stored(self) -> Iterator[tuple[str, int]]:
+        """Count the samples that earlier starts wrote."""
         if not self._traces.exists():
             return
         seen: set[tuple[str, int]] = set()
@@ -219,13 +226,13 @@ class _Benchmark:
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
         """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
-        for sample in range(self._rig.settings.samples):
+        for sample in range(self._shared.settings.samples):
             for problem in self._problems:
                 if (problem.id, sample) not in self._done:
                     yield problem, sample
 
     async def run(self, meter: Meter) -> None:
-        """Run what is missing; what goes wrong outside of us is left in `failure`."""
+        """Run what is missing; an error from outside is left in `failure`."""
         try:
             with TraceWriter(self._traces) as writer:
                 await self._run(writer, meter)
@@ -233,31 +240,31 @@ class _Benchmark:
             error = _first(errors)
             self.failure = Failure(
                 f"cannot write {self._traces}: {error.strerror or error}",
-                "Every sample written so far is kept; make room and start the same command again.",
+                _NO_ROOM,
             )
         if self.failure is not None:
-            self._rig.stop.set()
+            self._shared.stop.set()
 
     async def _run(self, writer: TraceWriter, meter: Meter) -> None:
         jobs = self._jobs()
-        workers = min(self._rig.settings.in_flight, max(1, self.total - len(self._done)))
+        workers = min(self._shared.settings.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
             for _ in range(_GRADERS):
                 graders.create_task(self._grade_finished(writer))
             try:
-                async with asyncio.TaskGroup() as rollers:
+                async with asyncio.TaskGroup() as samplers:
                     for _ in range(workers):
-                        rollers.create_task(self._roll(jobs, meter))
-            except* RStarError as gone:
-                self.failure = _first(gone)
+                        samplers.create_task(self._sample(jobs, meter))
+            except* RStarError as errors:
+                self.failure = _with_hint(_first(errors))
             for _ in range(_GRADERS):
                 await self._finished.put(None)
 
-    async def _roll(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:
-        rig = self._rig
+    async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:
+        shared = self._shared
         while True:
-            async with rig.slots:
-                job = None if rig.stop.is_set() else next(jobs, None)
+            async with shared.slots:
+                job = None if shared.stop.is_set() else next(jobs, None)
                 if job is None:
                     return
                 try:
@@ -269,12 +276,12 @@ class _Benchmark:
             await self._finished.put(trace)
 
     async def _rollout(self, problem: Problem, sample: int) -> Trace:
-        rig, settings = self._rig, self._rig.settings
+        shared, settings = self._shared, self._shared.settings
         trace = await rollout(
-            rig.codec.prompt(rig.codec.format.messages(problem.problem)),
-            engine=rig.engine,
-            tools=rig.tools,
-            codec=rig.codec,
+            shared.codec.prompt(shared.codec.format.messages(problem.problem)),
+            engine=shared.engine,
+            tools=shared.tools,
+            codec=shared.codec,
             limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
             sampling=Sampling(
                 temperature=settings.temperature,
@@ -289,7 +296,7 @@ class _Benchmark:
 
     async def _grade_finished(self, writer: TraceWriter) -> None:
         while (trace := await self._finished.get()) is not None:
-            verdict = await self._rig.grader.agrade(trace.gold, trace.final_text)
+            verdict = await self._shared.grader.agrade(trace.gold, trace.final_text)
             graded = trace.model_copy(
                 update={
                     "verdict": verdict.verdict,
@@ -317,7 +324,7 @@ class _Benchmark:
             "complete": result.complete,
             "missing": self.total - samples,
             "summary": result.summary,
-            "settings": self._rig.settings.protocol(),
+            "settings": self._shared.settings.protocol(),
             **about,
             "per_problem": result.per_problem,
             "timing": self._timing(wall_s, samples - len(self._done)),
@@ -327,14 +334,20 @@ class _Benchmark:
         except OSError as error:
             self.failure = self.failure or Failure(
                 f"cannot write {self._out / 'results.json'}: {error.strerror}",
-                "Every sample written so far is kept; make room and start the same command again.",
+                _NO_ROOM,
             )
         return result
 
     def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:
         """Of the last start that sampled anything."""
-        held = read_json(self._out / "results.json") or {}
-        return held.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
+        stored = read_json(self._out / "results.json") or {}
+        return stored.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
+
+
+def _with_hint(error: RStarError) -> RStarError:
+    if isinstance(error, ServiceGone):
+        error.hint = f"{_KEPT} {error.hint}".rstrip()
+    return error
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What decides a measurement, and what only decides how it is run."""
+"""The settings of an evaluation: those that decide the result, and those that only decide how it is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EvalSettings(Strict):
     """How a benchmark is sampled. The defaults are the paper's protocol (arXiv 2508.20722, evaluation)."""
 
     samples: int = Field(default=16, ge=1)
-    """Rollouts a problem: the n of avg@n."""
+    """Rollouts per problem: the n of avg@n."""
     temperature: float = Field(default=0.6, ge=0, le=2)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -31,7 +31,7 @@ class EvalSettings(Strict):
     in_flight: int = Field(default=64, ge=1)
     """Rollouts at once."""
     wait_s: float = Field(default=300.0, ge=0)
-    """Seconds to wait for an engine or judge that no longer answers, before the run stops."""
+    """Seconds an engine or judge may answer nobody before the run stops."""
     turn_timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds one turn may take."""
 

@@ -1,10 +1,10 @@
-"""What a benchmark's samples say, and how far to trust it.
+"""Computes averages, pass@k and maj@n of a benchmark's samples, and how far to trust them.
 
 A benchmark of P problems sampled n times each has two spreads. *Run-to-run*: how far the average would move
 if the same problems were sampled again. *Clustered by problem*: how far it would move on other problems like
 these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
 
-All functions are pure. Correctness comes as one row a problem and one entry a sample (bools or 0/1); rows may
+All functions are pure. Correctness is one row per problem and one entry per sample (bools or 0/1); rows may
 differ in length, and every problem weighs the same.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 Samples = Sequence[Sequence[bool | int | float]]
-"""Correctness: one row a problem, one entry a sample."""
+"""Correctness: one row per problem, one entry per sample."""
 
 
 @dataclass(frozen=True, slots=True)

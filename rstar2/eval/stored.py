@@ -1,4 +1,4 @@
-"""Measurements as they lie in a run's folder."""
+"""Reads the measured benchmarks that a run's folder holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Measurement:
     """The path of its folder, as seen from the run's; the run's own name where that is the folder."""
     traces: Path
     results: dict[str, Any]
-    """results.json; its numbers are made from the traces anew where the run is not complete."""
+    """results.json; its numbers are computed again from the traces where the run is not complete."""
 
 
 def measurements(run: Path) -> list[Measurement]:

@@ -1,4 +1,4 @@
-"""Results as terminal tables."""
+"""Formats results and comparisons as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rstar2.eval.runner import EvalResult
 
 
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """One column a benchmark, as (name, summary), one row a number."""
+    """One column per benchmark, as (name, summary), one row per number."""
     table = Table(box=None, padding=(0, 3, 0, 0))
     table.add_column("")
     for name, _ in summaries:
@@ -43,7 +43,7 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
         "could not verify": percent(summary["could_not_verify_share"]),
         "mean tokens": f"{summary['mean_tokens']:,.0f}",
         "p95 tokens": f"{summary['p95_tokens']:,.0f}",
-        "calls a trace": f"{summary['calls_per_trace']:.2f}",
+        "calls per trace": f"{summary['calls_per_trace']:.2f}",
         "failed calls": percent(summary["failed_call_ratio"]),
         "failed calls, correct traces": percent(summary["failed_call_ratio_correct"]),
     }
@@ -53,7 +53,7 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def problems_table(result: EvalResult) -> Table:
-    """One row a problem."""
+    """One row per problem."""
     table = Table("problem", box=None, padding=(0, 3, 0, 0), title=result.name, title_justify="left")
     for heading in ("correct", "mean tokens", "calls", "no answer", "truncated", "not verified"):
         table.add_column(heading, justify="right")
@@ -81,7 +81,7 @@ def interval(bounds: Sequence[float]) -> str:
 
 
 def comparison_table(found: Sequence[Comparison]) -> Table:
-    """One row a benchmark: both averages, the difference with its interval, and what that shows."""
+    """One row per benchmark: both averages, the difference with its interval, and what that shows."""
     table = Table("", box=None, padding=(0, 2, 0, 0))
     for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -1,0 +1,28 @@
+"""The judge: a service that runs programs nobody trusts, each in a sandbox, and answers each exactly once.
+
+It is a job queue with a sandbox. The way of one program, and the file for each step:
+
+    client       client/client.py       a program becomes a `RunRequest` (schema.py)
+       │         client/connection.py   it travels on a WebSocket with all others of its event loop
+    HTTP process server/websocket.py    the WebSocket; server/runs.py, codejudge.py, sandboxfusion.py: plain HTTP
+       │         server/dispatcher.py   it is a `PendingRun`, and goes into the queue
+    Redis        queue/tasks.py         it is a `Task` in a stream; queue/scripts.py changes the queue atomically
+       │
+    worker       worker/consumer.py     the worker fetches it, at times several ahead (worker/local_queue.py)
+       │         worker/main.py         and runs one at a time
+    sandbox      sandbox/sandbox.py     it is sent into a jail, where a zygote (a warm interpreter) forks
+       │         sandbox/inside/        a process that confines itself, becomes the `Program` and runs it
+       │
+    and back     sandbox/run.py         output is read, the time limit enforced, the end waited for
+                 worker/consumer.py     the result is stored and published by one script (COMMIT)
+                 server/dispatcher.py   the notice resolves the `PendingRun`
+                 server/websocket.py    the result is sent
+                 client/connection.py   the result is returned to the caller
+
+A session is a process that keeps its variables from one cell to the next. It lives in one worker, and its cells
+are tasks that only that worker reads: client/session.py, server/sessions.py, worker/sessions.py, sandbox/session.py.
+
+service/ starts all of it (start.py), keeps it running (supervisor.py) and finds it again (state_file.py).
+Packages import downwards only: service; client, server and worker, which do not know each other; sandbox; queue;
+schema. pyproject.toml holds the rule.
+"""

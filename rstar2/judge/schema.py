@@ -1,4 +1,4 @@
-"""The judge's native wire schema: one program in, one structured outcome out."""
+"""What clients and the judge say to each other: one program in, one structured result out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ refused: the sandbox or the service would not run it. invalid: the request itsel
 could not finish it within its bounds; nothing is known about the program."""
 
 Isolation = Literal["strict", "landlock", "none"]
+ISOLATION_ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
+"""Weakest first."""
 
 MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 32 << 20
@@ -21,7 +23,7 @@ CHOSEN_ID = "[A-Za-z0-9_.:-]{1,128}"
 """What clients may call a run."""
 MAX_BATCH = 1024
 MAX_MESSAGE_BYTES = 64 << 20
-"""Of one request, and of one message of a stream."""
+"""Of one request, and of one message on a WebSocket."""
 MAX_TIMEOUT_S = 300.0
 
 
@@ -124,7 +126,7 @@ class CellRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     code: str
-    """As of a run."""
+    """As in `RunRequest`."""
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
     """Wall-clock seconds; the cell is interrupted then, and the session ended if it does not stop."""
 
@@ -144,42 +146,42 @@ class CellResult(RunResult):
 
 
 class BatchRequest(BaseModel):
-    """Several programs at once. Items stay raw here, so that a bad one is `invalid` alone."""
+    """Several programs at once. Items are not checked here, so that a bad one is `invalid` alone."""
 
     model_config = ConfigDict(extra="forbid")
 
     runs: list[object] = Field(max_length=MAX_BATCH)
 
 
-class StreamOrder(BaseModel):
-    """What a client wants of one program, on a connection for many.
+class StreamRequest(BaseModel):
+    """What a client asks for one program, on a WebSocket for many.
 
     Raises:
-        pydantic.ValidationError: see `RunRequest`; or it is both to be run and to be taken back.
+        pydantic.ValidationError: see `RunRequest`; or the program is both to be run and to be cancelled.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     id: Annotated[str, Field(pattern=f"^{CHOSEN_ID}$")]
-    """Chosen by the client; known again when it asks again."""
+    """Chosen by the client; asked for again under it, the program is not run again."""
     run: object = None
-    """As of a run. Raw, so that a bad one is `invalid` alone."""
+    """The fields of a `RunRequest`. Not checked here, so that a bad one is `invalid` alone."""
     cancel: bool = False
-    """Take the program back instead."""
+    """Cancel the program instead."""
 
     @model_validator(mode="after")
-    def _either(self) -> StreamOrder:
+    def _either(self) -> StreamRequest:
         if self.cancel and self.run is not None:
             raise ValueError("both run and cancel")
         return self
 
 
-class StreamAnswer(BaseModel):
-    """What a client hears of one program, on a connection for many."""
+class StreamResponse(BaseModel):
+    """What the judge answers for one program, on a WebSocket for many."""
 
     id: str
     result: RunResult | None = None
     retry_after_s: float = 0.0
     """Where there is no result: the queue is full, and when to ask again."""
     cancelled: bool = False
-    """It was to be taken back, and there will be no result."""
+    """It was to be cancelled, and there will be no result."""

@@ -1,4 +1,4 @@
-"""A run's folder as one static page that needs no network."""
+"""Makes one HTML page of a run (numbers, plots, every trace) that needs no server and no network."""
 
 from rstar2.report.page import write_report
 

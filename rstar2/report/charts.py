@@ -1,4 +1,4 @@
-"""The curves of a training run: the paper's figure 4, from the metrics of every step."""
+"""Curves over the steps of a training run, as in figure 4 of the rStar2-Agent paper (arXiv 2508.20722)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ _CURVES = (
 )
 
 Chart = dict[str, Any]
-"""JSON-able: `title`, `x`, `unit` (a `share` is shown in percent) and `series`, each with `name` and `points`,
-which are [x, y] or [x, y, low, high]."""
+"""JSON-able: `title`, `x` (the x axis' label), `unit` (a "share" is shown in percent) and `series`, a list of
+`name` and `points`, where a point is [x, y] or [x, y, low, high]."""
 
 
 def training_charts(run: Path) -> list[Chart]:
-    """Means over the last steps, the run's own arm beside its plain GRPO where there is one."""
-    from rstar2.demo.curves import curve
+    """Charts of the metrics of each training step, averaged over the last few steps; none without metrics.
+
+    A run that also trained with plain GRPO, for comparison, has a second line in each chart.
+    """
+    from rstar2.train.curves import curve
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}

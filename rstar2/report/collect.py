@@ -1,4 +1,4 @@
-"""What a run's folder holds for a reader: measured benchmarks, a summary, charts."""
+"""Reads from a run's folder what its report shows: benchmark results, the summary of stages, charts."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from rstar2.eval.stored import Measurement, measurements, read_json
 from rstar2.report.charts import Chart, training_charts
 from rstar2.runs import load_config
 
-_TRAINED = ("demo", "train")
-"""Kinds of runs that have curves."""
+_TRAINING_KINDS = ("demo", "train")
+"""Kinds of runs with metrics of training steps."""
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page of a run is made from."""
+    """What the report page of a run is made from."""
 
     title: str
+    """The name of the run's folder."""
     kind: str
     config: dict[str, Any]
+    """`kind` and `config` of config.json."""
     sections: list[Measurement]
+    """One per folder with a traces.jsonl, named after its path in the run's folder."""
     summary: dict[str, Any] | None = None
-    """summary.json: `phases` of a staged run."""
+    """summary.json, which a run of several stages has: `phases` with the numbers of each."""
     charts: list[Chart] = field(default_factory=list)
 
 
 def collect(run: Path) -> RunPage:
     """Read a run's folder.
 
-    Every folder below it with a traces.jsonl becomes a section, named after its path.
-
     Raises:
-        UserError: it is no run, or a file in it is damaged.
+        UserError: it is no run's folder, or a file in it is damaged.
     """
     kind, config = load_config(run)
     return RunPage(
@@ -42,5 +43,5 @@ def collect(run: Path) -> RunPage:
         config=config,
         sections=measurements(run),
         summary=read_json(run / "summary.json"),
-        charts=training_charts(run) if kind in _TRAINED else [],
+        charts=training_charts(run) if kind in _TRAINING_KINDS else [],
     )

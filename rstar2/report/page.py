@@ -1,7 +1,7 @@
-"""Writes the page: markup, style and script from this folder, and the run's data packed inside.
+"""Writes a run's report page: one HTML file with its style, scripts and data inside.
 
-Traces are packed in chunks, gzip in base64, each in a script element of its own. A browser keeps such text as
-it is until the viewer asks for a trace, so that a page with ten thousand of them opens at once.
+Traces are packed in chunks (gzip in base64), each in a script element of its own. The browser leaves such text
+alone until the viewer asks for a trace, so a page with ten thousand of them opens at once.
 """
 
 from __future__ import annotations
@@ -20,21 +20,45 @@ from rstar2.report.collect import RunPage, collect
 from rstar2.report.segments import trace_parts
 from rstar2.trace import Trace, read_traces
 
-_CHUNK_BYTES = 1 << 19
-_SCRIPTS = ("kit.js", "plots.js", "viewer.js", "main.js")
+_CHUNK_CHARACTERS = 1 << 19
+_STYLES = ("theme.css", "page.css", "viewer.css")
+_SCRIPTS = (
+    "elements.js",
+    "format.js",
+    "plots.js",
+    "training_plots.js",
+    "summary.js",
+    "trace_parts.js",
+    "viewer.js",
+    "main.js",
+)
+_COLUMNS = (
+    "section",
+    "problem",
+    "sample",
+    "verdict",
+    "tokens",
+    "calls",
+    "failed",
+    "finish",
+    "extracted",
+    "chunk",
+    "place",
+)
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Make the page of a run's folder.
+    """Write the report page of a run.
 
     Args:
-        output: the file; `run/report.html` by default.
+        run: the run's folder.
+        output: the page's file; `run/report.html` by default.
 
     Returns:
-        The file.
+        The page's file.
 
     Raises:
-        UserError: there is no run, or its data is damaged.
+        UserError: `run` is no run's folder, or its data is damaged.
         Failure: the page cannot be written.
     """
     page = collect(run)
@@ -51,12 +75,13 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 
 def _write(page: RunPage, file: TextIO) -> None:
-    head, _, tail = _asset("page.html").partition("{{data}}")
-    file.write(head.replace("{{title}}", _text(page.title)).replace("{{style}}", _asset("style.css")))
-    index = _Index()
+    head, _, tail = _asset("page.html").partition("<!-- data -->")
+    head = head.replace("<!-- title -->", _escape(page.title))
+    file.write(head.replace("/* style */", "\n".join(map(_asset, _STYLES))))
+    index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
-        file.write(f'<script type="text/plain" id="chunk-{number}">{_packed(chunk)}</script>\n')
-    file.write(f'<script type="text/plain" id="index">{_packed(index.columns())}</script>\n')
+        file.write(_data_element(f"chunk-{number}", chunk))
+    file.write(_data_element("index", index.columns()))
     about = {
         "title": page.title,
         "kind": page.kind,
@@ -65,26 +90,23 @@ def _write(page: RunPage, file: TextIO) -> None:
         "charts": page.charts,
         "sections": [{"name": section.name, **section.results} for section in page.sections],
     }
-    file.write(f'<script type="text/plain" id="about">{_packed(about)}</script>\n')
-    file.write(tail.replace("{{script}}", "\n".join(map(_asset, _SCRIPTS))))
+    file.write(_data_element("about", about))
+    file.write(tail.replace("/* script */", "\n".join(map(_asset, _SCRIPTS))))
 
 
-class _Index:
-    """One row a trace, kept by columns: what the list of traces shows and sorts by."""
+class _TraceIndex:
+    """What the list of traces shows and sorts by: columns with one value per trace."""
 
     def __init__(self) -> None:
-        self._problems: dict[tuple[int, str], int] = {}
-        self._texts: list[dict[str, Any]] = []
-        self._rows: dict[str, list[Any]] = {
-            name: []
-            for name in ("section", "problem", "sample", "verdict", "tokens", "calls", "failed", "finish")
-        }
-        self._rows |= {"extracted": [], "chunk": [], "place": []}
+        self._problem_numbers: dict[tuple[int, str], int] = {}
+        self._problem_texts: list[dict[str, Any]] = []
+        self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
     def add(self, section: int, trace: Trace, chunk: int, place: int) -> None:
-        problem = self._problems.setdefault((section, trace.problem_id), len(self._texts))
-        if problem == len(self._texts):
-            self._texts.append({"id": trace.problem_id, "text": trace.problem, "gold": trace.gold})
+        """Add a trace of a section, whose details stand at a place in a chunk."""
+        problem = self._problem_numbers.setdefault((section, trace.problem_id), len(self._problem_texts))
+        if problem == len(self._problem_texts):
+            self._problem_texts.append({"id": trace.problem_id, "text": trace.problem, "gold": trace.gold})
         row = {
             "section": section,
             "problem": problem,
@@ -99,29 +121,30 @@ class _Index:
             "place": place,
         }
         for name, value in row.items():
-            self._rows[name].append(value)
+            self._columns[name].append(value)
 
     def columns(self) -> dict[str, Any]:
-        return {"problems": self._texts, "rows": self._rows}
+        """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
+        return {"problems": self._problem_texts, "rows": self._columns}
 
 
 def _verdict(trace: Trace) -> str:
-    """The grader's word, with 'no answer' told apart from 'could not verify'."""
+    """The grader's verdict, where 'unparsed' without an answer becomes 'no answer'."""
     if trace.verdict is None:
         return "ungraded"
     return "no answer" if trace.verdict == "unparsed" and trace.extracted is None else trace.verdict
 
 
-def _chunks(page: RunPage, index: _Index) -> Iterator[list[Any]]:
+def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[list[Any]]:
+    """The details of all traces, about `_CHUNK_CHARACTERS` of text each; fills the index on the way."""
     chunk: list[Any] = []
     size = number = 0
-    for section, where in enumerate(page.sections):
-        for trace in read_traces(where.traces):
+    for section, measurement in enumerate(page.sections):
+        for trace in read_traces(measurement.traces):
             index.add(section, trace, number, len(chunk))
-            packed = _detail(trace)
-            chunk.append(packed)
+            chunk.append(_detail(trace))
             size += sum(len(turn.text) + sum(len(call.output) for call in turn.calls) for turn in trace.turns)
-            if size >= _CHUNK_BYTES:
+            if size >= _CHUNK_CHARACTERS:
                 yield chunk
                 chunk, size, number = [], 0, number + 1
     if chunk:
@@ -129,6 +152,7 @@ def _chunks(page: RunPage, index: _Index) -> Iterator[list[Any]]:
 
 
 def _detail(trace: Trace) -> dict[str, Any]:
+    """What the viewer shows of an opened trace beside its row of the index."""
     return {
         "turns": [
             {"tokens": turn.end - turn.start, "parts": parts}
@@ -141,14 +165,16 @@ def _detail(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _packed(value: object) -> str:
+def _data_element(name: str, value: object) -> str:
+    """A script element that no browser runs, with a JSON value as gzip in base64."""
     raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    return base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>\n'
 
 
 def _asset(name: str) -> str:
-    return files("rstar2.report").joinpath(name).read_text(encoding="utf-8")
+    return files("rstar2.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")

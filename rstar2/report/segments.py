@@ -1,4 +1,4 @@
-"""A turn's text, cut into what a reader tells apart: thought, code with its result, answer, the rest."""
+"""Splits the text of a model's turn into thought, tool calls with their results, answer and other text."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _TAGS = re.compile(r"(<reason>|</reason>|<answer>|</answer>|<tool_call>.*?(?:</t
 _KINDS = {"<reason>": "thought", "</reason>": "text", "<answer>": "answer", "</answer>": "text"}
 
 Part = dict[str, Any]
-"""JSON-able: `kind` is thought, text, answer or call; a call has code, input, status, output and wall_s."""
+"""JSON-able. `kind` is thought, text or answer, with `text`; or call, with `code`, `input` (its standard input),
+`status`, `output` and, where it ran, `wall_s` in seconds."""
 
 
 def trace_parts(trace: Trace) -> list[list[Part]]:
-    """The parts of each turn."""
+    """The parts of each turn, one list per turn."""
     return [turn_parts(turn) for turn in trace.turns]
 
 
 def turn_parts(turn: Turn) -> list[Part]:
-    """The parts of one turn, in order. What stands before any tag is thought."""
+    """The parts of one turn, in order. Text before any tag is thought."""
     parts: list[Part] = []
     calls = iter(turn.calls)
     kind = "thought"
@@ -28,14 +29,14 @@ def turn_parts(turn: Turn) -> list[Part]:
         if piece in _KINDS:
             kind = _KINDS[piece]
         elif piece.startswith("<tool_call>"):
-            parts.append(_call(next(calls, None), piece))
+            parts.append(_call_part(next(calls, None), piece))
         elif piece.strip():
             parts.append({"kind": kind, "text": piece.strip("\n")})
     return parts
 
 
-def _call(call: ToolCall | None, written: str) -> Part:
-    """A call and its result; a call that the rollout's end left unanswered has no status."""
+def _call_part(call: ToolCall | None, written: str) -> Part:
+    """A call and its result. A call that was `written` but not run before the rollout ended has no `call`."""
     if call is None:
         return {"kind": "call", "code": written, "input": "", "status": "not run", "output": ""}
     arguments = call.arguments or {}

@@ -1,9 +1,10 @@
-"""A recipe into the command line of VERL's own trainers, and its environment. Nothing is started here."""
+"""Turns a recipe into the command line and environment of VERL's own trainers. Nothing is started here."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,24 @@ class StagePaths:
     agent_loop: Path
     """The YAML that `agent_loop_yaml` makes."""
     metrics: Path
-    """JSON lines, one a step."""
+    """JSON lines, one per step."""
+    traces: Path
+    """A folder; see `rstar2.train.verl.kept_traces`."""
+
+    @classmethod
+    def of(cls, folder: Path, model: Path, metrics: Path | None = None) -> StagePaths:
+        """The files of the stage in `folder`, which starts from `model`; `metrics` as in its first start."""
+        return cls(
+            model=model,
+            data=folder / "train.parquet",
+            checkpoints=folder / "checkpoints",
+            agent_loop=folder / "agent_loop.yaml",
+            metrics=metrics or folder / "metrics-1.jsonl",
+            traces=folder / "traces",
+        )
 
 
-def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None) -> str:
+def agent_loop_yaml(recipe: StageRecipe, paths: StagePaths, judge_url: str, judge_token: str | None) -> str:
     """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
     entry = {
         "name": AGENT_NAME,
@@ -62,6 +77,8 @@ def agent_loop_yaml(recipe: StageRecipe, judge_url: str, judge_token: str | None
         "traceback_lines": recipe.rollout.traceback_lines,
         "reward": recipe.reward,
         "seed": recipe.seed,
+        "trace_share": recipe.trace_share,
+        "traces": str(paths.traces.absolute()),
     }
     return json.dumps([entry], indent=2) + "\n"
 
@@ -71,7 +88,7 @@ def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
     env = _environment(recipe.hardware, paths.metrics)
     overrides = {**_stage_overrides(recipe, paths), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
-        env["RAY_ADDRESS"] = "local"  # its logical devices are given to a Ray of its own
+        env["RAY_ADDRESS"] = "local"  # a cluster of its own has the logical devices
     else:
         # On a cluster Ray's workers do not inherit our environment.
         overrides |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}": value for key, value in env.items()}
@@ -130,6 +147,22 @@ def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, m
     return Command([sys.executable, *start, "verl.trainer.sft_trainer", *_hydra(overrides)], env)
 
 
+def stage_commands(
+    recipes: dict[int, StageRecipe], model: Path, root: Path
+) -> Iterator[tuple[int, StageRecipe, Command]]:
+    """What the stages below `root` would start, each from the model of the one before."""
+    for number, recipe in recipes.items():
+        folder = root.absolute() / f"stage{number}"
+        yield number, recipe, stage_command(recipe, StagePaths.of(folder, model))
+        model = folder / "model"
+
+
+def sft_command_in(folder: Path, recipe: SftRecipe, model: Path, data: Path) -> Command:
+    """What SFT in `folder` would start."""
+    folder = folder.absolute()
+    return sft_command(recipe, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
+
+
 def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -166,7 +199,12 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
-        "+trainer.v1.sampler.sampler_kwargs": {"roc": recipe.roc.model_dump(), "seed": recipe.seed},
+        "+trainer.v1.sampler.sampler_kwargs": {
+            "roc": recipe.roc.model_dump(),
+            "seed": recipe.seed,
+            "traces": paths.traces,
+            "traces_per_step": recipe.traces_per_step,
+        },
         "trainer.device": hardware.device,
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": hardware.gpus_per_node,

@@ -36,7 +36,7 @@ class Conversations:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, so that a changed one is not taken for the one a run began with."""
+    """SHA-256 of a file, so that a run is not resumed with another one."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -57,7 +57,7 @@ def check_model(model: Path) -> None:
 
 
 def with_our_template(model: Path, folder: Path) -> Path:
-    """The model's folder anew, by links, but with our chat template in its tokenizer.
+    """A copy of the model's folder, by links, with our chat template in its tokenizer.
 
     VERL's SFT renders conversations with the tokenizer's own template; rollouts use ours. They must agree.
     """

@@ -1,4 +1,4 @@
-"""What a recipe file says: one model for SFT, one for an RL stage."""
+"""Recipes: the settings of SFT and of an RL stage, read from TOML files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
 from rstar2.train.roc import RocSettings
+
+STAGES = (1, 2, 3)
+"""The stages of RL."""
 
 
 class Hardware(Strict):
@@ -29,9 +32,9 @@ class RolloutSettings(Strict):
     """How a group is rolled out."""
 
     prompts: int = Field(512, ge=1)
-    """Problems a step."""
+    """Problems per step."""
     rollouts: int = Field(32, ge=1)
-    """2G: rollouts a problem."""
+    """2G: rollouts per problem."""
     tokens: int = Field(8192, ge=1)
     """Tokens after the prompt, tool output included."""
     prompt_tokens: int = Field(2048, ge=1)
@@ -75,11 +78,25 @@ class StageRecipe(Strict):
     """constant: every trace gets 1, a control that cannot learn."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
+    traces_per_step: int = Field(64, ge=-1)
+    """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
+    Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to
+    a fault of the judge. A rollout that is merely wrong is not a failed one."""
     seed: int = 1
     wandb: bool = False
     """Log to Weights & Biases too."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for what has no name here."""
+
+    @property
+    def trace_share(self) -> float:
+        """The share of rollouts that carry their trace to the sampler, which keeps `traces_per_step` of them.
+
+        More than twice what is needed, since every rollout decides for itself.
+        """
+        if self.traces_per_step <= 0:
+            return float(self.traces_per_step < 0)
+        return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
 
     @model_validator(mode="after")
     def _group_fits(self) -> StageRecipe:
@@ -126,14 +143,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}", "Mend the line it names.") from error
+        raise UserError(f"{path} is not TOML: {error}", "Fix the line it names.") from error
 
 
 def find(name: str) -> Path:
-    """A recipe by path, or by the name of one that comes with us.
+    """A recipe by path, or by the name of one that is shipped with rstar2.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such recipe.
     """
     shipped = recipes_folder() / f"{name}.toml"
     path = Path(name)
@@ -143,6 +160,19 @@ def find(name: str) -> Path:
         return shipped
     known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.toml")))
     raise UserError(f"no recipe {name}", f"Give a .toml file or one of: {known}.")
+
+
+def stage_range(text: str) -> list[int]:
+    """The stages that `2` or `1..3` means.
+
+    Raises:
+        UserError: no such stage, or a range that runs backwards.
+    """
+    first, dots, last = text.partition("..")
+    numbers = [first, last if dots else first]
+    if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
+        raise UserError(f"--stage {text}: no such stage", "Give 1, 2, 3, or a range such as 1..3.")
+    return list(range(int(numbers[0]), int(numbers[1]) + 1))
 
 
 def stage_recipe(

@@ -1,7 +1,7 @@
 """GRPO-RoC: which of a group's 2G rollouts the update sees (arXiv 2508.20722, section on GRPO-RoC).
 
-Wrong traces are kept as they come, so that every way of failing stays visible; correct ones are resampled in
-favour of those with few failed calls and one clean answer.
+Wrong traces are drawn uniformly, so that every way of failing stays visible; correct ones are drawn in favour of
+those with few failed calls and one clean answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.trace import Trace
 
 NO_CALL_PENALTY = 0.5
 """p_err of a trace without a tool call."""
@@ -25,7 +26,7 @@ class RocSettings(Strict):
     variant: Literal["paper", "release", "off"] = "paper"
     """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random."""
     down_sample_to_n: int = Field(16, ge=1)
-    """G, the rollouts kept a problem."""
+    """G, the rollouts kept per problem."""
     reject_equal_reward: bool = False
     """Drop groups whose rewards are all equal."""
     roc_error_ratio: bool = True
@@ -42,7 +43,7 @@ class RocSettings(Strict):
 
 @dataclass(frozen=True)
 class Rollout:
-    """What RoC needs to know of one trace."""
+    """What RoC, and the statistics of a step, need of one rollout."""
 
     reward: float
     calls: int
@@ -51,6 +52,35 @@ class Rollout:
     turns: int
     balanced: bool = True
     """Whether every `<answer>` is closed; only the variant `release` asks."""
+    correct: bool = False
+    """The grader's verdict; the reward differs from it under a constant reward."""
+    lost_calls: int = 0
+    tokens: int = 0
+    truncated: bool = False
+    """Ended by the token budget."""
+    wall_s: float = 0.0
+    tool_wait_s: float = 0.0
+    """The part of wall_s spent waiting for tools."""
+
+    @classmethod
+    def from_trace(cls, trace: Trace) -> Rollout:
+        """Of a graded and rewarded trace."""
+        assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
+        text = "".join(turn.text for turn in trace.turns)
+        return cls(
+            reward=trace.reward,
+            calls=len(trace.calls),
+            failed_calls=trace.failed_calls,
+            answer_blocks=trace.answer_blocks,
+            turns=len(trace.turns),
+            balanced=text.count("<answer>") == text.count("</answer>"),
+            correct=trace.correct,
+            lost_calls=trace.lost_calls,
+            tokens=trace.tokens,
+            truncated=trace.finish == "max_tokens",
+            wall_s=trace.wall_s,
+            tool_wait_s=trace.tool_wait_s,
+        )
 
 
 def penalty(rollout: Rollout, settings: RocSettings) -> float:

@@ -1,25 +1,21 @@
-"""Which training problems a policy solves every time: stage 3 leaves them out (arXiv 2508.20722)."""
+"""Leaves out the training problems that the policy solves every time, as stage 3 does (arXiv 2508.20722)."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
-from rstar2.engines.folder import open_folder
 from rstar2.errors import UserError
-from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings
-from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.train.recipe import RolloutSettings, StageRecipe
+from rstar2.trace import Trace
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.sampling import JudgeAddress, sample
 
 SERVER_READY_S = 1800.0
 """How long a vLLM server may take to load the policy."""
@@ -43,70 +39,25 @@ def problems_of(rows: list[dict[str, Any]]) -> list[Problem]:
     return problems
 
 
-def sample(
-    model: Path,
-    problems: list[Problem],
-    settings: EvalSettings,
-    rollout: RolloutSettings,
-    judge: tuple[str, str | None],
-    out: Path,
-    on_progress: Callable[[Progress], None],
-    engine: Callable[[Path], tuple[Engine, ChatCodec]] | None = None,
-) -> EvalResult:
-    """Sample problems with a policy, on the tools it is trained with.
-
-    Args:
-        judge: its URL and token.
-        out: gets traces.jsonl; a killed call goes on from it.
-        engine: what generates; the in-process engine by default.
-
-    Raises:
-        Failure: the engine or judge stayed away; finished samples are kept.
-    """
-
-    async def work() -> EvalResult:
-        opened, codec = engine(model) if engine else _local(model, settings)
-        client = JudgeClient(*judge)
-        tools = PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines)
-        async with _closing(opened):
-            with GraderPool(workers=1) as grader:
-                try:
-                    return await evaluate(
-                        problems,
-                        engine=opened,
-                        codec=codec,
-                        tools=tools,
-                        grader=grader,
-                        settings=settings,
-                        out=out,
-                        on_progress=on_progress,
-                        name=out.name,
-                    )
-                finally:
-                    await client.aclose()
-
-    return asyncio.run(work())
-
-
-def sample_solved(
+def sample_training_problems(
     model: Path,
     rows: list[dict[str, Any]],
     recipe: StageRecipe,
-    judge: tuple[str, str | None],
+    judge: JudgeAddress,
     out: Path,
     logs: Path,
     on_progress: Callable[[Progress], None],
 ) -> Path:
     """Sample every training problem `recipe.drop_solved` times with the policy the stage starts from.
 
-    On a CPU in this process; on GPUs by a vLLM server that is started for it.
+    On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes.
 
     Returns:
         The file of traces.
 
     Raises:
         UserError: vLLM is not installed.
-        Failure: the server did not come up, or stayed away.
+        Failure: the server did not start, or the engine or judge no longer answers.
     """
     settings = EvalSettings(
         samples=recipe.drop_solved,
@@ -136,7 +87,7 @@ def sample_solved(
     command, environment = vllm_command(vllm, serve)
     with running_server(command, environment, serve.url, logs / "vllm.log", SERVER_READY_S):
 
-        def engine(folder: Path) -> tuple[Engine, ChatCodec]:
+        def engine(folder: Path, _: EvalSettings) -> tuple[Engine, ChatCodec]:
             codec = load_codec(folder)
             return VLLMEngine(serve.url, stop_token_ids=[codec.end_id]), codec
 
@@ -144,14 +95,47 @@ def sample_solved(
     return out / "traces.jsonl"
 
 
-def _local(model: Path, settings: EvalSettings) -> tuple[Engine, ChatCodec]:
-    # One thread: for so small a model a second one costs more in waiting than it brings.
-    return open_folder(model, settings.in_flight, threads=1)
+def drop_solved(
+    rows: list[dict[str, Any]], traces: Iterable[Trace], times: int, fill: int
+) -> list[dict[str, Any]]:
+    """Leave out the problems that were solved every time.
+
+    Args:
+        rows: as `rstar2.data.parquet.rl_rows` makes them.
+        traces: samples of these problems, by the policy that the stage starts from.
+        times: samples per problem that count; each problem must have as many.
+        fill: problems that a batch needs; where fewer are left, solved ones fill it up.
+
+    Raises:
+        UserError: a problem has too few samples.
+    """
+    samples: dict[str, list[bool]] = defaultdict(list)
+    for trace in traces:
+        samples[trace.problem_id].append(trace.correct)
+    unsolved: list[dict[str, Any]] = []
+    solved: list[dict[str, Any]] = []
+    for row in rows:
+        name = row["extra_info"]["id"]
+        counted = samples[name][:times]
+        if len(counted) < times:
+            raise UserError(
+                f"problem {name} has {len(counted)} samples, {times} are needed to tell whether it is solved",
+                f"Sample the training problems {times} times with the policy that the stage starts from.",
+            )
+        (solved if all(counted) else unsolved).append(row)
+    return unsolved + solved[: max(0, fill - len(unsolved))]
 
 
-@asynccontextmanager
-async def _closing(engine: Engine) -> AsyncIterator[Engine]:
-    try:
-        yield engine
-    finally:
-        await engine.aclose()
+def traces_of_eval(path: Path) -> Path:
+    """The traces of an `rstar2 eval` run of one benchmark, given the run's folder or the file itself.
+
+    Raises:
+        UserError: there are none, or those of several benchmarks.
+    """
+    found = [path] if path.is_file() else sorted(path.glob("**/traces.jsonl"))
+    if len(found) != 1:
+        raise UserError(
+            f"--solved {path}: {len(found)} files of traces there, one is needed",
+            "Give the `rstar2 eval` run over the training problems, or its traces.jsonl.",
+        )
+    return found[0]

@@ -76,10 +76,10 @@ def test_the_counts_and_settings_lie_beside_the_data(tmp_path: Path, problems: P
     ran = _prepare("dapo", "--data", str(problems), *words)
     assert ran.exit_code == 0, ran.output
     assert "not checked" not in ran.stderr
-    told = json.loads((tmp_path / "out" / "prepared.json").read_text())
-    assert (told["read"], told["kept"]) == (3, 1)
-    assert told["dropped"] == {"contaminated": 1, "not an integer": 1}
-    assert told["settings"]["against"] == [str(measured)]
+    written = json.loads((tmp_path / "out" / "prepared.json").read_text())
+    assert (written["read"], written["kept"]) == (3, 1)
+    assert written["dropped"] == {"contaminated": 1, "not an integer": 1}
+    assert written["settings"]["against"] == [str(measured)]
     (row,) = _rows(tmp_path / "out" / "train.parquet")
     assert row["data_source"] == "dapo"
 
@@ -126,7 +126,7 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
 
 
 def test_the_hubs_own_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows as the hub's set has them, put where `datasets` looks; the hub itself is not to be had here."""
+    """The rows as the hub's set has them, put where `datasets` looks; the hub itself cannot be reached here."""
     import datasets
 
     rows = [{"prompt": row["problem"], "reward_model": {"ground_truth": str(row["answer"])}} for row in ROWS]
@@ -134,9 +134,9 @@ def test_the_hubs_own_columns_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: held)
     ran = _prepare("dapo", "--output", str(tmp_path / "out"))
     assert ran.exit_code == 0, ran.output
-    told = _rows(tmp_path / "out" / "train.parquet")
-    assert [row["extra_info"]["id"] for row in told] == ["dapo-0", "dapo-2"]
-    assert [row["reward_model"]["ground_truth"] for row in told] == ["2", "25"]
+    written = _rows(tmp_path / "out" / "train.parquet")
+    assert [row["extra_info"]["id"] for row in written] == ["dapo-0", "dapo-2"]
+    assert [row["reward_model"]["ground_truth"] for row in written] == ["2", "25"]
     monkeypatch.setattr(
         datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([{"prompt": "x"}])
     )

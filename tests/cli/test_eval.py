@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 
@@ -115,8 +117,15 @@ def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: 
     words = (problems, "--oracle", "-n", 2, "--per-problem")
     code, out, err = run(*words, cwd=tmp_path)
     assert code == 0, err
-    for told in ("samples 2", "temperature 0.6", "max_tokens 30000", "max_turns 30", "top_p 1.0", "seed 0"):
-        assert told in out
+    for setting in (
+        "samples 2",
+        "temperature 0.6",
+        "max_tokens 30000",
+        "max_turns 30",
+        "top_p 1.0",
+        "seed 0",
+    ):
+        assert setting in out
     assert re.search(r"avg@n\s+87\.5 %", out)  # 21 of 24: every tenth is wrong on purpose
     assert re.search(r"p10\s+0/2", out)
     [folder] = (tmp_path / "runs").iterdir()
@@ -147,7 +156,7 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
     assert stable(tmp_path / "r" / "numbers") == before
 
 
-def test_killed_in_the_middle_it_goes_on_and_ends_as_if_uninterrupted(
+def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     def words(folder: str) -> tuple[object, ...]:
@@ -194,8 +203,9 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     asked = len(standin.asked)
     wait_for(lambda: len(standin.asked) >= asked + 4)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None
+    assert process.stderr is not None
+    while "stopping" not in (line := process.stderr.readline()):
+        assert line, "it ended at the first Ctrl-C"
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process, timeout=60)
     assert code == 130, err
@@ -208,7 +218,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert lines(traces) == COUNT
 
 
-def test_a_server_that_goes_away_is_waited_for_and_then_told_of_with_all_kept(
+def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
     problems: Path, model: Path, codec: ChatCodec, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     answer = [*codec.tokenizer.encode("x</reason><answer>\\boxed{1}</answer>"), codec.end_id]
@@ -229,7 +239,7 @@ def test_a_server_that_goes_away_is_waited_for_and_then_told_of_with_all_kept(
     assert json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())["complete"] is False
 
 
-def test_a_file_system_that_takes_no_more_is_told_of_without_a_traceback(
+def test_a_full_disk_is_reported_without_a_traceback(
     problems: Path, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     def small_files() -> None:
@@ -275,8 +285,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
         (["good.jsonl"], "no model to measure"),
         (["good.jsonl", "--model", "none"], "no model folder at none"),
         (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
-        (["good.jsonl", "--url", "http://127.0.0.1:1"], "no vLLM server answers at http://127.0.0.1:1"),
-        (["good.jsonl", "--url", "not a url"], "no vLLM server answers at not a url"),
+        (["good.jsonl", "--url", "not a url"], "not a server's URL: not a url"),
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
         (["good.jsonl", "--oracle", "--model", "empty"], "--oracle stands in for a model"),
         (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
@@ -306,15 +315,34 @@ def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
     (tmp_path / "empty" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    code, told = _told(["eval", *words])
-    assert code == 2, told
-    assert said in re.sub(r"[\s│]+", " ", told)
-    assert "Traceback" not in told
+    code, shown = _shown(["eval", *words])
+    assert code == 2, shown
+    assert said in re.sub(r"[\s│]+", " ", shown)
+    assert "Traceback" not in shown
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def _told(words: list[str]) -> tuple[int, str]:
-    """A command's exit code and words, as `main` would give them, without a process of its own."""
+def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_dataset(*words: object, **more: object) -> None:
+        raise AssertionError("the benchmark was loaded first")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.chdir(tmp_path)
+    closed = f"http://127.0.0.1:{free_port()}"
+    code, shown = _shown(["eval", "aime24", "--url", closed, "--wait", "0.5"])
+    assert (code, shown.splitlines()[0]) == (2, f"nothing answers at {closed}: connection refused")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        code, shown = _shown(["eval", "aime24", "--url", silent, "--wait", "0.5"])
+    assert code == 2
+    assert shown.splitlines()[0] == f"the server at {silent} accepts requests and does not answer"
+    assert list(tmp_path.iterdir()) == []
+
+
+def _shown(words: list[str]) -> tuple[int, str]:
+    """A command's exit code and its output, as `main` would give them, without a process of its own."""
     from rstar2.errors import RStarError
 
     ran = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
@@ -325,12 +353,12 @@ def _told(words: list[str]) -> tuple[int, str]:
 
 def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
     a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.5)
-    code, told = _told(["eval", "compare", str(a), str(b)])
+    code, shown = _shown(["eval", "compare", str(a), str(b)])
     assert code == 0
-    assert "B better" in told
-    assert "gained" in told
-    code, told = _told(["eval", "compare", str(a), str(b), "--json"])
-    [found] = json.loads(told)
+    assert "B better" in shown
+    assert "gained" in shown
+    code, shown = _shown(["eval", "compare", str(a), str(b), "--json"])
+    [found] = json.loads(shown)
     assert found["difference"] > 0.2
     assert found["interval_clustered"][0] > 0
     assert found["problems"] == 30
@@ -338,7 +366,7 @@ def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
 
 
 def test_help_shows_both_uses() -> None:
-    code, told = _told(["eval", "--help"])
+    code, shown = _shown(["eval", "--help"])
     assert code == 0
-    assert "Usage: rstar2 eval " in told.replace("root", "rstar2")
-    assert "eval compare runs/before runs/after" in told
+    assert "Usage: rstar2 eval " in shown.replace("root", "rstar2")
+    assert "eval compare runs/before runs/after" in shown

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,7 +34,7 @@ class Shell:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 
@@ -43,6 +46,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     found("down")
 
 
+@pytest.mark.slow
 def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("print(input())\n1 + 1\n")
@@ -62,6 +66,26 @@ def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     assert "ok 1" in status.stdout
     assert shell("down").returncode == 0
     assert shell("status").returncode == 2
+
+
+@pytest.mark.parametrize("module", ["rstar2.judge.service.supervisor", "rstar2.judge.supervisor"])
+def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: Path, module: str) -> None:
+    # Version 0.1.0 wrote these fields, and called its supervisor by the second name.
+    judge = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "-m", module])
+    state = {"url": "http://127.0.0.1:1", "token": None, "redis_url": "redis://", "isolation": "strict"}
+    state |= {"pid": judge.pid, "folder": str(tmp_path)}
+    note = tmp_path / "state" / "judge.json"
+    note.parent.mkdir()
+    note.write_text(json.dumps(state))
+    # It is our child: without somebody who waits for it, it would stay as a zombie.
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(judge.wait, 60)
+        try:
+            down = shell("down")
+        finally:
+            judge.kill()
+        assert (down.returncode, ended.result()) == (0, -signal.SIGTERM), down.stderr
+    assert not note.exists()
 
 
 @pytest.mark.parametrize(

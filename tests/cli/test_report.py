@@ -1,4 +1,4 @@
-"""`rstar2 report` and `rstar2 runs`: what a run's folder says to a reader."""
+"""`rstar2 report` and `rstar2 runs`, the commands that show runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
 
 
+def small_run(folder: Path) -> Path:
+    return made_run(folder, problems=6, samples=2)
+
+
 def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night")
+    run = small_run(tmp_path / "night")
     ran = CliRunner().invoke(app, ["report", str(run)], env={"COLUMNS": "200"})
     assert ran.exit_code == 0, ran.output
     page = (run / "report.html").read_text()
@@ -26,19 +30,19 @@ def test_the_page_is_one_file_without_addresses_of_other_machines(tmp_path: Path
     assert not list(run.glob(".*.part"))
 
 
-def test_the_page_may_lie_elsewhere_and_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night")
+def test_output_names_another_file_and_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "night")
     for name in ("one.html", "two.html"):
         assert CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "x" / name)]).exit_code == 0
     assert (tmp_path / "x" / "one.html").read_bytes() == (tmp_path / "x" / "two.html").read_bytes()
     assert not (run / "report.html").exists()
 
 
-def test_no_run_a_damaged_run_and_a_place_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+def test_a_missing_run_a_damaged_run_and_a_file_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     missing = CliRunner().invoke(app, ["report", str(tmp_path / "none")]).exception
     assert isinstance(missing, UserError)
     assert "no run at" in missing.message
-    run = made_run(tmp_path / "night")
+    run = small_run(tmp_path / "night")
     (tmp_path / "file").write_text("")
     blocked = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "file" / "x.html")]).exception
     assert isinstance(blocked, Failure)
@@ -50,7 +54,7 @@ def test_no_run_a_damaged_run_and_a_place_that_cannot_be_written_are_named(tmp_p
 
 
 def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:
-    made_run(tmp_path / "night")
+    small_run(tmp_path / "night")
     write_json(tmp_path / "model" / "config.json", {"model_type": "qwen3"})
     ran = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
     assert ran.exit_code == 0
@@ -66,18 +70,18 @@ def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Pa
     )
 
 
-def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night")
+def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "night")
     write_json(run / "status.json", {"state": "running", "at": 0, "attempt": 1})
-    words = ["runs", "list", "--root", str(tmp_path)]
-    assert "killed" in CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output
+    arguments = ["runs", "list", "--root", str(tmp_path)]
+    assert "killed" in CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "running" in CliRunner().invoke(app, words, env={"COLUMNS": "200"}).output
+        assert "running" in CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
 
 
 def test_a_run_is_shown_with_its_settings_and_numbers(tmp_path: Path) -> None:
-    run = made_run(tmp_path / "night")
+    run = small_run(tmp_path / "night")
     accuracy = json.loads((run / "aime24" / "results.json").read_text())["summary"]["accuracy"]
     ran = CliRunner().invoke(app, ["runs", "show", str(run)], env={"COLUMNS": "200"})
     assert ran.exit_code == 0
@@ -88,5 +92,5 @@ def test_a_run_is_shown_with_its_settings_and_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["report", "runs"])
-def test_help_is_there(verb: str) -> None:
+def test_help_exits_with_0(verb: str) -> None:
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0

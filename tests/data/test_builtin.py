@@ -43,8 +43,11 @@ def test_more_problems_than_there_are_is_refused() -> None:
 
 
 def test_sft_conversations_have_their_flaws_in_the_shares_asked_for() -> None:
-    talks = list(builtin.traces(1, 1500, FLAWS))
-    said = ["".join(m["content"] for m in talk if m["role"] == "assistant") for talk in talks]
+    conversations = list(builtin.traces(1, 1500, FLAWS))
+    said = [
+        "".join(m["content"] for m in conversation if m["role"] == "assistant")
+        for conversation in conversations
+    ]
     without_answer = sum("<answer>" not in text for text in said) / len(said)
     twice = sum(text.count("<answer>") == 2 for text in said) / len(said)
     without_call = sum("<tool_call>" not in text for text in said) / len(said)
@@ -55,9 +58,9 @@ def test_sft_conversations_have_their_flaws_in_the_shares_asked_for() -> None:
 
 def test_clean_conversations_answer_rightly_and_their_calls_parse() -> None:
     questions = islice(builtin.questions(1, held_out=False), 60)
-    for question, talk in zip(questions, builtin.traces(1, 60, {}), strict=True):
-        assert grade(question.problem.answer, talk[-1]["content"]).verdict == "correct"
-        calls = [call for m in talk if m["role"] == "assistant" for call in parse_calls(m["content"])]
+    for question, conversation in zip(questions, builtin.traces(1, 60, {}), strict=True):
+        assert grade(question.problem.answer, conversation[-1]["content"]).verdict == "correct"
+        calls = [call for m in conversation if m["role"] == "assistant" for call in parse_calls(m["content"])]
         assert all(isinstance(call, tuple) for call in calls)
 
 

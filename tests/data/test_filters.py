@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.data.filters import GRAM, Contamination, integer_answer, normal, sift
+from rstar2.data.filters import GRAM, Contamination, filter_problems, integer_answer, words_only
 from rstar2.data.problem import Problem
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
@@ -60,9 +60,9 @@ def test_each_reason_to_drop_is_counted_and_the_order_kept() -> None:
         _problem(f"Long ago: {MEASURED.problem} How far?", "9"),
         _problem("What is two plus two?", "4", "b"),
     ]
-    sifted = sift(rows, [MEASURED], max_digits=12)
-    assert [problem.id for problem in sifted.kept] == ["a", "b"]
-    assert sifted.dropped == {
+    filtered = filter_problems(rows, [MEASURED], max_digits=12)
+    assert [problem.id for problem in filtered.kept] == ["a", "b"]
+    assert filtered.dropped == {
         "empty": 1,
         "not an integer": 1,
         "huge": 1,
@@ -70,11 +70,11 @@ def test_each_reason_to_drop_is_counted_and_the_order_kept() -> None:
         "double": 1,
         "contaminated": 1,
     }
-    assert len(sifted.kept) + sifted.dropped.total() == len(rows)
+    assert len(filtered.kept) + filtered.dropped.total() == len(rows)
 
 
 def test_the_kept_answer_is_the_plain_integer() -> None:
-    (kept,) = sift([_problem("How many?", "$1,024$")], [], 12).kept
+    (kept,) = filter_problems([_problem("How many?", "$1,024$")], [], 12).kept
     assert kept.answer == "1024"
 
 
@@ -102,4 +102,4 @@ def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
 @given(text=st.text(max_size=60))
 def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -> None:
     assert not Contamination([])(text)
-    assert Contamination([_problem(text)])(text) is bool(normal(text))
+    assert Contamination([_problem(text)])(text) is bool(words_only(text))

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rstar2.demo.curves import curve
 from rstar2.demo.figure import write_figure
 from rstar2.demo.show import plot, table
-from rstar2.demo.stopwatch import Stopwatch, seconds
+from rstar2.train.curves import curve
 
 PHASE = {
     "accuracy": 0.5,
@@ -88,11 +87,3 @@ def test_plot_and_picture_show_the_arms_there_are(run: Path, compare: bool) -> N
     picture = write_figure(run).read_text()
     assert picture.lstrip().startswith("<?xml")
     assert "</svg>" in picture
-
-
-def test_a_stopwatch_adds_up_over_starts(tmp_path: Path) -> None:
-    path = tmp_path / "s.json"
-    path.write_text('{"wall_s": 100.0}')
-    Stopwatch(path).mark()
-    assert 100.0 < seconds(path) < 110.0
-    assert seconds(tmp_path / "none.json") == 0.0

@@ -120,14 +120,14 @@ def test_a_cancelled_request_frees_its_place(engine: HFEngine) -> None:
 
 
 def test_whoever_watches_hears_every_token_in_order(engine: HFEngine) -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
     async def work() -> Generation:
-        said = await engine.generate(PROMPTS[2], GREEDY, heard.extend)
+        said = await engine.generate(PROMPTS[2], GREEDY, received.extend)
         await asyncio.sleep(0)
         return said
 
-    assert asyncio.run(work()).token_ids == heard
+    assert asyncio.run(work()).token_ids == received
 
 
 def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:

@@ -23,8 +23,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from rstar2.demo.tiny import TinyModel, make_tiny_model
 
     folder = tmp_path_factory.mktemp("model")
-    talks = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]
-    make_tiny_model(folder, TinyModel(vocab=512, hidden=32, layers=1, heads=2), talks, PROMPT, seed=1)
+    conversations = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]
+    make_tiny_model(folder, TinyModel(vocab=512, hidden=32, layers=1, heads=2), conversations, PROMPT, seed=1)
     return folder
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import pytest
 
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
-from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.oracle import OracleEngine, byte_codec
+from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.retry import TRIES, ServiceGone
 from rstar2.eval.runner import EvalResult, EvalSettings, evaluate, evaluate_all
 from rstar2.eval.settings import sample_seed
 from rstar2.prompts import ChatCodec
@@ -27,7 +26,7 @@ from rstar2.trace import ToolCall, read_traces
 
 
 class EchoTools:
-    """Says what a program that prints one literal would print."""
+    """Returns what a program that prints one literal would print."""
 
     def __init__(self) -> None:
         self.lost = 0
@@ -52,7 +51,6 @@ class SeededEngine:
         self.refuses = ""
         self.slow = ""
         self.dies_after: int | None = None
-        self.died = asyncio.Event()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -61,9 +59,10 @@ class SeededEngine:
         question = next(problem for problem in self._answers if problem in text)
         if self.dies_after is not None and self.asked >= self.dies_after:
             self.down = True
-            self.died.set()
-        if self.down or question == self.refuses:
-            raise EngineError("connection refused")
+        if self.down:
+            raise EngineUnavailable("connection refused")
+        if question == self.refuses:
+            raise EngineError("the prompt is too long")
         if question == self.slow:
             await asyncio.sleep(0.5)
         self.asked += 1
@@ -71,8 +70,8 @@ class SeededEngine:
         await asyncio.sleep(0.0005 * (sampling.seed % 7))
         right = sampling.seed % 3 != 0
         answer = self._answers[question] if right else str(sampling.seed % 5 + 1000)
-        said = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
-        return Generation([*said, self._codec.end_id], None, "stop")
+        written = self._codec.tokenizer.encode(f"hm</reason><answer>\\boxed{{{answer}}}</answer>")
+        return Generation([*written, self._codec.end_id], None, "stop")
 
     async def aclose(self) -> None:
         return
@@ -187,28 +186,28 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
     engine.asked, engine.dies_after = 0, 10
     seen: list[Progress] = []
 
-    async def revive() -> None:
-        await engine.died.wait()
-        await asyncio.sleep(0.8)
-        engine.dies_after, engine.down = None, False
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.trouble:
+            engine.dies_after, engine.down = None, False
 
-    reviving = asyncio.create_task(revive())
-    await run(tmp_path / "rough", on_progress=seen.append)
-    await reviving
+    await run(
+        tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 60}), on_progress=on_progress
+    )
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
-    assert any(look.trouble == "connection refused" for look in seen)
+    assert any(progress.trouble == "connection refused" for progress in seen)
     assert seen[-1].trouble is None
 
 
-async def test_an_engine_that_stays_away_stops_the_run_with_all_kept(
+async def test_an_engine_that_does_not_come_back_stops_the_run_with_all_kept(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path / "calm")
     engine.asked, engine.dies_after = 0, 10
-    started = time.monotonic()
-    with pytest.raises(ServiceGone, match="has not answered for 1 seconds: connection refused"):
-        await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 1.0}))
-    assert time.monotonic() - started < 10
+    with pytest.raises(
+        ServiceGone, match=r"has not answered for 0\.5 seconds: connection refused\nEvery finished"
+    ):
+        await run(tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 0.5}))
     assert len(list(read_traces(tmp_path / "rough" / "traces.jsonl"))) == 10
     assert json.loads((tmp_path / "rough" / "results.json").read_text())["complete"] is False
     engine.down, engine.dies_after, engine.asked = False, None, 0
@@ -217,22 +216,11 @@ async def test_an_engine_that_stays_away_stops_the_run_with_all_kept(
     assert stable(tmp_path / "rough")[1] == stable(tmp_path / "calm")[1]
 
 
-async def test_an_engine_never_there_is_not_waited_for(
-    run: Run, engine: SeededEngine, tmp_path: Path
-) -> None:
-    engine.down = True
-    started = time.monotonic()
-    with pytest.raises(ServiceGone, match="the engine does not answer"):
-        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
-    assert time.monotonic() - started < 20
-
-
 async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     engine.refuses = PROBLEMS[3].problem
-    engine.slow = PROBLEMS[5].problem
-    with pytest.raises(Failure, match="4 samples could not be had: connection refused"):
+    with pytest.raises(Failure, match="4 samples failed: the prompt is too long"):
         await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
     done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
     assert done == {problem.id for problem in PROBLEMS} - {"p3"}
@@ -247,7 +235,7 @@ async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngin
 
 async def test_a_lost_tool_call_is_run_again(plain: ChatCodec, grader: GraderPool, tmp_path: Path) -> None:
     tools = EchoTools()
-    tools.lost = TRIES - 1
+    tools.lost = ATTEMPTS - 1
     result = await evaluate(
         PROBLEMS,
         engine=OracleEngine(golds(PROBLEMS), plain),
@@ -266,7 +254,7 @@ async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
 ) -> None:
     stop = asyncio.Event()
 
-    def on_progress(look: Progress) -> None:
+    def on_progress(progress: Progress) -> None:
         stop.set()
 
     result = await run(tmp_path, stop=stop, on_progress=on_progress)
@@ -274,7 +262,7 @@ async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
     assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked < 48
 
 
-async def test_a_disk_that_takes_no_more_is_told_in_words_and_keeps_what_fits(
+async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     await run(tmp_path / "whole")
@@ -329,7 +317,7 @@ async def test_several_benchmarks_share_the_slots(
         on_progress=seen.append,
     )
     assert [(result.name, result.summary["samples"]) for result in results] == [("a", 24), ("b", 24)]
-    assert max(look.in_flight for look in seen) <= 8
+    assert max(progress.in_flight for progress in seen) <= 8
     assert (seen[-1].done, seen[-1].total, seen[-1].problems_done) == (48, 48, 12)
 
 
@@ -349,7 +337,7 @@ async def test_memory_stays_flat_however_many_samples_are_run(
 ) -> None:
     length = 4000
     text = "</reason><answer>\\boxed{1}</answer>"
-    said = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
+    written = [*plain.tokenizer.encode("so " * length), *plain.tokenizer.encode(text), plain.end_id]
 
     class Wordy:
         name = "wordy"
@@ -358,7 +346,7 @@ async def test_memory_stays_flat_however_many_samples_are_run(
             self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
         ) -> Generation:
             await asyncio.sleep(0)
-            return Generation([*said], [-0.5 - at for at in range(len(said))], "stop")
+            return Generation([*written], [-0.5 - at for at in range(len(written))], "stop")
 
         async def aclose(self) -> None:
             return
@@ -366,7 +354,7 @@ async def test_memory_stays_flat_however_many_samples_are_run(
     resident: dict[int, int] = {}
 
     class Watched:
-        """Notes the memory in use as grading goes on."""
+        """Records the memory in use at each grading."""
 
         async def agrade(self, gold: str | None, pred: str | None) -> Any:
             resident[len(resident)] = resident_bytes()

@@ -1,4 +1,4 @@
-"""What the tests of the judge share."""
+"""What the tests of the judge share: one server of each kind."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.service.start import JudgeHandle
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import JudgeHandle, start_service, stop_service
+
+TOKEN = "s3cret"
+MAX_QUEUED = 3
 
 
 @pytest.fixture
@@ -18,11 +23,28 @@ def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A queue for all tests of a file; those that harm theirs have a fixture of their own."""
+@pytest.fixture(scope="session")
+def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A judge with one worker that asks for TOKEN and queues MAX_QUEUED programs."""
+    folder = str(tmp_path_factory.mktemp("limited"))
+    settings = ServiceSettings(folder=folder, workers=1, token=TOKEN, max_queued=MAX_QUEUED)
+    process, handle = start_service(settings)
+    yield handle
+    stop_service(process)
+
+
+@pytest.fixture(scope="session")
+def running_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
     folder: Path = tmp_path_factory.mktemp("redis")
     embedded = EmbeddedRedis(folder, folder / "log")
     embedded.start()
     yield embedded
     embedded.stop()
+
+
+@pytest.fixture
+def server(running_server: EmbeddedRedis) -> EmbeddedRedis:
+    """An empty queue."""
+    with redis.Redis.from_url(running_server.url) as client:
+        client.flushall()
+    return running_server

@@ -19,7 +19,7 @@ SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3
 
 
 class OverHttp:
-    """Stands where the attack runner wants a sandbox."""
+    """What the attack runner uses in place of a sandbox."""
 
     def __init__(self, url: str) -> None:
         self.client = httpx.Client(base_url=url, timeout=150.0, trust_env=False)

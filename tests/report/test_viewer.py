@@ -1,10 +1,10 @@
-"""The page of a run, opened by a real browser without a network."""
+"""The report page of a run, opened by a real browser without a network."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,56 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two benchmarks with its report.html; its tests only read it."""
     folder = made_run(tmp_path_factory.mktemp("run") / "night")
     made_run(folder, "math500", problems=100, samples=2, seed=1)
+    write_report(folder)
     return folder
 
 
 @pytest.fixture
 def page(browser: Browser, run: Path) -> Browser:
-    browser.open(write_report(run).as_uri())
+    """The browser with the run's page just opened."""
+    browser.open((run / "report.html").as_uri())
     browser.wait("document.body.dataset.ready")
     return browser
+
+
+def staged_run(folder: Path) -> Path:
+    """A run of training stages with curves of two arms and one measured benchmark."""
+    made_run(folder, "eval/sft", problems=12, samples=2)
+    phases = [
+        {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
+         "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
+        for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
+    ]  # fmt: skip
+    write_json(folder / "summary.json", {"seed": 1, "phases": phases})
+    settings = {
+        "stages": [{"steps": 20, "lr": None}, {"steps": 10}],
+        "model": {"layers": 4},
+        "tags": ["a", "b"],
+    }
+    write_json(folder / "config.json", {"kind": "demo", "config": settings})
+    for arm in ("stage1", "plain/stage1"):
+        rows = [_step(number, 0.3 / number) for number in range(1, 21)]
+        (folder / arm).mkdir(parents=True)
+        (folder / arm / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def _step(number: int, failed: float) -> dict[str, Any]:
+    """A step's metrics, as the trainer writes them."""
+    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
+    return {"step": number, "data": data}
+
+
+def unfinished_run(folder: Path) -> Path:
+    """A run with one benchmark that has some traces, no results yet, and one that has none."""
+    made_run(folder, problems=3, samples=1)
+    (folder / "aime24" / "results.json").unlink()
+    with TraceWriter(folder / "empty" / "traces.jsonl"):
+        pass
+    return folder
 
 
 def texts(browser: Browser, selector: str) -> list[str]:
@@ -54,8 +94,8 @@ def click(browser: Browser, selector: str, words: str = "") -> None:
     browser.run(script, selector, words)
 
 
-def test_the_page_draws_numbers_plots_and_traces_without_a_complaint_or_a_request(page: Browser) -> None:
-    assert page.complaints() == []
+def test_the_page_draws_numbers_plots_and_traces_without_an_error_or_a_request(page: Browser) -> None:
+    assert page.errors() == []
     assert page.run("return performance.getEntriesByType('resource').length") == 0
     assert len(texts(page, ".tabs button")) == 2
     assert any("avg@16" in text for text in texts(page, ".card"))
@@ -103,7 +143,6 @@ def test_filters_search_order_and_keys_choose_what_is_listed(page: Browser, run:
     click(page, ".chips button", "wrong")
     wrong = sum(trace.verdict == "wrong" for trace in traces)
     assert f"{wrong} of 480" in texts(page, ".count")[0]
-    assert page.run("return document.querySelector('.trace .verdict').dataset.tone") in ("wrong", "correct")
     page.wait("document.querySelector('.trace .verdict').dataset.tone === 'wrong'")
     click(page, ".chips button", "wrong")
     page.run(
@@ -133,13 +172,13 @@ def test_a_bar_of_the_plot_leads_to_the_problems_traces(page: Browser) -> None:
 def test_the_other_benchmark_is_one_click_away(page: Browser) -> None:
     click(page, ".tabs button", "math500")
     assert "200 of 200 traces" in texts(page, ".count")[0]
-    assert page.complaints() == []
+    assert page.errors() == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    page.open(write_report(run).as_uri())
+    page.open((run / "report.html").as_uri())
     page.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
     # WCAG's contrast of text against the nearest painted background, over everything in the viewer and cards.
     lowest = page.run("""
@@ -159,7 +198,7 @@ def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: s
 
 
 def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
-    evil = "</script><img src=x onerror=\"document.title='owned'\"><!-- {{script}} &amp; \u2028 \ud800"
+    evil = "</script><img src=x onerror=\"document.title='owned'\"><!-- <!-- data --> /* script */ &amp; \u2028 \ud800"
     problem = Problem("<b>x</b>", f"say {evil}", "1")
     trace = Trace(
         problem_id=problem.id,
@@ -188,28 +227,11 @@ def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
     assert browser.run("return document.title") != "owned"
     assert browser.run("return document.querySelectorAll('main img').length") == 0
     assert "onerror" in texts(browser, ".trace .answer .body")[0]
-    assert browser.complaints() == []
-
-
-def _step(number: int, failed: float) -> dict[str, Any]:
-    """A step's metrics, as the trainer writes them."""
-    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
-    return {"step": number, "data": data}
+    assert browser.errors() == []
 
 
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, "eval/sft", problems=12, samples=2)
-    phases = [
-        {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
-         "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
-        for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
-    ]  # fmt: skip
-    write_json(tmp_path / "summary.json", {"seed": 1, "phases": phases})
-    write_json(tmp_path / "config.json", {"kind": "demo", "config": {}})
-    for arm in ("stage1", "plain/stage1"):
-        rows = [_step(number, 0.3 / number) for number in range(1, 21)]
-        (tmp_path / arm).mkdir(parents=True)
-        (tmp_path / arm / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    staged_run(tmp_path)
     browser.open(write_report(tmp_path).as_uri())
     browser.wait("document.body.dataset.ready")
     assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
@@ -220,30 +242,79 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
     assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
     assert "plain GRPO" in texts(browser, ".legend span")
     assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 40
-    assert browser.complaints() == []
+    assert browser.errors() == []
 
 
 def test_a_run_without_traces_still_opens(browser: Browser, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"kind": "train", "config": {"stage": 1}})
     browser.open(write_report(tmp_path).as_uri())
     browser.wait("document.body.dataset.ready")
-    assert browser.complaints() == []
+    assert browser.errors() == []
 
 
-def test_ten_thousand_traces_open_at_once_and_scroll(browser: Browser, tmp_path: Path) -> None:
-    made_run(tmp_path, "math500", problems=500, samples=20)
+def test_many_traces_are_unpacked_and_drawn_only_as_they_are_looked_at(
+    browser: Browser, tmp_path: Path
+) -> None:
+    made_run(tmp_path, "math500", problems=100, samples=20)
     page = write_report(tmp_path)
-    started = time.monotonic()
+    # Counts what the page unpacks, from its first script on.
+    count = (
+        "const original = DecompressionStream; window.unpacked = 0; "
+        "window.DecompressionStream = function (kind) { window.unpacked += 1; return new original(kind); }"
+    )
+    script = browser.devtools("Page.addScriptToEvaluateOnNewDocument", source=count)
     browser.open(page.as_uri())
-    browser.wait("document.body.dataset.ready && document.querySelector('.trace .part')", 30)
-    opened = time.monotonic() - started
-    assert "10,000 of 10,000 traces" in texts(browser, ".count")[0]
+    browser.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
+    assert "2,000 of 2,000 traces" in texts(browser, ".count")[0]
+    chunks = browser.run("return document.querySelectorAll('[id^=chunk-]').length")
+    assert chunks > 6
+    assert browser.run("return unpacked") == 3, "head, index and the first trace's chunk"
     assert browser.run("return document.querySelectorAll('.row').length") < 100
-    started = time.monotonic()
     browser.run("document.querySelector('.list').scrollTop = 1e9")
-    browser.wait("[...document.querySelectorAll('.row')].at(-1).offsetTop === 9999 * 46")
+    browser.wait("[...document.querySelectorAll('.row')].at(-1).offsetTop === 1999 * 46")
     browser.run("[...document.querySelectorAll('.row')].at(-1).click()")
-    browser.wait("document.querySelector('.trace .problem').innerText.startsWith('Problem 499.')")
-    reached = time.monotonic() - started
-    heap = browser.run("return performance.memory.usedJSHeapSize")
-    assert (opened < 30, reached < 10, heap < 300e6) == (True, True, True), (opened, reached, heap)
+    browser.wait("document.querySelector('.trace .problem').innerText.startsWith('Problem 99.')")
+    assert browser.run("return unpacked") == 4
+    assert browser.run("return document.querySelectorAll('.row').length") < 100
+    browser.devtools("Page.removeScriptToEvaluateOnNewDocument", **script)
+
+
+@pytest.mark.parametrize("make", [made_run, staged_run, unfinished_run])
+def test_every_fold_tab_trace_and_tooltip_shows_values(
+    browser: Browser, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    folder = make(tmp_path / "run")
+    made_run(folder, "math500", problems=4, samples=2, seed=1)
+    browser.open(write_report(folder).as_uri())
+    browser.wait("document.body.dataset.ready")
+    shown = []
+    for tab in range(len(texts(browser, ".tabs button"))):
+        browser.run("document.querySelectorAll('.tabs button')[arguments[0]].click()", tab)
+        browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        shown += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
+        assert all(tooltips)
+        for row in range(browser.run("return Math.min(8, document.querySelectorAll('.row').length)")):
+            browser.run(
+                "document.querySelector('.trace').replaceChildren(); "
+                "document.querySelectorAll('.row')[arguments[0]].click()",
+                row,
+            )
+            browser.wait("document.querySelector('.trace .problem')")
+            shown += texts(browser, ".trace")
+    facts = "\n".join(texts(browser, "dl"))
+    assert "settings.temperature\n0.6" in facts
+    assert "Configuration of the run" in shown[0]
+    for text in shown:
+        assert not re.search(r"\[object|undefined|NaN|\bnull, |Infinity", text), text
+    assert browser.errors() == []
+
+
+def all_tooltips(browser: Browser) -> list[str]:
+    return list(
+        browser.run(
+            "return [...document.querySelectorAll('.hit, circle, .range, .card')].map((node) => {"
+            "const tip = document.getElementById('tip'); tip.textContent = ' '; "
+            "node.dispatchEvent(new PointerEvent('pointermove')); return tip.textContent})"
+        )
+    )

@@ -1,4 +1,4 @@
-"""Attack programs and what must come of them: reading, running, judging from the host's side.
+"""Reads attack programs, runs them, and judges from the host's side what became of them.
 
 A case is one JSON line: `id`, `attack_class`, `code` or `code_gen` (a Python expression that yields the
 source), `stdin` or `stdin_gen`, and `expect` with `status_any`, `stdout_eq`, `stdout_has`, `stdout_lacks`,
@@ -23,7 +23,13 @@ from rstar2.judge.schema import RunRequest, RunResult
 SECRET = "HOST_SECRET_CANARY"
 SECRET_MODE = 0o666
 LEFTOVER = "rstar2_leftover"
-_SETTLE_S = 2.0
+_SURVIVOR_S = 10.0
+"""How long killed processes may take to disappear, on a busy machine."""
+_ENDLESS_S, _AMPLE_S = 1.0, 30.0
+"""Time limits of programs that may reach theirs, and of those that must not, however busy the machine is."""
+_WALL_S = 20.0
+"""What a case with a `wall_max_s` may take: its own figure is for an idle machine, and what it is about to catch
+takes a minute."""
 _STARTS_PROCESSES = re.compile(r"\b(fork|subprocess|multiprocessing|ProcessPoolExecutor|popen|system)\b")
 
 
@@ -34,7 +40,7 @@ class Case:
     code: str
     stdin: str
     expect: dict[str, Any]
-    timeout_s: float = 2.0
+    timeout_s: float = 30.0
     memory_mb: int = 512
 
 
@@ -44,13 +50,17 @@ def read_cases(path: Path) -> list[Case]:
         raw = json.loads(line)
         code = raw["code"] if raw.get("code") is not None else eval(raw["code_gen"], {})
         stdin = eval(raw["stdin_gen"], {}) if raw.get("stdin_gen") else raw.get("stdin") or ""
-        cases.append(Case(raw["id"], raw["attack_class"], code, stdin, raw["expect"]))
+        expect = raw["expect"]
+        limit = _ENDLESS_S if "timeout" in expect["status_any"] else _AMPLE_S
+        if expect.get("wall_max_s") is not None:
+            expect["wall_max_s"] = _WALL_S
+        cases.append(Case(raw["id"], raw["attack_class"], code, stdin, expect, limit))
     return cases
 
 
 @dataclass
 class Surroundings:
-    """What an attack could reach for on the host, all of it real: files, listeners, processes."""
+    """Targets for attacks on the host, all of them real: files, listeners, processes."""
 
     folder: Path
     tcp: socket.socket = field(init=False)
@@ -127,11 +137,11 @@ def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:
 
 
 def run_case(sandbox: Sandbox, case: Case, host: Surroundings) -> list[str]:
-    """Run one case and say everything that is wrong with what came of it."""
+    """Run one case. Returns everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
     began = time.monotonic()
-    # Built unchecked: what the service takes is its own matter, the sandbox stands more.
+    # Built unchecked: the sandbox must withstand more than the service accepts.
     request = RunRequest.model_construct(
         code=code, stdin=case.stdin, timeout_s=case.timeout_s, memory_mb=case.memory_mb
     )
@@ -155,7 +165,7 @@ def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
     faults = []
     wanted = set(expect["status_any"])
     if not _statuses(result) & wanted:
-        faults.append(f"came out as {result.outcome}, wanted one of {sorted(wanted)}")
+        faults.append(f"its outcome is {result.outcome}, wanted one of {sorted(wanted)}")
     if expect.get("stdout_eq") is not None and result.stdout != expect["stdout_eq"]:
         faults.append(f"printed {result.stdout!r:.200}, wanted {expect['stdout_eq']!r}")
     if expect.get("stdout_has") is not None and expect["stdout_has"] not in result.stdout:
@@ -172,7 +182,7 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
     """One host-side check.
 
     Raises:
-        ValueError: the check is not known; a case that cannot be judged has not passed.
+        ValueError: the check is unknown; a case that cannot be judged has not passed.
     """
     match name:
         case "outside_clean":
@@ -203,8 +213,8 @@ def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) ->
 
 
 def _survivors(before: set[int]) -> set[int]:
-    """Processes that were not there before and do not go within a while."""
-    deadline = time.monotonic() + _SETTLE_S
+    """Processes that were not there before and do not end soon."""
+    deadline = time.monotonic() + _SURVIVOR_S
     while (left := descendants(os.getpid()) - before) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left

@@ -1,11 +1,16 @@
-"""A headless Chromium, driven over the WebDriver protocol by chromedriver. No package is needed for it."""
+"""A headless Chromium for tests, driven over the Chrome DevTools Protocol on a pair of pipes.
+
+No driver program and no package is needed, and Chromium ends by itself when its pipe is closed.
+https://chromedevtools.github.io/devtools-protocol/
+"""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import shutil
-import socket
+import json
+import os
+import select
 import subprocess
 import tempfile
 import time
@@ -13,106 +18,202 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from support.chromium import HINT, find_chromium
+
+# Generous: on an idle machine each takes well under a second.
+_LIMIT_S = 120.0
+
+_ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",  # root may not use Chromium's own
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--hide-scrollbars",
+    # A request for another host fails and is then among `Browser.errors()`.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--remote-debugging-pipe",
+)
+
+
+class _Pipe:
+    """Commands to Chromium and its replies and events: JSON texts that end with a NUL byte."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._to = process.stdin
+        self._from = process.stdout.fileno()
+        self._buffer = b""
+        self._number = 0
+        self.events: list[dict[str, Any]] = []
+
+    def ask(self, method: str, parameters: dict[str, Any], session: str | None = None) -> dict[str, Any]:
+        """Send a command and wait for its reply; events that come meanwhile are kept.
+
+        Raises:
+            AssertionError: Chromium refused the command, has ended or did not reply.
+        """
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": parameters}
+        if session is not None:
+            command["sessionId"] = session
+        self._to.write(json.dumps(command).encode() + b"\0")
+        self._to.flush()
+        deadline = time.monotonic() + _LIMIT_S
+        while (message := self._receive(deadline)).get("id") != self._number:
+            self.events.append(message)
+        if "error" in message:
+            raise AssertionError(f"{method}: {message['error']['message']}")
+        result: dict[str, Any] = message["result"]
+        return result
+
+    def wait_for(self, event: str, **parameters: str) -> None:
+        """Wait until an event with these among its parameters has come, or had come already."""
+        deadline = time.monotonic() + _LIMIT_S
+        while not any(
+            message["method"] == event and parameters.items() <= message["params"].items()
+            for message in self.events
+        ):
+            self.events.append(self._receive(deadline))
+
+    def _receive(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._from], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise AssertionError(f"Chromium did not reply within {_LIMIT_S:g} s")
+            data = os.read(self._from, 1 << 20)
+            if not data:
+                raise AssertionError("Chromium has ended")
+            self._buffer += data
+        raw, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(raw)
+        return message
 
 
 class Browser:
     """One page in one window."""
 
-    def __init__(self, driver: httpx.Client, session: str) -> None:
-        self._driver = driver
+    def __init__(self, pipe: _Pipe, session: str) -> None:
+        self._pipe = pipe
         self._session = session
 
     def open(self, url: str) -> None:
-        self._ask("POST", "/url", {"url": "about:blank"})
-        self._ask("POST", "/url", {"url": url})
+        """Load a page, afresh even where only the part after `#` differs from the page shown."""
+        self.devtools("Page.navigate", url="about:blank")
+        self._pipe.events.clear()
+        loader = self.devtools("Page.navigate", url=url)["loaderId"]
+        self._pipe.wait_for("Page.lifecycleEvent", loaderId=loader, name="load")
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a function body returns in the page."""
-        return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+        """What a function body returns in the page, its `arguments` being those given; a promise is awaited.
 
-    def wait(self, condition: str, timeout_s: float = 20.0) -> Any:
-        """Wait until a JavaScript expression is true; gives its value."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            value = self.run(f"return {condition}")
-            if value:
-                return value
-            time.sleep(0.05)
-        raise AssertionError(f"never true within {timeout_s:g} s: {condition}")
+        Raises:
+            AssertionError: it threw, or did not return.
+        """
+        values = ", ".join(map(json.dumps, arguments))
+        reply = self.devtools(
+            "Runtime.evaluate",
+            expression=f"(function () {{ {script} }})({values})",
+            returnByValue=True,
+            awaitPromise=True,
+        )
+        if "exceptionDetails" in reply:
+            details = reply["exceptionDetails"]
+            raise AssertionError(details.get("exception", {}).get("description", details["text"]))
+        return reply["result"].get("value")
 
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
+    def wait(self, condition: str) -> None:
+        """Wait until a JavaScript expression is true.
 
-    def complaints(self) -> list[str]:
-        """What the page has written to the console as errors since the last look."""
-        entries = self._ask("POST", "/se/log", {"type": "browser"})
-        return [entry["message"] for entry in entries if entry["level"] == "SEVERE"]
+        Raises:
+            AssertionError: it never was.
+        """
+        came = self.run(
+            f"""return new Promise((resolve) => {{
+              const end = performance.now() + {1000 * _LIMIT_S / 2};
+              const look = () => {{
+                const came = Boolean({condition});
+                if (came || performance.now() > end) resolve(came);
+                else setTimeout(look, 10);
+              }};
+              look();
+            }})"""
+        )
+        assert came, f"never true within {_LIMIT_S / 2:g} s: {condition}"
 
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._ask("GET", "/screenshot")))
+    def devtools(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the DevTools protocol to the page."""
+        return self._pipe.ask(method, parameters, self._session)
 
-    def _ask(self, method: str, path: str, body: object | None = None) -> Any:
-        answer = self._driver.request(method, f"/session/{self._session}{path}", json=body)
-        value = answer.json()["value"]
-        if answer.is_error:
-            raise AssertionError(f"{path}: {value['message']}")
-        return value
+    def errors(self) -> list[str]:
+        """Exceptions, console errors and failed requests since the page was opened."""
+        self.run("return new Promise((resolve) => setTimeout(resolve))")  # what is under way has been sent
+        found = []
+        for event in self._pipe.events:
+            method, details = event["method"], event["params"]
+            if method == "Runtime.exceptionThrown":
+                thrown = details["exceptionDetails"]
+                found.append(thrown.get("exception", {}).get("description", thrown["text"]))
+            elif method == "Runtime.consoleAPICalled" and details["type"] == "error":
+                found.append(" ".join(str(value.get("value", "")) for value in details["args"]))
+            elif method == "Log.entryAdded" and details["entry"]["level"] == "error":
+                found.append(details["entry"]["text"])
+        return found
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page another size, in CSS pixels."""
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def screenshot(self, path: Path, whole: bool = False) -> None:
+        """Write a PNG of what the window shows, or of the whole page."""
+        shot = self.devtools("Page.captureScreenshot", captureBeyondViewport=whole)
+        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager
 def open_browser(width: int = 1500, height: int = 1000) -> Iterator[Browser]:
-    """A browser without a network of its own; the test is skipped where there is no Chromium."""
-    binary = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    chromedriver = shutil.which("chromedriver")
-    if binary is None or chromedriver is None:
-        pytest.skip("no chromium with chromedriver here (Debian: apt install chromium chromium-driver)")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with tempfile.TemporaryDirectory() as profile:
+    """A browser without a network; the test is skipped where there is no Chromium."""
+    chromium = find_chromium()
+    if chromium is None:
+        pytest.skip(HINT)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        # --remote-debugging-pipe reads commands from descriptor 3 and writes to descriptor 4.
         process = subprocess.Popen(
-            [chromedriver, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [
+                *("sh", "-c", 'exec "$0" "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1', chromium),
+                *(*_ARGUMENTS, f"--window-size={width},{height}", f"--user-data-dir={profile}"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as driver:
-                session = _session(driver, binary, profile, (width, height))
-                try:
-                    yield Browser(driver, session)
-                finally:
-                    driver.delete(f"/session/{session}")
+            yield _first_page(_Pipe(process))
         finally:
-            process.terminate()
-            process.wait(10)
+            try:
+                process.communicate(timeout=_LIMIT_S)  # closes the pipe, at which Chromium ends
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def _session(driver: httpx.Client, binary: str, profile: str, size: tuple[int, int]) -> str:
-    arguments = [
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        f"--window-size={size[0]},{size[1]}",
-        f"--user-data-dir={profile}",
-        # Whatever the page asks of the network fails, and is then found among the complaints.
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-    ]
-    wanted = {
-        "browserName": "chrome",
-        "goog:chromeOptions": {"binary": binary, "args": arguments},
-        "goog:loggingPrefs": {"browser": "ALL"},
-    }
-    deadline = time.monotonic() + 20
-    while True:
-        try:
-            answer = driver.post("/session", json={"capabilities": {"alwaysMatch": wanted}})
-            break
-        except httpx.ConnectError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-    value = answer.json()["value"]
-    if answer.is_error:
-        pytest.skip(f"chromium does not start here: {value['message'][:300]}")
-    return str(value["sessionId"])
+def _first_page(pipe: _Pipe) -> Browser:
+    targets = pipe.ask("Target.getTargets", {})["targetInfos"]
+    page = next(target["targetId"] for target in targets if target["type"] == "page")
+    attached = pipe.ask("Target.attachToTarget", {"targetId": page, "flatten": True})
+    browser = Browser(pipe, attached["sessionId"])
+    for domain in ("Page", "Runtime", "Log"):
+        browser.devtools(f"{domain}.enable")
+    browser.devtools("Page.setLifecycleEventsEnabled", enabled=True)
+    return browser

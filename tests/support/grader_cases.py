@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from rstar2.eval.grader import Verdict, grade
+
 NUMBERS = [
     ("1000", "1 000", True),
     ("1000000", "1 000 000", True),
@@ -758,3 +762,11 @@ KINDS = {
     "also": ALSO,
     "choices": CHOICES,
 }
+
+
+def misgraded(cases: Iterable[tuple[str, str, bool]], output: str = "{}") -> list[tuple[str, str, Verdict]]:
+    """The (gold, answer, equal) cases whose answer, put into `output`, does not get the verdict it should."""
+    verdicts = [
+        (gold, answer, equal, grade(gold, output.replace("{}", answer))) for gold, answer, equal in cases
+    ]
+    return [(gold, answer, verdict) for gold, answer, equal, verdict in verdicts if verdict.correct != equal]

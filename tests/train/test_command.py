@@ -15,13 +15,7 @@ from rstar2.train.recipe import sft_recipe, stage_recipe
 
 
 def paths(root: Path) -> StagePaths:
-    return StagePaths(
-        model=root / "a model",
-        data=root / "train.parquet",
-        checkpoints=root / "stage1" / "checkpoints",
-        agent_loop=root / "agent_loop.yaml",
-        metrics=root / "metrics-1.jsonl",
-    )
+    return StagePaths.of(root / "stage1", root / "a model")
 
 
 def composed(config: str, argv: list[str]) -> Any:
@@ -112,7 +106,7 @@ def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None
     command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
     config = composed("ppo_trainer", command.argv[3:])
     handed = config.ray_kwargs.ray_init.runtime_env.env_vars
-    assert str(tmp_path / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
+    assert str(tmp_path / "stage1" / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
     assert stage_command(stage_recipe(1, "laptop", []), paths(tmp_path)).env["RAY_ADDRESS"] == "local"
 
 
@@ -151,8 +145,10 @@ def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
         assert "laptop" in caught.value.hint
 
 
-def test_the_agent_loop_file_names_our_loop_and_the_judge() -> None:
-    (entry,) = json.loads(agent_loop_yaml(stage_recipe(1, None, []), "http://judge:1", "secret"))
+def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:
+    (entry,) = json.loads(
+        agent_loop_yaml(stage_recipe(1, None, []), paths(tmp_path), "http://judge:1", "secret")
+    )
     assert entry["name"] == "rstar2"
     assert entry["judge_url"] == "http://judge:1"
     assert entry["max_turns"] == 10

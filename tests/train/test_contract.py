@@ -66,6 +66,7 @@ def test_rollouts_a_problem_are_read_from_the_row() -> None:
     assert '"__rollout_n__"' in inspect.getsource(agent_loop_tq)
 
 
+@pytest.mark.slow
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
     code = (
         "import verl\n"

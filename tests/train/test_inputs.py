@@ -44,8 +44,8 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
 
 
 def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
-    held = conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
-    again = conversations(held.store(tmp_path / "x.parquet"))
+    first = conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
+    again = conversations(first.store(tmp_path / "x.parquet"))
     thoughtful = [GOOD[0], {"role": "assistant", "content": "<reason></reason>\n!"}]
     assert [[dict(m) for m in row["messages"]] for row in again.rows] == [thoughtful]
     twice = conversations(again.store(tmp_path / "y.parquet"))
@@ -64,14 +64,14 @@ def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> Non
 
     make_tiny_model(tmp_path / "model", TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
     codec = load_codec(tmp_path / "model")
-    talk = [
+    messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "2+2?"},
         {"role": "assistant", "content": "<tool_call>x</tool_call>"},
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "<reason>Seen.</reason>\nThe answer is 4."},
     ]
-    data = conversations(lines(tmp_path / "x.jsonl", {"messages": talk})).store(tmp_path / "x.parquet")
+    data = conversations(lines(tmp_path / "x.jsonl", {"messages": messages})).store(tmp_path / "x.parquet")
     rows = MultiTurnSFTDataset(str(data), codec.tokenizer, OmegaConf.create({"pad_mode": "no_padding"}))
     ids, mask = rows[0]["input_ids"].tolist(), rows[0]["loss_mask"].tolist()
     learnt = codec.tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])
@@ -79,7 +79,7 @@ def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> Non
         learnt
         == "</reason>\n<tool_call>x</tool_call><|im_end|>\nSeen.</reason>\nThe answer is 4.<|im_end|>\n"
     )
-    prompt = codec.prompt(talk[:2])
+    prompt = codec.prompt(messages[:2])
     assert ids[: len(prompt)] == prompt, "a rollout's prompt must be what SFT showed"
     turn = codec.tool_turn(["4"])
     assert any(ids[i : i + len(turn) - 1] == turn[1:] for i in range(len(ids))), (

@@ -10,7 +10,8 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
-from rstar2.train.stages import MAIN_METRIC, drop_solved, fitting, mend_tracker, step_metrics
+from rstar2.train.solved import drop_solved
+from rstar2.train.stages import MAIN_METRIC, fitting, repair_checkpoint_pointer, step_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -62,20 +63,20 @@ def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(tmp_path: Path, torn
     for step in (2, 4):
         (tmp_path / f"global_step_{step}" / "data.pt").touch()
     (tmp_path / TRACKER).write_text(torn)
-    mend_tracker(tmp_path)
+    repair_checkpoint_pointer(tmp_path)
     assert (tmp_path / TRACKER).read_text() == "4"
 
 
 def test_a_good_pointer_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "global_step_2").mkdir()
     (tmp_path / TRACKER).write_text("2")
-    mend_tracker(tmp_path)
+    repair_checkpoint_pointer(tmp_path)
     assert (tmp_path / TRACKER).read_text() == "2"
 
 
 def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
     (tmp_path / TRACKER).write_text("7")
-    mend_tracker(tmp_path)
+    repair_checkpoint_pointer(tmp_path)
     assert not (tmp_path / TRACKER).exists()
 
 

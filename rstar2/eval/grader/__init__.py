@@ -6,8 +6,7 @@ pool. Nothing here evaluates text as code.
 """
 
 from rstar2.eval.grader.extract import extract_answer
-from rstar2.eval.grader.grade import grade
+from rstar2.eval.grader.grade import Verdict, grade
 from rstar2.eval.grader.pool import GraderPool
-from rstar2.eval.grader.verdict import Verdict
 
 __all__ = ["GraderPool", "Verdict", "extract_answer", "grade"]

@@ -41,6 +41,17 @@ _LABEL = re.compile(
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\band\b|\bor\b|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
+_GAP_CHARS = 60
+_IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
+_NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
+_NOUN_BEHIND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*[.,!\n]")
+_NO_NOUN = frozenset(
+    "was were are not but wrong right correct incorrect too first then later before now finally instead again last so"  # noqa: SIM905
+    " hence thus therefore because since initially earlier afterwards maybe perhaps also respectively else wait sorry"
+    " actually rather either neither nor and yes again once twice only just still here there that this which what"
+    " because when where while good bad true false".split()
+)
+"""Words behind a box that do not say what it counts."""
 _FINAL = re.compile(r"final\s+answer\b\**\s*(?:(?:is|are|would be|should be)\b|[:=\uff1a\n])", re.IGNORECASE)
 _STATED = re.compile(
     r"\bans(?:wers?)?\b(?:\s+(?:is|are|was|would be|must be|should be|equals)\b)?(?:\s+therefore)?\s*[:=\uff1a]?|####",
@@ -48,7 +59,7 @@ _STATED = re.compile(
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
 _PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]")
-"""What tells sentences from a formula by itself."""
+"""What distinguishes sentences from a formula by itself."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
@@ -63,7 +74,7 @@ _CHOSEN = re.compile(
     re.IGNORECASE,
 )
 _LISTED_CHOICE = re.compile(r"\(?[A-J]\)\s|[A-J][.:]\s")
-_DENIAL = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
+_NEGATED = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
@@ -74,7 +85,7 @@ def extract_answer(text: str) -> str | None:
     `text` is the turn the model itself wrote last: no prompt and no tool output. A bare answer comes back as
     it is.
     """
-    turn = _own_words(text)
+    turn = _final_turn(text)
     inner = _last_block(turn, "<answer>", "</answer>")
     if inner is not None and inner.strip():
         turn = inner
@@ -115,7 +126,7 @@ def _from_box(content: str) -> str:
     return (_from_sentence(stated) if stated is not None else None) or content
 
 
-def _own_words(text: str) -> str:
+def _final_turn(text: str) -> str:
     """The last turn without finished reasoning, tool calls and tool output."""
     turn = text[-MAX_TEXT:].rpartition(_ASSISTANT)[2]
     end = _END_OF_TURN.search(turn, len(turn) - len(turn.lstrip()))
@@ -149,14 +160,28 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
     if not starts:
         return ("", len(text)) if _EMPTY_BOX.search(text) else None
     content, end = _braced(text, starts[-1].end())
-    contents, left = [content.strip()], starts[-1].start()
+    noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
+    contents, last, left = [content.strip()], "", starts[-1].start()
     for match in reversed(starts[:-1]):
         content, stop = _braced(text, match.end())
-        if stop > left or not _side_by_side(text[stop:left]):
+        gap = text[stop:left] if stop <= left else None
+        if gap is None or len(gap) > _GAP_CHARS:
+            break
+        counted = _counted(gap, _NOUN_AND) if noun else ""
+        if counted:
+            last = last or rf"{contents.pop()}\text{{ {noun}}}"
+            content = rf"{content.strip()}\text{{ {counted}}}"
+        elif not _side_by_side(gap):
             break
         contents.insert(0, content.strip())
         left = match.start()
-    return ", ".join(dict.fromkeys(contents)), end
+    return ", ".join(dict.fromkeys([*contents, *filter(None, [last])])), end
+
+
+def _counted(gap: str, pattern: re.Pattern[str]) -> str:
+    """The noun that stands behind a box, as in \\boxed{1} papers and \\boxed{2} bins; empty where there is none."""
+    found = pattern.match(_IN_TEXT.sub(r"\1", gap))
+    return found[1] if found and _NO_NOUN.isdisjoint(found[1].lower().split()) else ""
 
 
 def _side_by_side(gap: str) -> bool:
@@ -228,16 +253,16 @@ def _formula_at(text: str) -> int:
 
 def _last_formula(text: str) -> tuple[str, int] | None:
     """The content of the last formula between delimiters, and where it ends."""
-    found, position, hopeless = None, 0, set[str]()
+    found, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
         if opening.start() and text[opening.start() - 1] == "\\" and sign.startswith("$"):
             continue  # an escaped dollar is money
-        end = -1 if sign in hopeless else text.find(_CLOSING[sign], position)
+        end = -1 if sign in unclosed else text.find(_CLOSING[sign], position)
         if sign == "$" and _is_money(text, position, end):
             continue
         if end < 0:
-            hopeless.add(sign)
+            unclosed.add(sign)
             continue
         if text[position:end].strip():
             found = text[position:end], end + len(sign)
@@ -257,7 +282,7 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(_NUMBER, text)
-        if number and _DENIAL.search(text, max(0, number.start() - 30), number.start()):
+        if number and _NEGATED.search(text, max(0, number.start() - 30), number.start()):
             return None
         line = number and text.rfind("\n", 0, number.start()) + 1
         total = _last_match(_TOTAL, text, line) if line is not None else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
@@ -27,13 +29,12 @@ from rstar2.eval.grader.parse.nodes import (
 )
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.reader import read
-from rstar2.eval.grader.verdict import Verdict
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
-TAME_CHARS = 100
+SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
-_TAME = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
+_SIMPLE = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
 _IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -42,6 +43,27 @@ _CHOICE = re.compile(
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
+
+VerdictName = Literal["correct", "wrong", "unparsed", "timeout", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What grading one answer came to, and why."""
+
+    verdict: VerdictName
+    """`correct`, or `wrong`: an answer was understood and differs. `unparsed`: no answer was found, or it
+    could not be understood, so nothing was verified. `timeout`: the deadline passed. `invalid`: the gold
+    answer itself is missing or cannot be used."""
+    extracted: str | None
+    """The answer found in the model's output, or None where none was found."""
+    rule: str
+    """The name of the rule that decided, such as `integer`, `text`, `number`, `interval`."""
+
+    @property
+    def correct(self) -> bool:
+        """Whether the answer is verified to equal the gold answer; the reward is 1.0 exactly then."""
+        return self.verdict == "correct"
 
 
 def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] | None = None) -> Verdict:
@@ -88,15 +110,15 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     if not wanted or extracted is None:
         return grade(gold, pred)
     decided = _plain(wanted, extracted)
-    if decided is not None or max(len(wanted), len(extracted)) > TAME_CHARS:
+    if decided is not None or max(len(wanted), len(extracted)) > SIMPLE_CHARS:
         return decided
     golds, preds = read(wanted), read(extracted)
-    tame = all(
-        isinstance(part, _TAME) and part not in _IRRATIONAL
+    simple = all(
+        isinstance(part, _SIMPLE) and part not in _IRRATIONAL
         for node in (*golds, *preds)
         for part in walk(node)
     )
-    return _by_type(wanted, extracted, golds, preds) if tame else None
+    return _by_type(wanted, extracted, golds, preds) if simple else None
 
 
 def _plain(wanted: str, extracted: str) -> Verdict | None:

@@ -1,4 +1,4 @@
-"""Grading in warm, killable processes, from any thread.
+"""Grading in processes that can be killed, from any thread.
 
 Most gradings compare two plain integers, the same text twice or a few short fractions; those are decided in this
 process, in well under a millisecond, by the same rules. The rest go to a worker whose CPU time is limited, so that no
@@ -25,8 +25,7 @@ from types import TracebackType
 from typing import Self
 
 import rstar2
-from rstar2.eval.grader.grade import grade_quickly
-from rstar2.eval.grader.verdict import Verdict
+from rstar2.eval.grader.grade import Verdict, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
@@ -184,7 +183,7 @@ class GraderPool:
                     worker = self._replace(worker)
                     if stopped.deadline:
                         return Verdict("timeout", None, "deadline")
-            return Verdict("unparsed", None, "not verified: the worker died twice")
+            return Verdict("unparsed", None, "not verified: the worker ended twice")
         finally:
             self._idle.put(worker)
 

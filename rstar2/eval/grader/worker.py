@@ -1,8 +1,8 @@
-"""One warm grading process: a JSON line in, a JSON line out, each under a CPU-time limit the kernel enforces.
+"""One grading process: a JSON line in, a JSON line out, each under a CPU-time limit the kernel enforces.
 
 Run as `python -m rstar2.eval.grader.worker TIMEOUT_S`. The interval timer counts this process's own CPU time,
 so a busy machine does not turn a right answer into a timeout, and its signal keeps the default action, which
-ends the process even inside a long C call. Standard output closing is what tells the pool.
+ends the process even inside a long C call. The pool learns of it from standard output, which closes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import sys
 import traceback
 
 from rstar2.eval.grader.compare.symbolic import worked_out
-from rstar2.eval.grader.grade import grade
-from rstar2.eval.grader.verdict import Verdict
+from rstar2.eval.grader.grade import Verdict, grade
 
 MEMORY_BYTES = 2 << 30
 _OPERATOR = re.compile(r"\\(?:[io]*int|sum|prod|lim)|[∫∑∏]")
@@ -27,14 +26,14 @@ def main() -> None:
     timeout_s = float(sys.argv[1])
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    _warm_up("1/sqrt(3)")
+    _load("1/sqrt(3)")
     symbolic = False
     for line in sys.stdin.buffer:
         gold, pred = json.loads(line)
         if not symbolic and _OPERATOR.search(f"{gold} {pred}"):
             # sympy takes most of a second to load, which few runs need, and which is not the answer's time.
             symbolic = True
-            _warm_up("\\int_0^1 x^2 dx")
+            _load("\\int_0^1 x^2 dx")
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         verdict = _graded(gold, pred)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -43,7 +42,7 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
-def _warm_up(pred: str) -> None:
+def _load(pred: str) -> None:
     """Load what the first real comparison of this kind needs."""
     grade("\\frac{\\sqrt{3}}{3}", pred, worked_out)
 

@@ -1,9 +1,4 @@
-"""The client of the judge: asynchronous, and synchronous on top of it.
-
-Calls of one event loop travel over one connection, those made at the same time together. When it breaks, programs
-without an answer are asked for again under their ids, so that none runs twice when its result exists. Every wait
-has an end: when the judge does not answer within it, the result is `lost`.
-"""
+"""Running programs on a judge from Python: an asynchronous client, and a synchronous one on top of it."""
 
 from __future__ import annotations
 
@@ -11,14 +6,14 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
 
-from rstar2.judge.client.call import Call
-from rstar2.judge.client.connection import Answer, JudgeError, Line, headers_for, retry_after_s
+from rstar2.judge.client.connection import Connection
+from rstar2.judge.client.http import JudgeError, describe, request
 from rstar2.judge.schema import RunRequest, RunResult
 
 HEALTH_S = 5.0
@@ -39,35 +34,33 @@ class JudgeClient:
         self.url = url.rstrip("/")
         self.token = token
         self.patience_s = patience_s
-        self._lines: dict[asyncio.AbstractEventLoop, Line] = {}
+        self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
 
     def __getstate__(self) -> tuple[str, str | None, float]:
         return self.url, self.token, self.patience_s
 
     def __setstate__(self, state: tuple[str, str | None, float]) -> None:
         self.url, self.token, self.patience_s = state
-        self._lines = {}
+        self._connections = {}
 
-    def _line(self) -> Line:
+    def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
-        line = self._lines.get(loop)
-        if line is None:
-            # Those of loops that are over go, and their connections with them.
-            for other in list(self._lines):
+        connection = self._connections.get(loop)
+        if connection is None:
+            # Those of loops that are over are closed.
+            for other in list(self._connections):
                 if other.is_closed():
-                    self._lines.pop(other, None)
-            line = self._lines[loop] = Line(self.url, self.token, self.patience_s)
-        return line
+                    self._connections.pop(other, None)
+            connection = self._connections[loop] = Connection(self.url, self.token, self.patience_s)
+        return connection
 
     async def run(self, request: RunRequest) -> RunResult:
-        """Run one program. Cancelling the call takes the program back.
+        """Run one program. Cancelling the call cancels the program.
 
         Raises:
             JudgeError: wrong token, or nothing like a judge at the URL.
         """
-        result: asyncio.Future[RunResult] = asyncio.get_running_loop().create_future()
-        self._line().add(Call(request, result))
-        return await result
+        return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
         """Run programs. → their results in the order of the requests.
@@ -77,37 +70,37 @@ class JudgeClient:
         """
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
-    async def request(self, method: str, path: str, body: str, key: str) -> Answer:
-        """One request under one idempotency key, bounded by the caller.
-
-        Raises:
-            aiohttp.ClientError: no answer came.
-        """
-        async with self._line().send(method, path, body.encode(), headers_for(key)) as answer:
-            text = await answer.text(errors="replace")
-            return Answer(answer.status, text, retry_after_s(answer.headers))
+    async def request(
+        self, method: str, path: str, body: str, wait_s: float, read: Callable[[str], T], accepted: int = 200
+    ) -> T:
+        """See `http.request`."""
+        url = self.url + path
+        return await request(self._connection().http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What the judge says of itself: `status`, `workers`, `isolation`.
+        """What the judge's `/health` answers: `status`, `workers`, `isolation`.
 
         Raises:
             JudgeError: it does not answer, or has no workers.
         """
         try:
-            async with asyncio.timeout(HEALTH_S), self._line().send("GET", "/health") as answer:
+            async with (
+                asyncio.timeout(HEALTH_S),
+                self._connection().http.get(f"{self.url}/health", allow_redirects=False) as answer,
+            ):
                 answer.raise_for_status()
                 found = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise JudgeError(
-                f"no judge answers at {self.url}: {error!r}", "start one with `rstar2 judge up`"
+                f"no judge answers at {self.url}: {describe(error)}", "start one with `rstar2 judge up`"
             ) from error
         return dict(found)
 
     async def aclose(self) -> None:
-        """Close this event loop's connections; what is on its way is cancelled."""
-        line = self._lines.pop(asyncio.get_running_loop(), None)
-        if line is not None:
-            await line.close()
+        """Close this event loop's connections; calls without a result are cancelled."""
+        connection = self._connections.pop(asyncio.get_running_loop(), None)
+        if connection is not None:
+            await connection.close()
 
     async def __aenter__(self) -> JudgeClient:
         return self

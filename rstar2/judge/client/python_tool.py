@@ -1,4 +1,4 @@
-"""The Python tool: a model's call, run by the judge, told back in the model's words."""
+"""The Python tool: runs the program in a model's tool call on the judge, and words the result for the model."""
 
 from __future__ import annotations
 

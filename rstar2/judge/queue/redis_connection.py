@@ -1,29 +1,64 @@
-"""Speaking with Redis over bare connections of redis-py, for what happens to every program.
+"""Connections to Redis: redis-py's clients for what is rare, bare connections for what happens to every program.
 
-redis-py's client takes a connection from a pool, guards each half of an exchange with a timer and a task of
-its own, and measures; for one short script that is several times the work of sending it.
-
-All speak RESP2, in which an answer is a list, a text, a number or None.
+redis-py's client takes a connection from a pool, guards each half of an exchange with a timer and a task of its
+own, and measures; for one short script that is several times the work of sending it. The bare ones speak RESP2,
+in which a reply is a list, a text, a number or None. None of them tries anything twice: who asks knows when to
+ask again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import hiredis
 import redis.asyncio
+import redis.asyncio.retry
+import redis.retry
+from redis.backoff import NoBackoff
 from redis.exceptions import ResponseError
 
-Command = Sequence[str | int | float]
+Command = tuple[str | int | float, ...]
 """Its name and its arguments."""
-ANSWER_S = 5.0
-"""Redis answers within this time, or the connection is given up."""
+Name = TypeVar("Name")
+"""What the caller names a command; its reply is found by the same name."""
+REPLY_S = 5.0
+"""Redis replies within this time, or the connection is given up."""
 CONNECT_S = 2.0
+# It is declared for commands of one word.
+_pack: Any = hiredis.pack_command
 
 
-class _Bare:
+def sync_client(redis_url: str, timeout_s: float = REPLY_S) -> redis.Redis:
+    """A client of redis-py with decoded replies."""
+    return redis.Redis.from_url(
+        redis_url,
+        decode_responses=True,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=min(timeout_s, CONNECT_S),
+        retry=redis.retry.Retry(NoBackoff(), 0),
+    )
+
+
+def execute(client: redis.Redis, command: Command) -> Any:
+    """Carry out one command with a client of redis-py, whose types do not know how. → its reply."""
+    untyped: Any = client
+    return untyped.execute_command(*command)
+
+
+def async_client(redis_url: str) -> Any:
+    """The same for an event loop. Any: redis-py's own types do not know what is decoded."""
+    return redis.asyncio.Redis.from_url(
+        redis_url,
+        decode_responses=True,
+        socket_timeout=REPLY_S,
+        socket_connect_timeout=CONNECT_S,
+        retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+    )
+
+
+class _Connection:
     """One connection, made anew when it is next used after it broke.
 
     Args:
@@ -42,52 +77,52 @@ class _Bare:
         )
         self._connection = pool.make_connection()
 
-    async def _send(self, commands: Sequence[Command]) -> None:
-        connection = self._connection
-        if not connection.is_connected:
-            await connection.connect()
-        await connection.send_packed_command(_packed(commands))
+    async def _connected(self) -> Any:
+        """The connection, made if there is none."""
+        if not self._connection.is_connected:
+            await self._connection.connect()
+        return self._connection
 
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.disconnect(nowait=True)
 
 
-class Commands(_Bare):
+class RedisConnection(_Connection):
     """Sends commands. Use it from one task at a time."""
 
-    async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands together. → their answers.
+    async def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
+        """Send commands together. → their replies, by the names of the commands.
 
         Raises:
-            RedisError: no answer in time, or one that is an error; some of the commands may have been obeyed.
+            RedisError: no reply in time, or one that is an error; some of the commands may have been carried out.
         """
         if not commands:
-            return []
+            return {}
+        replies: dict[Name, Any] = {}
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await self._send(commands)
-                answers = [await self._answer() for _ in commands]
+            async with asyncio.timeout(REPLY_S):
+                connection = await self._connected()
+                await connection.send_packed_command([b"".join(map(_pack, commands.values()))])
+                for name in commands:
+                    try:
+                        replies[name] = await connection.read_response()
+                    except ResponseError as error:
+                        replies[name] = error
         except BaseException as error:
-            # An answer that comes late must not be taken for one to what is asked next.
+            # A reply that comes late must not be taken for one to the next command.
             await self.close()
             if isinstance(error, TimeoutError):
-                raise redis.TimeoutError(f"no answer in {ANSWER_S:.0f} s") from error
+                raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
             raise
-        return _unless_error(answers)
-
-    async def _answer(self) -> Any:
-        try:
-            return await self._connection.read_response()
-        except ResponseError as error:
-            return error
+        return _unless_error(replies)
 
 
-class SyncCommands:
+class SyncRedisConnection:
     """The same for code without an event loop. Use it from one thread at a time.
 
     Args:
-        client: has decoded responses; where it connects to, and for how long, is taken from it.
+        client: has decoded replies; where it connects to, and for how long, is taken from it.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -95,42 +130,35 @@ class SyncCommands:
         pool: Any = client.connection_pool
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """See `Commands.ask`."""
+    def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
+        """See `RedisConnection.execute`."""
         if not commands:
-            return []
+            return {}
         connection = self._connection
+        replies: dict[Name, Any] = {}
         try:
-            connection.send_packed_command(_packed(commands), check_health=False)
-            answers = [self._answer() for _ in commands]
+            connection.send_packed_command([b"".join(map(_pack, commands.values()))], check_health=False)
+            for name in commands:
+                try:
+                    replies[name] = connection.read_response()
+                except ResponseError as error:
+                    replies[name] = error
         except BaseException:
             # As above.
             connection.disconnect()
             raise
-        return _unless_error(answers)
-
-    def _answer(self) -> Any:
-        try:
-            return self._connection.read_response()
-        except ResponseError as error:
-            return error
+        return _unless_error(replies)
 
 
-def _packed(commands: Sequence[Command]) -> list[bytes]:
-    # It is declared for commands of one word.
-    pack: Any = hiredis.pack_command
-    return [b"".join([pack(tuple(command)) for command in commands])]
+def _unless_error(replies: dict[Name, Any]) -> dict[Name, Any]:
+    for reply in replies.values():
+        if isinstance(reply, ResponseError):
+            raise reply
+    return replies
 
 
-def _unless_error(answers: list[Any]) -> list[Any]:
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise answer
-    return answers
-
-
-class Notices(_Bare):
-    """Hears what is published on one channel.
+class Subscription(_Connection):
+    """Receives what is published on one channel.
 
     Args:
         redis_url: the queue.
@@ -140,41 +168,42 @@ class Notices(_Bare):
     def __init__(self, redis_url: str, channel: str) -> None:
         super().__init__(redis_url)
         self.channel = channel
-        self._asked = False
-        """Whether the server was asked for a sign of life, and has said nothing since."""
+        self.awaits_pong = False
+        """Whether the server was sent a PING, and has sent nothing since."""
 
-    async def begin(self) -> None:
-        """Have Redis tell from now on what is published.
+    async def subscribe(self) -> None:
+        """Receive what is published from now on.
 
         Raises:
-            RedisError: no answer in time, or one that is an error.
+            RedisError: no reply in time, or one that is an error.
         """
         await self.close()
-        self._asked = False
+        self.awaits_pong = False
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await self._send([("SUBSCRIBE", self.channel)])
-                await self._connection.read_response()
+            async with asyncio.timeout(REPLY_S):
+                connection = await self._connected()
+                await connection.send_packed_command([_pack(("SUBSCRIBE", self.channel))])
+                await connection.read_response()
         except TimeoutError as error:
             await self.close()
-            raise redis.TimeoutError(f"no answer in {ANSWER_S:.0f} s") from error
+            raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
 
     async def next(self) -> str:
-        """Wait, without end, for what is published next.
+        """Wait for the next message; `check` ends the wait where the connection has died.
 
         Raises:
-            RedisError: the connection broke. What was published meanwhile is not told.
+            RedisError: the connection broke. What was published meanwhile is not received.
         """
         while True:
             kind, *rest = await self._connection.read_response()
-            self._asked = False
+            self.awaits_pong = False
             if kind == "message":
                 return str(rest[1])
 
     async def check(self) -> None:
-        """Break a connection that has died in silence. To be called again and again, `ANSWER_S` apart or less."""
-        if self._asked:
+        """Close a connection on which the last PING was not answered, else send one. Call it every few seconds."""
+        if self.awaits_pong:
             await self.close()
         elif self._connection.is_connected:
-            self._asked = True
-            await self._send([("PING",)])
+            self.awaits_pong = True
+            await self._connection.send_packed_command([_pack(("PING",))])

@@ -1,8 +1,8 @@
-"""The tier a judge promises its clients, kept with its queue so that no weaker worker works for it.
+"""The isolation tier that a judge requires of all workers of its queue, kept in Redis.
 
-A judge notes its tier in Redis again and again while it lives, so that what a killed one promised lapses. A
-worker joins the queue only if it keeps every promise noted there, and a judge starts only if every worker
-that lives keeps its own: each looks and notes in one step, so that neither misses the other.
+A judge writes its requirement to Redis again and again while it lives, so that the one of a killed judge expires.
+A worker registers only if its tier satisfies every requirement there, and a judge starts only if the tier of every
+living worker satisfies its own. Each checks and writes in one atomic step, so that neither misses the other.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rstar2.judge.queue.tasks import PREFIX, WORKERS, Eval
-from rstar2.judge.sandbox.tiers import ORDER
-from rstar2.judge.schema import Isolation
+from rstar2.judge.queue.redis_connection import Command
+from rstar2.judge.queue.tasks import PREFIX, WORKERS
+from rstar2.judge.schema import ISOLATION_ORDER, Isolation
 
-PROMISES = f"{PREFIX}:promises"
+REQUIREMENTS = f"{PREFIX}:required_isolation"
 """Hash: judge → {tier, till} as JSON; `till` in the Unix seconds of Redis."""
 RENEW_S = 5.0
 KEPT_S = 15
 SILENT_S = 10
-"""A worker that has not been heard of for so long is not asked what it keeps."""
+"""A worker whose last heartbeat is older is not asked for its tier."""
 
-_JOIN = """
+_REGISTER = """
 local now = tonumber(redis.call('TIME')[1])
 local known = redis.call('HGETALL', KEYS[1])
 for i = 1, #known, 2 do
-  local promise = cjson.decode(known[i + 1])
-  if promise.till < now then
+  local requirement = cjson.decode(known[i + 1])
+  if requirement.till < now then
     redis.call('HDEL', KEYS[1], known[i])
-  elseif string.find(ARGV[1], promise.tier, 1, true) then
-    return promise.tier
+  elseif string.find(ARGV[1], requirement.tier, 1, true) then
+    return requirement.tier
   end
 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return ''
 """
-"""KEYS promises, workers. ARGV tiers the worker does not reach, its name, its heartbeat. → '', or the tier
-that it had to reach."""
+"""KEYS requirements, workers. ARGV tiers stronger than the worker's, its name, its heartbeat. → '', or the tier
+that is required."""
 
-_PROMISE = """
+_REQUIRE = """
 local now = tonumber(redis.call('TIME')[1])
 local workers = redis.call('HGETALL', KEYS[2])
 for i = 1, #workers, 2 do
@@ -50,17 +50,17 @@ end
 redis.call('HSET', KEYS[1], ARGV[2], cjson.encode({tier = ARGV[3], till = now + tonumber(ARGV[4])}))
 return ''
 """
-"""KEYS promises, workers. ARGV tiers below the judge's, its name, its tier, seconds kept, seconds after which
-a silent worker does not count. → '', or what is wrong with some worker."""
+"""KEYS requirements, workers. ARGV tiers weaker than the judge's, its name, its tier, seconds kept, seconds after
+which a silent worker does not count. → '', or which worker is too weak."""
 
 
-def join_args(worker: str, state: dict[str, Any]) -> Eval:
-    """Notes a worker's first heartbeat, unless it is weaker than what some judge of the queue promises."""
-    beyond = " ".join(ORDER[ORDER.index(state["isolation"]) + 1 :])
-    return (_JOIN, 2, PROMISES, WORKERS, beyond, worker, json.dumps(state))
+def register(worker: str, heartbeat: dict[str, Any]) -> Command:
+    """Writes a worker's first heartbeat, unless a judge of the queue requires a stronger tier."""
+    stronger = " ".join(ISOLATION_ORDER[ISOLATION_ORDER.index(heartbeat["isolation"]) + 1 :])
+    return ("EVAL", _REGISTER, 2, REQUIREMENTS, WORKERS, stronger, worker, json.dumps(heartbeat))
 
 
-def promise_args(judge: str, tier: Isolation) -> Eval:
-    """Notes what a judge promises, unless some worker of the queue is weaker."""
-    below = " ".join(ORDER[: ORDER.index(tier)])
-    return (_PROMISE, 2, PROMISES, WORKERS, below, judge, tier, KEPT_S, SILENT_S)
+def require(judge: str, tier: Isolation) -> Command:
+    """Writes what a judge requires, unless some worker of the queue is weaker."""
+    weaker = " ".join(ISOLATION_ORDER[: ISOLATION_ORDER.index(tier)])
+    return ("EVAL", _REQUIRE, 2, REQUIREMENTS, WORKERS, weaker, judge, tier, KEPT_S, SILENT_S)

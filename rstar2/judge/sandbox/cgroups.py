@@ -1,7 +1,9 @@
-"""Memory and process limits for a whole jail, where control groups can be written (versions 1 and 2).
+"""Limits the memory and processes of a whole jail, where control groups can be written (versions 1 and 2).
 
-The jail as a whole lives in one group, so a run is never moved (moving a process between groups takes the
-kernel milliseconds). The limit is what the zygotes take plus what the program may take.
+The limit is what the zygotes hold plus what the program may take.
+
+For speed only: the jail is in one group, because to move each program into its own would take the kernel
+milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _PREFIX = "rstar2-"
 
 
 def _own_groups() -> dict[str, str]:
-    """Controller name (empty for version 2) → this process's group in its hierarchy."""
+    """Controller (empty for version 2) → this process's group in its hierarchy."""
     groups = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
@@ -27,34 +29,34 @@ def _own_groups() -> dict[str, str]:
 
 
 def _candidates(controller: str) -> list[Path]:
-    """Where groups of this controller can be made, best first."""
+    """Parents under which groups of this controller may be made, best first."""
     groups = _own_groups()
-    places = []
+    parents = []
     if controller in groups:
-        places.append(_ROOT / controller / groups[controller].lstrip("/"))
-        places.append(_ROOT / controller)
+        parents.append(_ROOT / controller / groups[controller].lstrip("/"))
+        parents.append(_ROOT / controller)
     elif "" in groups:
-        places.append(_ROOT / groups[""].lstrip("/"))
-        # A group that holds processes cannot be divided, which this process's own does.
-        places.append(_ROOT)
-    return places
+        parents.append(_ROOT / groups[""].lstrip("/"))
+        # A group with processes in it, such as this process's own, cannot have controlled children.
+        parents.append(_ROOT)
+    return parents
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the groups of workers that died without doing so. The kernel refuses if one is in use."""
+    """Remove the groups of workers that died without doing so. The kernel refuses for those in use."""
     for path in parent.glob(f"{_PREFIX}*"):
         if not Path(f"/proc/{path.name.split('-')[1]}").exists():
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a group, unless the kernel says that it is in use."""
+    """Remove a group, unless it is in use."""
     with contextlib.suppress(OSError):
         path.rmdir()
 
 
 class Cgroup:
-    """A group of this sandbox's own for one controller each, removed at the end."""
+    """A new group for each controller, removed by `close`."""
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -88,7 +90,7 @@ class Cgroup:
         return {path for path in (self.memory, self.pids) if path is not None}
 
     def add(self, pid: int) -> None:
-        """Move a process, and so its children to come, into the group; do without where that is refused."""
+        """Move a process, and so its later children, into the group; do without the group if that is refused."""
         for path in self._paths():
             try:
                 (path / "cgroup.procs").write_text(str(pid))
@@ -97,8 +99,8 @@ class Cgroup:
                 self.pids = None if path == self.pids else self.pids
                 _remove(path)
 
-    def entrances(self) -> list[int]:
-        """Open descriptors of the groups' process lists: a process that writes `0` to one moves into it."""
+    def open_process_lists(self) -> list[int]:
+        """Open the groups' process lists: a process that writes `0` to one moves into that group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
     def limit_processes(self, count: int) -> None:
@@ -115,10 +117,10 @@ class Cgroup:
         return 0
 
     def limit_memory(self, limit: int) -> None:
-        """Set the limit in bytes; no-op where it is in force already."""
+        """Set the limit in bytes."""
         if self.memory is None or limit == self._limit:
             return
-        # Version 1 refuses a limit below what is in use, where it cannot be freed: then the old one stays.
+        # Version 1 refuses a limit below what is in use and cannot be freed: then the old one holds.
         with contextlib.suppress(OSError):
             (self.memory / self._limit_file).write_text(str(limit))
             self._limit = limit
@@ -138,7 +140,7 @@ class Cgroup:
         return -1
 
     def kills(self) -> int:
-        """How often the kernel killed something in here for want of memory; 0 where it cannot be known."""
+        """How often the kernel killed a process in here for lack of memory; 0 where it does not say."""
         if self._counter < 0:
             return 0
         for line in os.pread(self._counter, 4096, 0).splitlines():
@@ -147,7 +149,7 @@ class Cgroup:
         return 0
 
     def close(self) -> None:
-        """Remove the groups; their processes must be gone."""
+        """Remove the groups; their processes must have ended."""
         if self._counter >= 0:
             os.close(self._counter)
             self._counter = -1

@@ -1,9 +1,10 @@
-"""The processor on which a sandbox works.
+"""Keeps a worker and its zygotes on one CPU that no other worker uses.
 
-A program passes from the worker to a zygote, to a fork of it and back, each time with a process asleep. Left
-to itself the kernel wakes the next one on whatever processor is idle at the moment, where nothing is in the
-caches: with all processors at work that costs up to a third of the throughput. So a worker and its zygotes
-keep to one processor; the programs themselves are free, and are moved if they run long enough to be noticed.
+A program passes from the worker to a zygote, to a fork of it and back, each time with a process asleep. By
+default the kernel wakes the next one on whatever CPU is idle at the moment, where nothing is in the caches.
+The programs themselves may use all CPUs, and are moved if they run long enough for the scheduler to notice.
+
+For speed only: with all CPUs busy it is worth up to a third of the throughput.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import socket
 import time
 from collections.abc import Callable
 
-LOOK_S, STAND_S = 1.0, 60.0
-"""How long to wait between looks, and before a seat is taken again that was given up."""
-BUSY, OWN, IDLE = 0.9, 0.6, 0.5
-"""A processor is crowded if it is busier than the first and we take less than the second of it; one that is
-idler than the third can be moved to."""
-Times = dict[int, tuple[int, int]]
-"""Processor → (time it was idle, time in all), in ticks since the machine started."""
+CHECK_INTERVAL_S = 1.0
+"""Time between checks whether the CPU is crowded."""
+RETRY_S = 60.0
+"""Time before a CPU is chosen again after none was available."""
+CROWDED_BUSY_SHARE, CROWDED_OWN_SHARE = 0.9, 0.6
+"""A CPU is crowded if it is busy for more than the first share of the time, and we use less than the second."""
+IDLE_SHARE = 0.5
+"""A CPU that is idle for more than this share of the time can be moved to."""
+CpuTimes = dict[int, tuple[int, int]]
+"""CPU → (idle time, total time), in ticks since the machine started."""
 
 
-def processor_times() -> Times:
-    """What the kernel counts. Source: proc_stat(5)."""
+def cpu_times() -> CpuTimes:
+    """The kernel's counters. Source: proc_stat(5)."""
     found = {}
     with open("/proc/stat") as stat:
         for line in stat:
@@ -36,100 +40,95 @@ def processor_times() -> Times:
     return found
 
 
-class Seat:
-    """A processor that no other worker keeps to. Use it from one thread, which it moves.
+class CpuAffinity:
+    """Chooses a CPU that no other worker has claimed. Use it from one thread, which it moves.
 
-    Claims hold in one network namespace. Workers in several containers may choose the same processor, and find
-    out when it is crowded: then they move, or keep to none where they cannot.
+    Claims hold in one network namespace. Workers in several containers may choose the same CPU; they notice when
+    it is crowded, and then move, or use any CPU where they cannot.
 
     Args:
-        hall: seats of different halls may be on the same processor.
-        times: tells what each processor did so far.
+        pool: workers of different pools may choose the same CPU.
+        times: reads the counters of all CPUs.
     """
 
-    def __init__(self, hall: str = "judge", times: Callable[[], Times] = processor_times) -> None:
-        self._hall = hall
+    def __init__(self, pool: str = "judge", times: Callable[[], CpuTimes] = cpu_times) -> None:
+        self._pool = pool
         self._all = os.sched_getaffinity(0)
         self._times = times
         self._claim: socket.socket | None = None
-        self._look_at = 0.0
-        self._looked_at = 0.0
+        self._next_check = 0.0
+        self._last_check = 0.0
         self._used_s = 0.0
-        self._before: Times = {}
-        self.processor = -1
+        self._before: CpuTimes = {}
+        self.cpu = -1
         """-1: any."""
 
-    def look(self, used_s: float) -> int:
-        """Take a processor, or leave ours where it is crowded and others are not. → the processor.
+    def update(self, used_s: float) -> int:
+        """Choose a CPU, or leave ours if it is crowded and others are not. Returns the CPU.
 
         Args:
-            used_s: processor seconds that the sandbox and its programs took so far.
+            used_s: CPU seconds that the sandbox and its programs have used so far.
         """
         now = time.monotonic()
-        if len(self._all) < 2 or now < self._look_at:
-            return self.processor
-        own = (used_s - self._used_s) / max(now - self._looked_at, 1e-9)
-        self._look_at, self._looked_at, self._used_s = now + LOOK_S, now, used_s
+        if len(self._all) < 2 or now < self._next_check:
+            return self.cpu
+        own_share = (used_s - self._used_s) / max(now - self._last_check, 1e-9)
+        self._next_check, self._last_check, self._used_s = now + CHECK_INTERVAL_S, now, used_s
         with contextlib.suppress(OSError, ValueError):
-            self._choose(own)
-        return self.processor
+            self._choose(own_share)
+        return self.cpu
 
-    def _choose(self, own: float) -> None:
-        """See `look`.
-
-        Args:
-            own: the share of a processor that we took since the last look.
-        """
+    def _choose(self, own_share: float) -> None:
         before, self._before = self._before, self._times()
-        idle = {place: _idle_share(before.get(place), self._before.get(place)) for place in self._all}
-        if self.processor < 0:
-            wanted = sorted(self._all, key=lambda place: (-round(idle[place], 1), random.random()))
-        elif idle[self.processor] > 1 - BUSY or own > OWN:
+        idle = {cpu: _idle_share(before.get(cpu), self._before.get(cpu)) for cpu in self._all}
+        if self.cpu < 0:
+            wanted = sorted(self._all, key=lambda cpu: (-round(idle[cpu], 1), random.random()))
+        elif idle[self.cpu] > 1 - CROWDED_BUSY_SHARE or own_share > CROWDED_OWN_SHARE:
             return
         else:
-            wanted = [place for place in self._all if idle[place] > IDLE]
+            wanted = [cpu for cpu in self._all if idle[cpu] > IDLE_SHARE]
             random.shuffle(wanted)
-        for place in wanted:
-            if (claim := _claim(self._hall, place)) is not None:
-                self._move(place, claim)
+        for cpu in wanted:
+            if (claim := _claim_cpu(self._pool, cpu)) is not None:
+                self._move(cpu, claim)
                 return
-        if wanted and self.processor >= 0:
-            # Somebody works here whom our claim does not keep away, and has claimed what is idle.
-            self._look_at += STAND_S
-            self.leave()
+        if wanted and self.cpu >= 0:
+            # Something that our claim does not keep away works here, and every idle CPU is claimed.
+            self._next_check += RETRY_S
+            self.release()
 
-    def _move(self, place: int, claim: socket.socket) -> None:
+    def _move(self, cpu: int, claim: socket.socket) -> None:
         try:
-            os.sched_setaffinity(0, {place})
+            os.sched_setaffinity(0, {cpu})
         except OSError:
             claim.close()
             raise
         if self._claim is not None:
             self._claim.close()
-        self.processor, self._claim = place, claim
+        self.cpu, self._claim = cpu, claim
 
-    def leave(self) -> None:
-        """Let others have the processor, and this thread any."""
+    def release(self) -> None:
+        """Give up the CPU; this thread may then use any."""
         if self._claim is None:
             return
         self._claim.close()
-        self.processor, self._claim = -1, None
+        self.cpu, self._claim = -1, None
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, self._all)
 
 
 def _idle_share(before: tuple[int, int] | None, now: tuple[int, int] | None) -> float:
-    """The share of the time between that a processor was idle; 0 where that is not known."""
+    """The share of the time between that a CPU was idle; 0 where that is unknown."""
     if before is None or now is None or now[1] <= before[1]:
         return 0.0
     return (now[0] - before[0]) / (now[1] - before[1])
 
 
-def _claim(hall: str, place: int) -> socket.socket | None:
-    """A name that one process of this network namespace can hold, and that is free again when it ends."""
+def _claim_cpu(pool: str, cpu: int) -> socket.socket | None:
+    """Bind a name that one process of this network namespace can hold, and that is free again when it ends."""
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        claim.bind(f"\0rstar2-{hall}-processor-{place}")
+        claim.bind(f"\0rstar2-{pool}-processor-{cpu}")
     except OSError:
         claim.close()
         return None

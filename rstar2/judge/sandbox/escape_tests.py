@@ -1,7 +1,7 @@
-"""Attempts to get out, made against the tier that was actually built, before it is trusted with anything.
+"""Tries to break out of the jail that was actually built, before it gets its first program.
 
-What they reach for is real and lies within reach of the worker itself: a readable secret, a writable folder,
-listeners on the loopback address and on local sockets, the worker's own process.
+The targets are real, and the worker itself could reach them: a readable secret, a writable folder, listeners on
+the loopback address and on local sockets, the worker's own process.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox import rootfs
-from rstar2.judge.sandbox.protocol import Plan
+from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 20.0
 _MEMORY_MB = 256
 _SECRET_MODE = 0o666
 
-# Each attempt is a function that returns something true if it got out. They run in one program.
+# Each attempt is a function that returns something true if it succeeds. They run in one program.
 _ATTEMPTS = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -75,55 +75,55 @@ for attempt in (read_secret, write_outside, rename_outside, read_environment, re
         out.append(attempt.__name__)
 print(*out)
 """
-_WORKS = "import json, random, math\nprint(json.dumps([math.comb(5, 2)]))"
-_EATS = "x = []\nwhile True: x.append(bytearray(1 << 20))"
+_HONEST_PROGRAM = "import json, random, math\nprint(json.dumps([math.comb(5, 2)]))"
+_MEMORY_HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 
-Run = Callable[[RunRequest, str], RunResult]
+RunProgram = Callable[[RunRequest, str], RunResult]
 
 
-def release(run: Run, plan: Plan, root: Path) -> None:
-    """Run every attempt in the sandbox behind `run`; a tier that confines must hold them all.
+def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
+    """Make every attempt in a program run by `run`; in a tier that confines, all must fail.
 
     Raises:
-        Failure: one got out, or an honest program does not work.
+        Failure: one succeeded, or an honest program does not work.
     """
-    _expect(run, _WORKS, "ok", "[10]\n", "an honest program does not work")
-    _expect(run, _EATS, "memory", "", "memory is not limited")
-    if plan["tier"] == "none":
+    _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
+    _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")
+    if spec["tier"] == "none":
         return
-    folder = root / "canaries"
+    folder = root / "escape-tests"
     folder.mkdir(exist_ok=True)
     try:
         with contextlib.ExitStack() as stack:
             listeners = [stack.enter_context(listener) for listener in _listeners(folder)]
             targets = _targets(folder, listeners)
             code = f"import json\nT = json.loads({json.dumps(targets)!r})\n{_ATTEMPTS}"
-            _expect(run, code, "ok", "\n", "a canary got out")
-            _look_around(folder, listeners)
+            _expect(run, code, "ok", "\n", "an escape attempt succeeded")
+            _check_host_untouched(folder, listeners)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _expect(run: Run, code: str, outcome: str, stdout: str, complaint: str) -> None:
+def _expect(run: RunProgram, code: str, outcome: str, stdout: str, failure: str) -> None:
     request = RunRequest(code=code, timeout_s=_TIMEOUT_S, memory_mb=_MEMORY_MB)
-    result = run(request, "canary")
+    result = run(request, "escape-test")
     if (result.outcome, result.stdout) != (outcome, stdout):
         seen = f"{result.outcome}: {result.stdout.strip()} {result.stderr.strip()[-300:]}"
-        raise Failure(f"{complaint}: {seen}")
+        raise Failure(f"{failure}: {seen}")
 
 
 def _listeners(folder: Path) -> list[socket.socket]:
-    """A TCP, a UDP, a local and an abstract listener, none of which may hear anything."""
+    """A TCP, a UDP, a local and an abstract listener, none of which may receive anything."""
     tcp = socket.create_server(("127.0.0.1", 0))
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     udp.bind(tcp.getsockname())
     local, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    # By way of a descriptor, because the full path may be longer than an address can be.
+    # Through a descriptor, because the full path may be too long for an address.
     here = os.open(folder, os.O_PATH)
     local.bind(f"/proc/self/fd/{here}/local")
     os.close(here)
     os.chmod(folder / "local", 0o777)
-    abstract.bind(f"\0rstar2-canary-{os.getpid()}-{id(tcp)}")
+    abstract.bind(f"\0rstar2-escape-test-{os.getpid()}-{id(tcp)}")
     for listener in (tcp, local, abstract):
         listener.listen()
     for listener in (tcp, udp, local, abstract):
@@ -133,7 +133,7 @@ def _listeners(folder: Path) -> list[socket.socket]:
 
 def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
     secret, outside = folder / "secret", folder / "outside"
-    secret.write_text("a canary's secret")
+    secret.write_text("the secret of the escape tests")
     secret.chmod(_SECRET_MODE)
     outside.mkdir(exist_ok=True)
     outside.chmod(0o777)
@@ -149,16 +149,16 @@ def _targets(folder: Path, listeners: list[socket.socket]) -> dict[str, object]:
     }
 
 
-def _look_around(folder: Path, listeners: list[socket.socket]) -> None:
-    """See from outside that nothing was touched."""
+def _check_host_untouched(folder: Path, listeners: list[socket.socket]) -> None:
+    """Check from outside that nothing was touched."""
     secret = folder / "secret"
     if any((folder / "outside").iterdir()) or not (secret.exists() and secret.stat().st_size):
-        raise Failure("a canary got out: it changed files outside")
+        raise Failure("an escape attempt succeeded: it changed files outside")
     if secret.stat().st_mode & 0o777 != _SECRET_MODE or secret.stat().st_mtime < 1e9:
-        raise Failure("a canary got out: it changed the attributes of a file outside")
+        raise Failure("an escape attempt succeeded: it changed the attributes of a file outside")
     for listener in listeners:
         try:
             listener.recv(1) if listener.type == socket.SOCK_DGRAM else listener.accept()
         except BlockingIOError:
             continue
-        raise Failure(f"a canary got out: it reached {listener.getsockname()!r}")
+        raise Failure(f"an escape attempt succeeded: it reached {listener.getsockname()!r}")

@@ -1,4 +1,4 @@
-"""One jail seen from outside: its first process, its zygotes, its end."""
+"""Builds a jail and talks to the processes in it: its first process, and the zygotes that fork programs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,211 +21,227 @@ from rstar2.errors import Failure
 from rstar2.judge.sandbox import rootfs, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import wire
-from rstar2.judge.sandbox.protocol import Plan, Start
-from rstar2.judge.sandbox.zygote_kinds import PARENTS, Weight
+from rstar2.judge.sandbox.protocol import JailSpec
+from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 
-_BUILD_S = 30.0
-_WARM_S = 120.0
-SILENCE_S = 5.0
+_BUILD_TIMEOUT_S = 30.0
+_PRELOAD_TIMEOUT_S = 120.0
+REPLY_TIMEOUT_S = 5.0
 """How long a zygote may take to answer, or to report a program it was told to kill."""
-CLEAN_S = 20.0
+CLEAN_TIMEOUT_S = 20.0
 """How long a zygote may take to remove what a program left."""
 _NO_PROGRAM = 0
-"""The key of what is said about no program; theirs count from 1."""
+"""The key of messages about no program; programs' keys start at 1."""
+Report = dict[str, Any]
+"""What a zygote reports of one program: `key`, and what it is about (`status` and `cpu_s` for its end)."""
 log = logging.getLogger(__name__)
 
 
-class Lost(Exception):
+class JailLost(Exception):
     """The jail died, stopped answering, or could not start a program."""
 
 
-class Enclosure:
-    """Builds a jail from a plan and speaks with its zygotes.
+class Jail:
+    """One jail, built on creation.
 
     Args:
-        cgroup: limits the programs; the zygotes live in it too, so that a fork is in it at once.
-        nursery: where zygotes get warm; what they load stays counted there, not as a program's memory.
+        cgroup: limits the programs; the zygotes are in it too, so that a fork is in it at once.
+        preload_cgroup: for zygotes while they load libraries; what they load stays counted there, not as a
+            program's memory.
 
     Raises:
-        Failure: the machine refuses what the plan asks for; the message says what.
+        Failure: the machine refuses what the spec asks for; the message says what.
     """
 
-    def __init__(self, plan: Plan, cgroup: Cgroup, nursery: Cgroup) -> None:
-        self.plan = plan
-        self._cgroup, self._nursery = cgroup, nursery
-        self.ended: dict[int, dict[str, Any]] = {}
-        """Reports of sessions that ended while nobody was waiting for them."""
+    def __init__(self, spec: JailSpec, cgroup: Cgroup, preload_cgroup: Cgroup) -> None:
+        self.spec = spec
+        self._cgroup, self._preload_cgroup = cgroup, preload_cgroup
+        self.ended: dict[int, Report] = {}
+        """Reports of sessions that ended while nothing waited for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._sockets: dict[Weight, socket.socket] = {"bare": ours}
-        self._warming: set[Weight] = set()
-        self._unfit: set[Weight] = set()
-        self.rehearsed: set[Weight] = set()
-        """Zygotes that know what programs write, or need not try again to learn it."""
-        self._cleaning: Weight | None = None
+        self._sockets: dict[ZygoteKind, socket.socket] = {"bare": ours}
+        self._preloading: set[ZygoteKind] = set()
+        self._unforkable: set[ZygoteKind] = set()
+        self.profiled: set[ZygoteKind] = set()
+        """Zygotes whose written pages are known, or that need not be profiled again."""
+        self._cleaning: ZygoteKind | None = None
         self._dirty = False
-        self._log = Path(plan["log"])
+        self._log = Path(spec["log"])
         with theirs, self._log.open("wb") as log:
-            self._process = _launch(theirs.fileno(), log)
+            self._process = _spawn(theirs.fileno(), log)
         try:
             cgroup.add(self._process.pid)
             # The kernel should rather kill a program. Only root may ask for that.
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("-500")
-            self._shake_hands(ours)
+            self._wait_until_built(ours)
         except BaseException:
             self.close()
             raise
 
-    def _shake_hands(self, control: socket.socket) -> None:
-        control.settimeout(_BUILD_S)
+    def _wait_until_built(self, control: socket.socket) -> None:
+        control.settimeout(_BUILD_TIMEOUT_S)
         try:
-            wire.send(control, self.plan)
+            wire.send(control, self.spec)
             while True:
                 answer = wire.receive(control)[0]
                 if "failed" in answer:
                     raise Failure(f"the machine refuses it: {answer['failed']}")
                 if "ready" in answer:
-                    _bound(control)
+                    _set_timeouts(control)
                     return
-                wire.send(control, _map_users(answer["map"], self.plan["first_outer_uid"]))
+                wire.send(control, _map_users(answer["map"], self.spec["first_host_uid"]))
         except (wire.Closed, TimeoutError) as error:
-            raise Failure(f"the jail did not start: {self._last_words() or 'no answer'}") from error
+            raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
 
-    def _last_words(self) -> str:
-        """What the inside complained of."""
+    def _log_tail(self) -> str:
+        """The end of what the inside wrote on standard error."""
         return self._log.read_text(errors="replace").strip()[-2000:]
 
-    def grow(self, weight: Weight) -> None:
-        """Start a zygote, and those it grows from, unless they are there; they get warm while others work.
+    def start_zygote(self, kind: ZygoteKind) -> None:
+        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile.
 
         Raises:
-            Lost: the jail is gone.
+            JailLost: the jail is gone.
         """
-        if weight in self._sockets:
+        if kind in self._sockets:
             return
-        parent = PARENTS[weight]
-        self.grow(parent)
+        parent = PARENTS[kind]
+        self.start_zygote(parent)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(_WARM_S)
-        self._sockets[weight] = ours
-        self._warming.add(weight)
-        there, back = self._nursery.entrances(), self._cgroup.entrances()
+        ours.settimeout(_PRELOAD_TIMEOUT_S)
+        self._sockets[kind] = ours
+        self._preloading.add(kind)
+        preload, final = self._preload_cgroup.open_process_lists(), self._cgroup.open_process_lists()
         try:
-            order = {"do": "grow", "weight": weight, "groups": len(there)}
-            self._send(parent, order, (theirs.fileno(), *there, *back))
+            command = {"op": "fork zygote", "kind": kind, "groups": len(preload)}
+            self.send(parent, command, (theirs.fileno(), *preload, *final))
         finally:
             theirs.close()
-            for fd in there + back:
+            for fd in preload + final:
                 os.close(fd)
 
-    def control(self, weight: Weight) -> socket.socket:
-        """The socket of a zygote that is ready.
+    def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
+        """The socket of a zygote, once it has loaded its libraries.
 
         Raises:
-            Lost: it did not become ready.
+            JailLost: it did not become ready.
         """
-        self.grow(weight)
-        control = self._sockets[weight]
-        if weight in self._warming:
+        self.start_zygote(kind)
+        control = self._sockets[kind]
+        if kind in self._preloading:
             try:
                 answer = wire.receive(control)[0]
             except (wire.Closed, OSError) as error:
-                raise Lost(f"the {weight} zygote did not become ready: {self._last_words()}") from error
-            self._warming.discard(weight)
-            _bound(control)
+                raise JailLost(f"the {kind} zygote did not become ready: {self._log_tail()}") from error
+            self._preloading.discard(kind)
+            _set_timeouts(control)
             if not answer["ready"]:
-                self._unfit.add(weight)
+                self._unforkable.add(kind)
         return control
 
-    def fit(self, weight: Weight) -> Weight:
-        """The zygote for programs of this weight, once it is ready: this one, or if it turned out to be one that
-        must not be forked, one below.
+    def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
+        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's.
 
         Raises:
-            Lost: it did not become ready.
+            JailLost: it did not become ready.
         """
-        self.control(weight)
-        return self.fit(PARENTS[weight]) if weight in self._unfit else weight
+        self.zygote_socket(kind)
+        return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
-    def is_ready(self, weight: Weight) -> bool:
-        """Whether a zygote is there, and takes orders without having to be waited for."""
-        control = self._sockets.get(weight)
-        return control is not None and (weight not in self._warming or readable(control, 0.0))
+    def is_preloaded(self, kind: ZygoteKind) -> bool:
+        """Whether a zygote runs and has loaded its libraries."""
+        control = self._sockets.get(kind)
+        return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
-    def start(self, weight: Weight, order: Start, fds: list[int]) -> None:
-        """Have a zygote start a program."""
-        self._send(weight, order, tuple(fds))
+    def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
+        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`.
 
-    def tell(self, weight: Weight, do: str, key: int) -> None:
-        """Have a zygote `kill` or `interrupt` a program, say how much `cpu` it took, or `pin` what it wrote."""
-        self._send(weight, {"do": do, "key": key}, ())
+        Raises:
+            JailLost: the zygote is gone.
+        """
+        try:
+            wire.send(self._sockets[kind], message, fds)
+        except (wire.Closed, OSError) as error:
+            raise JailLost(f"the {kind} zygote is gone") from error
 
-    def has_read(self, weight: Weight) -> bool:
-        """Whether a zygote has taken all that it was sent."""
-        unread = fcntl.ioctl(self._sockets[weight], termios.TIOCOUTQ, bytes(4))
+    def has_read_all(self, kind: ZygoteKind) -> bool:
+        """Whether a zygote has received all that it was sent."""
+        unread = fcntl.ioctl(self._sockets[kind], termios.TIOCOUTQ, bytes(4))
         return not any(unread)
 
-    def _send(self, weight: Weight, message: Any, fds: tuple[int, ...]) -> None:
-        try:
-            wire.send(self._sockets[weight], message, fds)
-        except (wire.Closed, OSError) as error:
-            raise Lost(f"the {weight} zygote is gone") from error
-
-    def listen(self, weight: Weight, key: int) -> dict[str, Any] | None:
-        """Take one message of a zygote; return it if it is about `key`, keep it if about another's end.
+    def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
+        """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
 
         Raises:
-            Lost: the zygote is gone, or says that it could not start the program.
+            JailLost: the zygote is gone, or says that it could not start the program.
         """
         try:
-            report = wire.receive(self._sockets[weight])[0]
+            report: Report = wire.receive(self._sockets[kind])[0]
         except (wire.Closed, OSError) as error:
-            raise Lost(f"the {weight} zygote is gone") from error
+            raise JailLost(f"the {kind} zygote is gone") from error
         if "failed" in report and report["key"] == key:
-            raise Lost(f"the {weight} zygote cannot go on: {report['failed']}")
+            raise JailLost(f"the {kind} zygote failed: {report['failed']}")
         if "clean" in report:
             self._cleaning, self._dirty = None, not report["clean"]
             return None
         if report.get("cleaning"):
-            self._cleaning = weight
+            self._cleaning = kind
         if report["key"] == key:
-            return dict(report)
+            return report
         if "status" in report:
             self.ended[report["key"]] = report
         return None
 
-    def settle(self) -> None:
-        """Wait until what the last program left is removed; where it cannot be, take a fresh scratch space.
+    def query(self, kind: ZygoteKind, op: str, key: int, field: str) -> Report:
+        """Send a zygote an `op` for a program, and wait for the report that has `field`.
 
-        Sessions have a space of their own and are none the wiser.
+        If the program's end is reported meanwhile, it is in `ended` afterwards.
 
         Raises:
-            Lost: neither can be done.
+            JailLost: the zygote is gone.
         """
-        deadline = time.monotonic() + CLEAN_S
-        while (weight := self._cleaning) is not None:
+        self.send(kind, {"op": op, "key": key})
+        while True:
+            report = self.receive_report(kind, key)
+            if report is not None:
+                if "status" in report:
+                    self.ended[key] = report
+                if field in report:
+                    return report
+
+    def wait_until_clean(self) -> None:
+        """Wait until what the last program left is removed; where that fails, mount a new scratch space.
+
+        Sessions have scratch spaces of their own, which stay.
+
+        Raises:
+            JailLost: neither is possible.
+        """
+        deadline = time.monotonic() + CLEAN_TIMEOUT_S
+        while (kind := self._cleaning) is not None:
             left = max(0.0, deadline - time.monotonic())
-            if not readable(self._sockets[weight], left):
-                raise Lost(f"the {weight} zygote does not get done with removing what a program left")
-            self.listen(weight, _NO_PROGRAM)
+            if not wait_readable(self._sockets[kind], left):
+                raise JailLost(f"the {kind} zygote takes too long to remove what a program left")
+            self.receive_report(kind, _NO_PROGRAM)
         if self._dirty:
-            self._renew()
+            self._replace_scratch()
             self._dirty = False
 
-    def _renew(self) -> None:
-        if self.plan["tier"] != "strict":
-            raise Lost("what a program left could not be removed")
+    def _replace_scratch(self) -> None:
+        if self.spec["tier"] != "strict":
+            raise JailLost("what a program left could not be removed")
         log.warning("what a program left could not be removed: its scratch space is replaced")
-        for weight in self._sockets:
-            # One that is getting warm answers once it is.
-            self.control(weight)
-            mounts = weight == "bare"
-            self._send(weight, {"do": "renew", "key": _NO_PROGRAM, "mount": mounts}, ())
-            while self.listen(weight, _NO_PROGRAM) is None:
+        for kind in self._sockets:
+            # One that is still loading libraries answers when it has.
+            self.zygote_socket(kind)
+            mount = kind == "bare"
+            self.send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mount})
+            while self.receive_report(kind, _NO_PROGRAM) is None:
                 pass
 
     def close(self) -> None:
-        """Kill everything inside and wait until it is gone."""
+        """Kill everything inside and wait until it has ended."""
         for control in self._sockets.values():
             control.close()
         # The first process inside ends by itself when its socket closes.
@@ -237,7 +254,7 @@ class Enclosure:
                 stream.close()
 
 
-def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     start = (
         f"import sys; sys.path.insert(0, {rootfs.package_root()!r}); "
         f"from rstar2.judge.sandbox.inside.main import main; main({fd})"
@@ -254,24 +271,24 @@ def _launch(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     )
 
 
-def readable(sock: socket.socket | int, timeout_s: float) -> bool:
-    """Wait for something to read, or the other end's closing; False when the time is over."""
+def wait_readable(sock: socket.socket | int, timeout_s: float) -> bool:
+    """Wait for something to read, or for the other end to close. False on timeout."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
-def _bound(control: socket.socket) -> None:
-    """Bound every wait on a zygote. In the kernel, because Python's own timeouts cost a call each."""
+def _set_timeouts(control: socket.socket) -> None:
+    """Bound every wait for a zygote. In the kernel, because Python's own timeouts cost a system call each."""
     control.settimeout(None)
     for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        control.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(SILENCE_S), 0))
+        control.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(REPLY_TIMEOUT_S), 0))
 
 
 def _map_users(pid: int, first: int) -> dict[str, Any]:
     try:
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{kind}").write_text(f"0 {first} {tiers.USERS}")
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {tiers.USERS_PER_JAIL}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

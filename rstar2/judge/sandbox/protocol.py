@@ -1,4 +1,7 @@
-"""What the worker tells the inside when it builds a jail. The inside imports it for types only."""
+"""The two messages that tell the inside of a jail what to do: how to build it, and what to start in it.
+
+Types only, at both ends: the inside imports this module for type checks and never at run time.
+"""
 
 from __future__ import annotations
 
@@ -7,64 +10,62 @@ from typing import TypedDict
 from rstar2.judge.schema import Isolation
 
 
-class Plan(TypedDict):
+class JailSpec(TypedDict):
+    """How to build one jail. Sent once, to its first process."""
+
     tier: Isolation
-    rooted: bool
+    is_root: bool
     """The worker is root: it binds files before it enters a user namespace and may map many users."""
     user_namespace: bool
-    """Enter a user namespace. Without one the zygotes stay the machine's root, though locked in."""
-    first_outer_uid: int
-    """The outer user that stands behind the jail's user 0 (rooted)."""
-    root: str
-    """Empty folder the new root is mounted on (strict)."""
+    """Enter a user namespace. Without one the zygotes stay the machine's root, though confined."""
+    first_host_uid: int
+    """The host's user behind the jail's user 0 (only where the worker is root)."""
+    mount_point: str
+    """Empty folder on which the new root is mounted (strict)."""
     log: str
-    """File for what the zygotes complain of."""
-    place: str
+    """File for the standard error of the zygotes."""
+    work_dir: str
     """Work folder of programs."""
-    nursery: str
-    """Where zygotes may write while they get warm; programs may not."""
-    binds: list[str]
-    """Files and folders to show, read-only, at their own paths."""
-    links: list[tuple[str, str]]
+    preload_dir: str
+    """Where zygotes may write while they load libraries; programs may not."""
+    bound_paths: list[str]
+    """Files and folders that appear, read-only, at their own paths."""
+    symlinks: list[tuple[str, str]]
     """Symbolic links of the new root: path, target."""
-    files: list[tuple[str, str]]
+    generated_files: list[tuple[str, str]]
     """Small files of the new root: path, text."""
-    readable: list[str]
+    readable_paths: list[str]
     """What Landlock lets programs read."""
     sys_path: list[str]
     landlock_abi: int
     """0: no Landlock."""
-    filter: bytes
+    seccomp_filter: bytes
     """seccomp program in BPF; empty: none."""
-    scratch_mb: int
-    scratch_files: int
-    processes: int
+    max_processes: int
     """Processes and threads of one program; 0: not limited (the worker's user has other processes)."""
-    file_mb: int
-    """Size of one file."""
-    stack_mb: int
-    processors: list[int]
-    """The ones programs may use."""
+    cpus: list[int]
+    """The CPUs that programs may use."""
 
 
-class Start(TypedDict):
-    """The order to start one program or session."""
+class StartCommand(TypedDict):
+    """Start one program, or one session. Sent to a zygote, with the descriptors it names."""
 
-    do: str
+    op: str
+    """`start`."""
     key: int
-    """Names the program in what is said about it later."""
+    """Identifies the program in later commands and reports."""
     code: str | None
-    """Source; None for a session, or where it travels in a descriptor."""
+    """Source; None where it is sent as a descriptor, empty for a session."""
     fds: list[str]
-    """What each descriptor sent along is for: stdin, stdout, stderr, report, code, group (any number)."""
+    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code, group (any number)."""
     session: bool
-    own_space: bool
-    """Give it a mount namespace with a scratch space and a /proc to itself, which takes milliseconds."""
+    private_scratch: bool
+    """Give it a mount namespace with a scratch space and a /proc of its own, which takes milliseconds."""
     nonce: bytes
-    """What the program's report must carry to be believed; empty for a session, which has one a cell."""
+    """What the program's report must carry to be believed; empty for a session, which has one per cell."""
     uid: int
     """User to become; -1: keep the zygote's."""
-    processor: int
-    """The one the zygote is to keep to; -1: any. Programs are free to move."""
+    cpu: int
+    """The CPU for the zygote to stay on; -1: any. Programs may use all."""
     memory_mb: int
-    place: str
+    work_dir: str

@@ -1,4 +1,4 @@
-"""Which files a jail shows: the interpreter, its libraries, the system's, and a few made-up ones."""
+"""Lists the files visible in a jail: the interpreter, its libraries, the system's, and a few generated ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # pandas' pyarrow would start a thread at import, and a process with threads must not be forked.
+    # Otherwise pandas' pyarrow starts a thread at import, and a process with threads must not be forked.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 
 def library_paths() -> list[str]:
-    """sys.path of a program: the standard library and the installed packages, without editable projects."""
+    """sys.path of programs: the standard library and the installed packages, without editable projects."""
     packages = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if sys.prefix == sys.base_prefix:
         packages += site.getsitepackages()
@@ -67,7 +67,7 @@ def _interpreter_paths() -> list[str]:
     ]
 
 
-def shown() -> tuple[list[str], list[tuple[str, str]]]:
+def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
     """Paths to bind and links to make: (paths, [(link, target)]). Paths below another one are left out."""
     links, paths = [], []
     for entry in _SYSTEM:
@@ -84,8 +84,8 @@ def shown() -> tuple[list[str], list[tuple[str, str]]]:
     return kept, links
 
 
-def made_up_files() -> list[tuple[str, str]]:
-    """Small files of /etc that libraries look at; they say nothing about the machine."""
+def generated_files() -> list[tuple[str, str]]:
+    """Small files of /etc that libraries read; they reveal nothing about the machine."""
     user = f"program:x:{PROGRAM_UID}:{PROGRAM_UID}::/box:/bin/sh\n"
     return [
         ("/etc/passwd", user),

@@ -1,4 +1,7 @@
-"""Waiting for a program: reading its output, keeping its deadline, hearing of its end from its zygote."""
+"""Waits for a program: reads its output, enforces its time and output limits, learns of its end.
+
+A call's time limit is enforced in `wait_for_end`.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,50 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from rstar2.judge.sandbox.jail import SILENCE_S, Enclosure, Lost
+from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.jail import REPLY_TIMEOUT_S, Jail, JailLost, Report
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.zygote_kinds import Weight
+from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
 from rstar2.judge.schema import Outcome
 
 _SIGKILL = 9
-_QUIET_S = 0.003
-"""How long output may wait in its pipe. Most programs end sooner, and cost one awakening, not several."""
+_FIRST_READ_S = 0.003
+"""How long to wait for the end of a program before its output is read as it comes. For speed only: most programs
+end sooner, and wake the worker once instead of several times."""
 
 
 @dataclass
-class Ending:
+class ProgramEnd:
     """How a program ended."""
 
-    verdict: Outcome | None
-    """The limit it hit, as the worker saw it; None for none."""
+    limit: Outcome | None
+    """The limit for which the worker killed it; None for none."""
     exit_code: int
-    """As subprocess has it: negative for a signal."""
+    """As in subprocess: negative for a signal."""
     cpu_s: float
-    trouble: str = ""
-    """Why nothing was heard of its end, though it was told to; its jail is no use any more."""
+    problem: str = ""
+    """Why its zygote, which was told to kill it, did not report its end; the jail must not be used again."""
 
+    @classmethod
+    def of(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
+        """From its zygote's report."""
+        return cls(limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
-def ending(report: dict[str, Any], verdict: Outcome | None) -> Ending:
-    return Ending(verdict, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
+    def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
+        """What the end amounts to; lack of memory is believed only of a program that failed.
+
+        Args:
+            cgroup: the program's.
+            kills: the count of `cgroup` before the program.
+            kind: of the program's report; `m` for lack of memory.
+        """
+        if self.limit is not None:
+            return self.limit
+        if self.exit_code == 0:
+            return "ok"
+        killed = self.exit_code == -_SIGKILL and cgroup.kills() > kills
+        return "memory" if killed or kind == "m" else "error"
 
 
 class Abort:
@@ -45,11 +65,11 @@ class Abort:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._run_id: str | None = None
-        self._asked = False
+        self._requested = False
 
     @contextlib.contextmanager
-    def heard(self, run_id: str) -> Iterator[int]:
-        """For the length of one program: a descriptor that becomes readable when its end is asked for."""
+    def watch(self, run_id: str) -> Iterator[int]:
+        """While one program runs: a descriptor that becomes readable when its end is requested."""
         with self._lock:
             self._run_id = run_id
         try:
@@ -57,15 +77,15 @@ class Abort:
         finally:
             with self._lock:
                 self._run_id = None
-                if self._asked:
-                    self._asked = False
+                if self._requested:
+                    self._requested = False
                     os.eventfd_read(self._fd)
 
-    def ask(self, run_id: str) -> None:
-        """Ask for the end of a program, unless it is over."""
+    def request(self, run_id: str) -> None:
+        """Request the end of a program; does nothing if it has ended."""
         with self._lock:
             if run_id == self._run_id:
-                self._asked = True
+                self._requested = True
                 os.eventfd_write(self._fd, 1)
 
     def close(self) -> None:
@@ -73,40 +93,38 @@ class Abort:
 
 
 def wait_for_end(
-    jail: Enclosure, weight: Weight, key: int, streams: Streams, deadline: float, abort: int | None = None
-) -> Ending:
-    """Read a program's output until its zygote reports its end; kill it at the deadline or for flooding.
+    jail: Jail, kind: ZygoteKind, key: int, streams: Streams, deadline: float, abort: int | None = None
+) -> ProgramEnd:
+    """Read a program's output until its zygote reports its end; kill it at the deadline or for too much output.
 
     Args:
         deadline: on the monotonic clock.
-        abort: a descriptor; the program is killed, and its verdict `refused`, when it becomes readable.
+        abort: a descriptor; when it becomes readable, the program is killed and `refused`.
 
     Raises:
-        Lost: the zygote died before the program met a limit, or never took the order to start it.
+        JailLost: the zygote died before the program met a limit, or never received the command to start it.
     """
-    control = jail.control(weight)
+    control = jail.zygote_socket(kind)
     poll = select.poll()
     poll.register(control, select.POLLIN)
     if abort is not None:
         poll.register(abort, select.POLLIN)
-    verdict: Outcome | None = None
-    begun = False
-    quiet = True
-    aborted = False
+    limit: Outcome | None = None
+    started = reading = aborted = False
     try:
         while True:
             left = deadline - time.monotonic()
-            if left <= 0 and verdict is not None:
-                raise Lost(f"the {weight} zygote does not answer")
-            if verdict is None and (left <= 0 or streams.flooded or aborted):
-                verdict = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
-                begun = jail.has_read(weight)
-                jail.tell(weight, "kill", key)
-                left = SILENCE_S
+            if left <= 0 and limit is not None:
+                raise JailLost(f"the {kind} zygote does not answer")
+            if limit is None and (left <= 0 or streams.flooded or aborted):
+                limit = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
+                started = jail.has_read_all(kind)
+                jail.send(kind, {"op": "kill", "key": key})
+                left = REPLY_TIMEOUT_S
                 deadline = time.monotonic() + left
-            events = poll.poll((min(left, _QUIET_S) if quiet else left) * 1000)
-            if quiet and not events:
-                quiet = False
+            events = poll.poll((left if reading else min(left, _FIRST_READ_S)) * 1000)
+            if not reading and not events:
+                reading = True
                 streams.register(poll)
             for fd, _ in events:
                 if fd == abort:
@@ -114,10 +132,10 @@ def wait_for_end(
                     poll.unregister(fd)
                 elif fd != control.fileno():
                     streams.read(fd, poll)
-                elif (report := jail.listen(weight, key)) is not None:
+                elif (report := jail.receive_report(kind, key)) is not None:
                     streams.drain()
-                    return ending(report, verdict)
-    except Lost as error:
-        if not begun:
+                    return ProgramEnd.of(report, limit)
+    except JailLost as error:
+        if not started:
             raise
-        return Ending(verdict, -_SIGKILL, 0.0, trouble=str(error))
+        return ProgramEnd(limit, -_SIGKILL, 0.0, problem=str(error))

@@ -1,4 +1,4 @@
-"""The sandbox as a worker uses it."""
+"""The sandbox as a worker uses it: chooses the tier, builds the jail, runs programs and opens sessions."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ import socket
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
-from rstar2.judge.sandbox.inside.scratch import empty_out
-from rstar2.judge.sandbox.jail import Enclosure, Lost, readable
-from rstar2.judge.sandbox.protocol import Plan, Start
-from rstar2.judge.sandbox.run import Abort, Ending, wait_for_end
+from rstar2.judge.sandbox.inside.scratch import remove_contents
+from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
+from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
+from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.zygote_kinds import PARENTS, REHEARSALS, Weight, weigh
-from rstar2.judge.schema import Isolation, Outcome, RunRequest, RunResult
+from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteKind, zygote_kind_for
+from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_SIGKILL = 9
-_PROCESS_READERS = ("/proc", "psutil")
-"""Words of programs that look themselves up in /proc, where the jail's own shows other process ids."""
-_AROUND_S = 0.0008
-"""Processor seconds of the worker and its zygote for one program, about."""
-_SLACK_BYTES = 64 * _MIB
+_PROC_USERS = ("/proc", "psutil")
+"""A program with one of these words looks itself up in /proc, where the jail's own shows other process ids."""
+_OVERHEAD_S = 0.0008
+"""CPU seconds of the worker and its zygote per program, about."""
+_KERNEL_BYTES = 64 * _MIB
 """Page tables and kernel memory of a program, which its own limit does not count."""
-_TIMES = 4
-"""How often a rehearsal is done before its pages count: the interpreter changes code that runs repeatedly."""
-_STAYS = "import time\nprint(flush=True)\ntime.sleep(60)\n"
-_REHEARSAL_S = 10.0
+_PROFILE_RUNS = 4
+"""Runs before a profile: the interpreter specializes code that runs repeatedly, which changes what is written."""
+_PROFILE_TIMEOUT_S = 10.0
+_STAY = "import time\nprint(flush=True)\ntime.sleep(60)\n"
 log = logging.getLogger(__name__)
 
 
 class Sandbox:
-    """Runs one program at a time, each in a fresh process of a jail that is built once.
+    """Runs one program at a time, each in a new process of a jail that is built once.
 
-    Use it from one thread; only `abort` is for any.
+    Use it from one thread; only `abort` may be called from any.
 
     Args:
-        root: a folder of this sandbox's own for its mount point and work files; made if missing.
-        tier: the tier to use; None takes the best this machine gives, which is never `none`.
-        minimum: refuse to start below this one.
+        root: a folder for this sandbox alone, for its mount point and work files; made if missing.
+        tier: the tier to use; None takes the best that this machine offers, which is never `none`.
+        minimum: refuse to start below this tier.
 
     Raises:
         UserError: the tier asked for is below the minimum.
@@ -64,53 +62,53 @@ class Sandbox:
         self._root = root.resolve()
         least = tiers.ORDER.index(minimum)
         wanted: tuple[Isolation, ...] = (tier,) if tier else ("strict", "landlock")
-        self._wanted = [name for name in wanted if tiers.ORDER.index(name) >= least]
-        self._plan: Plan | None = None
+        self._tiers = [name for name in wanted if tiers.ORDER.index(name) >= least]
+        self._spec: JailSpec | None = None
         self._cgroup: Cgroup | None = None
-        self._nursery: Cgroup | None = None
-        self._jail: Enclosure | None = None
-        self._wants_warm = False
-        self._seat: Seat | None = None
+        self._preload_cgroup: Cgroup | None = None
+        self._jail: Jail | None = None
+        self._all_zygotes = False
+        self._affinity: CpuAffinity | None = None
         self._used_s = 0.0
-        """Processor seconds that programs, and what is done around them, took so far."""
+        """CPU seconds of all programs so far, and of the work around them."""
         self._key = 0
         self._baseline = 0
         self._sessions: dict[int, Session] = {}
-        self._stage_fright = False
-        """A rehearsal cost us the jail."""
+        self._profiling_failed = False
+        """The jail was lost while a zygote was profiled."""
         self._abort = Abort()
 
     def start(self) -> None:
-        """Build the jail of the best tier that can be had, and have canaries try to get out of it.
+        """Build the jail of the best tier available, and run the escape tests in it.
 
         Raises:
-            Failure: no tier at or above the minimum could be built and held its canaries.
+            Failure: no tier at or above the minimum could be built and passed its escape tests.
         """
         self._root.mkdir(parents=True, exist_ok=True)
         reasons = []
-        for tier in self._wanted:
+        for tier in self._tiers:
             try:
                 self._start_tier(tier)
                 return
             except Failure as error:
                 reasons.append(f"{tier}: {error.message}")
         raise Failure(
-            "no isolation at or above the minimum can be had here: " + "; ".join(reasons),
+            "no isolation at or above the minimum is available here: " + "; ".join(reasons),
             "Run as root, or allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), "
             "or lower the minimum.",
         )
 
     def _start_tier(self, tier: Isolation) -> None:
-        ways = tiers.plans(tier, self._root)
-        for place, plan in enumerate(ways):
+        *fallbacks, last = tiers.jail_specs(tier, self._root)
+        for spec in (*fallbacks, last):
             try:
-                self._plan = plan
+                self._spec = spec
                 self._build()
-                escape_tests.release(self.run, plan, self._root)
+                escape_tests.run_escape_tests(self.run, spec, self._root)
                 return
             except (Failure, OSError) as error:
                 self._drop_jail()
-                if place == len(ways) - 1:
+                if spec is last:
                     raise (
                         error if isinstance(error, Failure) else Failure(f"{self._root}: {error}")
                     ) from error
@@ -118,52 +116,52 @@ class Sandbox:
     @property
     def isolation(self) -> Isolation:
         """The tier in force."""
-        return self._built_plan()["tier"]
+        return self._started_spec()["tier"]
 
     def exceptions(self) -> list[str]:
         """What the tier in force does not enforce on this machine, one sentence each."""
-        plan = self._built_plan()
+        spec = self._started_spec()
         self._open_jail()
         assert self._cgroup is not None
-        return tiers.exceptions(plan, self._cgroup)
+        return tiers.exceptions(spec, self._cgroup)
 
-    def _built_plan(self) -> Plan:
-        if self._plan is None:
+    def _started_spec(self) -> JailSpec:
+        if self._spec is None:
             raise Failure("the sandbox has not been started", "Call start() first.")
-        return self._plan
+        return self._spec
 
-    def _build(self) -> Enclosure:
-        plan = self._built_plan()
-        if plan["tier"] != "strict":
+    def _build(self) -> Jail:
+        spec = self._started_spec()
+        if spec["tier"] != "strict":
             # What the last program of a lost jail wrote there must not be there for the next.
-            os.makedirs(plan["place"], exist_ok=True)
-            empty_out(plan["place"], set())
-        self._cgroup, self._nursery = Cgroup(), Cgroup()
-        self._jail = Enclosure(plan, self._cgroup, self._nursery)
-        self._cgroup.limit_processes(tiers.PROCESSES + 64)
+            os.makedirs(spec["work_dir"], exist_ok=True)
+            remove_contents(spec["work_dir"], set())
+        self._cgroup, self._preload_cgroup = Cgroup(), Cgroup()
+        self._jail = Jail(spec, self._cgroup, self._preload_cgroup)
+        self._cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
         self._baseline = self._cgroup.used()
-        if self._wants_warm:
-            self.warm()
+        if self._all_zygotes:
+            self.start_zygotes()
         return self._jail
 
-    def warm(self) -> None:
-        """Start every zygote now; without this each starts when a program first wants it."""
-        self._wants_warm = True
+    def start_zygotes(self) -> None:
+        """Start every zygote now; without this each starts when a program first needs it."""
+        self._all_zygotes = True
         jail = self._open_jail()
-        for weight in PARENTS:
-            jail.grow(weight)
+        for kind in PARENTS:
+            jail.start_zygote(kind)
 
-    def sit(self, seat: Seat) -> None:
-        """From now on keep the zygotes, and the thread that runs programs, to one processor."""
-        self._seat = seat
+    def set_affinity(self, affinity: CpuAffinity) -> None:
+        """From now on keep the zygotes, and the thread that runs programs, on one CPU."""
+        self._affinity = affinity
 
-    def _open_jail(self) -> Enclosure:
-        """The jail, with nothing in it of the program before; built if there is none."""
+    def _open_jail(self) -> Jail:
+        """The jail, emptied of the program before; built if it was lost."""
         if self._jail is not None:
             try:
-                self._jail.settle()
+                self._jail.wait_until_clean()
                 return self._jail
-            except Lost as error:
+            except JailLost as error:
                 self._drop_jail(str(error))
         return self._build()
 
@@ -176,189 +174,177 @@ class Sandbox:
         reason = ""
         for _ in range(2):
             try:
-                return self._run(request, run_id)
-            except Lost as error:
+                return self._run_once(request, run_id)
+            except JailLost as error:
                 reason = str(error)
                 self._drop_jail(reason)
         return RunResult(id=run_id, outcome="lost", stderr=reason, isolation=self.isolation)
 
-    def _run(self, request: RunRequest, run_id: str) -> RunResult:
+    def _run_once(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
-        weight = self._ready(jail, weigh(request.code), request.memory_mb)
-        assert self._cgroup is not None
-        kills = self._cgroup.kills()
-        plan = self._built_plan()
-        owner = tiers.outer_uid(plan, tiers.program_uid(plan, 0))
-        with Streams(request.stdin, owner) as streams:
+        kind = self._prepare_zygote(jail, zygote_kind_for(request.code), request.memory_mb)
+        cgroup = self._cgroup
+        assert cgroup is not None
+        kills = cgroup.kills()
+        with Streams(request.stdin, tiers.program_host_uid(jail.spec)) as streams:
             began = time.monotonic()
-            order = self._start_program(jail, weight, request, streams)
-            with self._abort.heard(run_id) as abort:
-                end = wait_for_end(jail, weight, self._key, streams, began + request.timeout_s, abort)
-            wall = time.monotonic() - began
-            self._used_s += end.cpu_s + _AROUND_S
-            killed = end.exit_code == -_SIGKILL and self._cgroup.kills() > kills
-            if end.trouble:
-                self._drop_jail(end.trouble)
-            kind, text = streams.reported(order["nonce"])
-            outcome = _outcome(end, for_memory=killed or kind == "m")
-            return RunResult(
-                id=run_id,
-                outcome=outcome,
-                stdout=streams.stdout.text(),
-                stderr=streams.stderr.text(),
-                value=text if kind == "v" and outcome == "ok" else None,
+            command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
+            with self._abort.watch(run_id) as abort:
+                end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
+            wall_s = time.monotonic() - began
+            self._used_s += end.cpu_s + _OVERHEAD_S
+            report_kind, text = streams.reported(command["nonce"])
+            outcome = end.outcome(cgroup, kills, report_kind)
+            if end.problem:
+                self._drop_jail(end.problem)
+            return streams.result(
+                run_id,
+                outcome,
+                self.isolation,
+                value=text if report_kind == "v" else None,
                 exit_code=end.exit_code,
-                stdout_truncated=streams.stdout.truncated,
-                stderr_truncated=streams.stderr.truncated,
                 cpu_s=end.cpu_s,
-                wall_s=wall,
-                isolation=self.isolation,
+                wall_s=wall_s,
             )
 
-    def _start_program(self, jail: Enclosure, weight: Weight, request: RunRequest, streams: Streams) -> Start:
-        """Have a program begin. → the order that went in."""
+    def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
+        """Wait for the zygote, and set the memory limit to what the zygotes hold and the program may take."""
+        assert self._cgroup is not None
+        kind = jail.usable_kind(kind)
+        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
+        return kind
+
+    def _start_process(
+        self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
+    ) -> StartCommand:
+        """Have a zygote fork the process of a program, or of a session. Returns the command that it got.
+
+        Args:
+            code: the program's.
+            session: the session's number; 0 for a program.
+        """
         self._key += 1
-        code: str | None = request.code
-        if len(request.code) > wire.MAX_MESSAGE // 8:
-            streams.add_text("code", request.code)
-            code = None
-        order = self._order(code, streams, request.memory_mb)
-        order["own_space"] = any(word in request.code for word in _PROCESS_READERS)
-        jail.start(weight, order, streams.theirs)
+        is_long = len(code) > wire.MAX_MESSAGE // 8
+        if is_long:
+            streams.add_text("code", code)
+        command = StartCommand(
+            op="start",
+            key=self._key,
+            code=None if is_long else code,
+            fds=streams.names,
+            session=session > 0,
+            private_scratch=session > 0 or any(word in code for word in _PROC_USERS),
+            nonce=b"" if session else os.urandom(NONCE),
+            uid=tiers.program_uid(jail.spec, session),
+            cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
+            memory_mb=memory_mb,
+            work_dir=self._work_dir(jail.spec, session),
+        )
+        jail.send(kind, command, tuple(streams.theirs))
         streams.sent()
-        return order
+        return command
 
-    def rehearse(self) -> bool:
-        """Have one more zygote learn what programs write, so that its forks take less time.
+    def _work_dir(self, spec: JailSpec, session: int) -> str:
+        if not session or spec["tier"] == "strict":
+            return spec["work_dir"]
+        folder = self._root / f"session{session}"
+        folder.mkdir(exist_ok=True)
+        return str(folder)
 
-        To be called when there is nothing else to run: it takes about a tenth of a second, once for each.
+    def profile_next_zygote(self) -> bool:
+        """Have one more zygote record which pages programs write, so that its forks take less time.
+
+        Call it when there is no program to run: it takes about a tenth of a second, once per zygote.
+
+        For speed only: see `inside.prefault`.
 
         Returns:
-            Whether there was one that is warm and had not learnt it.
+            Whether there was a zygote with its libraries loaded that had not been profiled.
         """
-        if self._jail is None or self._stage_fright:
+        if self._jail is None or self._profiling_failed:
             return False
-        for weight in REHEARSALS:
-            if weight not in self._jail.rehearsed and self._jail.is_ready(weight):
-                self._jail.rehearsed.add(weight)
+        for kind in PROFILE_PROGRAMS:
+            if kind not in self._jail.profiled and self._jail.is_preloaded(kind):
+                self._jail.profiled.add(kind)
                 try:
-                    self._rehearse(weight)
-                except Lost as error:
-                    # A fresh jail, but not for this again.
-                    self._stage_fright = True
+                    self._profile(kind)
+                except JailLost as error:
+                    # A new jail, but no more profiling in it.
+                    self._profiling_failed = True
                     self._drop_jail(str(error))
                 return True
         return False
 
-    def _rehearse(self, weight: Weight) -> None:
-        """See `rehearse`."""
+    def _profile(self, kind: ZygoteKind) -> None:
         jail = self._open_jail()
-        usual = RunRequest(code=REHEARSALS[weight], timeout_s=_REHEARSAL_S)
-        stays = RunRequest(code=usual.code + _STAYS)
-        if self._ready(jail, weight, usual.memory_mb) != weight:
+        program = RunRequest(code=PROFILE_PROGRAMS[kind], timeout_s=_PROFILE_TIMEOUT_S)
+        if self._prepare_zygote(jail, kind, program.memory_mb) != kind:
             return
-        for _ in range(_TIMES):
-            self._run(usual, "rehearsal")
-        owner = tiers.outer_uid(jail.plan, tiers.program_uid(jail.plan, 0))
-        over = False
-        with Streams("", owner) as streams:
-            key = self._start_program(jail, weight, stays, streams)["key"]
-            if readable(streams.stdout.fd, _REHEARSAL_S):
-                # What the zygote writes for a program from beginning to end counts, too.
-                self._run(usual, "rehearsal")
-                jail.tell(weight, "pin", key)
-                answer: dict[str, Any] = {}
-                while "pinned" not in answer:
-                    answer = jail.listen(weight, key) or {}
-                    over = over or "status" in answer
-                log.info("%s zygote: %s", weight, answer)
-            over = jail.ended.pop(key, None) is not None or over
-            if not over and (end := wait_for_end(jail, weight, key, streams, time.monotonic())).trouble:
-                raise Lost(end.trouble)
+        for _ in range(_PROFILE_RUNS):
+            self._run_once(program, "profile")
+        with Streams("", tiers.program_host_uid(jail.spec)) as streams:
+            code = program.code + _STAY
+            key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
+            if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
+                # What the zygote writes for a program from start to end counts, too.
+                self._run_once(program, "profile")
+                log.info("%s zygote: %s", kind, jail.query(kind, "prefault", key, "prefaulted"))
+            if jail.ended.pop(key, None) is None:
+                end = wait_for_end(jail, kind, key, streams, time.monotonic())
+                if end.problem:
+                    raise JailLost(end.problem)
 
     def abort(self, run_id: str) -> None:
-        """Kill a program, unless it is over, and all it started; its result is `refused`."""
-        self._abort.ask(run_id)
+        """Kill a program, unless it has ended, and all it started; its result is `refused`."""
+        self._abort.request(run_id)
 
-    def _ready(self, jail: Enclosure, weight: Weight, memory_mb: int) -> Weight:
-        """Wait for the zygote, and set the memory limit to what the zygotes take and the program may take."""
-        assert self._cgroup is not None
-        weight = jail.fit(weight)
-        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _SLACK_BYTES)
-        return weight
-
-    def _order(self, code: str | None, streams: Streams, memory_mb: int) -> Start:
-        plan = self._built_plan()
-        return Start(
-            do="start",
-            key=self._key,
-            code=code,
-            fds=streams.names,
-            session=False,
-            own_space=False,
-            nonce=os.urandom(NONCE),
-            uid=tiers.program_uid(plan, 0),
-            processor=-1 if self._seat is None else self._seat.look(self._used_s),
-            memory_mb=memory_mb,
-            place=plan["place"],
-        )
-
-    def open_session(self, memory_mb: int = 1024, weight: Weight = "full") -> Session:
+    def open_session(self, memory_mb: int = 1024, kind: ZygoteKind = "full") -> Session:
         """Start a process that keeps its state from cell to cell.
 
         Args:
             memory_mb: MiB the session may take in all.
-            weight: the zygote to fork it from, that is, which libraries are there at once.
+            kind: the zygote to fork it from, that is, which libraries are loaded at once.
 
         Raises:
             Failure: it could not be started.
         """
+        number = next(n for n in range(1, tiers.USERS_PER_JAIL // 2) if n not in self._sessions)
         try:
             jail = self._open_jail()
-            weight = self._ready(jail, weight, memory_mb)
-            slot = next(number for number in range(1, tiers.USERS // 2) if number not in self._sessions)
+            kind = self._prepare_zygote(jail, kind, memory_mb)
             with contextlib.ExitStack() as undo:
-                session = self._open_session(jail, weight, slot, memory_mb, undo)
+                session = self._open_session(jail, kind, number, memory_mb, undo)
                 undo.pop_all()
-        except Lost as error:
+        except JailLost as error:
             self._drop_jail(str(error))
             raise Failure(f"the session could not be started: {error}") from error
-        self._sessions[slot] = session
+        self._sessions[number] = session
         return session
 
     def _open_session(
-        self, jail: Enclosure, weight: Weight, slot: int, memory_mb: int, undo: contextlib.ExitStack
+        self, jail: Jail, kind: ZygoteKind, number: int, memory_mb: int, undo: contextlib.ExitStack
     ) -> Session:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         undo.callback(ours.close)
-        uid = tiers.program_uid(jail.plan, slot)
-        streams = undo.enter_context(Streams("", tiers.outer_uid(jail.plan, uid), theirs.detach()))
+        owner = tiers.program_host_uid(jail.spec, number)
+        streams = undo.enter_context(Streams("", owner, theirs.detach()))
         cgroup = Cgroup()
         undo.callback(cgroup.close)
-        cgroup.limit_processes(tiers.PROCESSES + 8)
-        cgroup.limit_memory(memory_mb * _MIB + _SLACK_BYTES)
-        for fd in cgroup.entrances():
+        cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
+        cgroup.limit_memory(memory_mb * _MIB + _KERNEL_BYTES)
+        for fd in cgroup.open_process_lists():
             streams.add("group", fd)
-        self._key += 1
-        order = self._order(None, streams, memory_mb)
-        order["session"] = order["own_space"] = True
-        order["nonce"] = b""
-        order["uid"] = uid
-        if self.isolation != "strict":
-            order["place"] = str(self._root / f"session{slot}")
-            os.makedirs(order["place"], exist_ok=True)
-        jail.start(weight, order, streams.theirs)
-        streams.sent()
-        on_close = partial(self._close_session, slot, cgroup, Path(order["place"]))
-        return Session(jail, weight, self._key, streams, ours, cgroup, on_close)
+        command = self._start_process(jail, kind, streams, memory_mb, session=number)
+        on_close = partial(self._close_session, number, cgroup, Path(command["work_dir"]))
+        return Session(jail, kind, command["key"], streams, ours, cgroup, on_close)
 
-    def _close_session(self, slot: int, cgroup: Cgroup, place: Path) -> None:
-        del self._sessions[slot]
+    def _close_session(self, number: int, cgroup: Cgroup, work_dir: Path) -> None:
+        del self._sessions[number]
         cgroup.close()
-        if place.is_relative_to(self._root):
+        if work_dir.is_relative_to(self._root):
             with contextlib.suppress(OSError):
-                empty_out(str(place), set())
-                place.rmdir()
+                remove_contents(str(work_dir), set())
+                work_dir.rmdir()
 
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside. The next program has a new jail built.
@@ -367,29 +353,20 @@ class Sandbox:
             reason: why, where this was not planned.
         """
         if reason:
-            log.warning("the jail is given up, with %d sessions in it: %s", len(self._sessions), reason)
+            log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
         if self._jail is not None:
             self._jail.close()
             self._jail = None
         for session in list(self._sessions.values()):
-            session.end(f"the jail it lived in is gone: {reason}" if reason else "the sandbox was closed")
-        for cgroup in (self._cgroup, self._nursery):
+            session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
+        for cgroup in (self._cgroup, self._preload_cgroup):
             if cgroup is not None:
                 cgroup.close()
-        self._cgroup = self._nursery = None
+        self._cgroup = self._preload_cgroup = None
 
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
         self._abort.close()
-        if self._seat is not None:
-            self._seat.leave()
-
-
-def _outcome(end: Ending, *, for_memory: bool) -> Outcome:
-    """What a program's end amounts to; want of memory is believed only of a program that failed."""
-    if end.verdict is not None:
-        return end.verdict
-    if end.exit_code == 0:
-        return "ok"
-    return "memory" if for_memory else "error"
+        if self._affinity is not None:
+            self._affinity.release()

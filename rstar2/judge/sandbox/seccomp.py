@@ -1,11 +1,10 @@
-"""The system calls a program may make, compiled to BPF by libseccomp.
+"""Lists the system calls a program may make, and compiles the list to BPF with libseccomp.
 
-An allow-list: what is not named here answers ENOSYS, as an old kernel would, so that libraries take their
-older path. What programs reach for and may not have answers EPERM. flock is not named, because it would lock
-the host's own processes out of every file that can be read; locks by fcntl need write access to shut out
-readers. Compiled outside, once; loaded by each program. Where there are no namespaces (the landlock tier),
-everything Landlock does not look at and that could touch another process or another file's attributes is
-taken away as well.
+An allow-list: a call that is not named here fails with ENOSYS, as on an old kernel, so that libraries take their
+older path. What programs try and may not do fails with EPERM. flock is not named, because it would lock the
+host's own processes out of every readable file; locks by fcntl need write access to keep readers out. Compiled
+outside, once; loaded by each program. Where there are no namespaces (the landlock tier), every call that Landlock
+does not control and that could touch another process or another file's attributes is refused as well.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_add
 setsid sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = {"prlimit64": 0, "sched_setaffinity": 0, "setpriority": 1}
-"""Calls that may be made on another process → the argument that says which; 0 there is the caller."""
+"""Calls that can act on another process → the argument that says on which; 0 there is the caller."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendmmsg sendmsg sendto setsockopt shutdown
 """
@@ -68,13 +67,13 @@ personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp seccomp
 _CLONE_REFUSED = 0x7E020000 | 0x00008000
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
-# What terminals and streams are asked by libc and Python; TIOCSTI and its like stay out.
+# What libc and Python ask of terminals and streams; not TIOCSTI and the like.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 # Names, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
 _PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
-"""Versions of Landlock from which it looks after truncate(2), after TCP, and after signals."""
-# libseccomp's switch to sort a filter into a binary tree, which shortens its loading and every call.
+"""Versions of Landlock from which it controls truncate(2), TCP, and signals."""
+# libseccomp's option to sort a filter into a binary tree. For speed only: it shortens loading and every call.
 _OPTIMISE, _AS_TREE = 8, 2
 
 
@@ -166,24 +165,24 @@ def strict_filter() -> bytes:
 
 
 def landlock_filter(abi: int) -> bytes:
-    """BPF for programs without namespaces: no new processes, no sockets but connected pairs.
+    """BPF for programs without namespaces: no new processes, and no sockets except connected pairs.
 
     Args:
-        abi: the kernel's version of Landlock; what it does not look after yet is refused here.
+        abi: the kernel's version of Landlock; what that does not control is refused here.
 
     Raises:
         Failure: libseccomp is not installed.
     """
     rules = _common()
     rules.refuse(f"socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
-    # Landlock does not look at these. They pretend, because copying and unpacking files ends with them.
+    # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
     for name, argument in _ON_PROCESSES.items():
         rules.allow(name, rules.when(argument, 0))
         rules.refuse(name, rules.unless(argument, 0))
     rules.allow("clone", rules.when(0, _CLONE_THREAD, _CLONE_THREAD))
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
-    # Of streams only: a datagram socket, though one of a pair, could still send to anyone.
+    # Streams only: a datagram socket, though one of a pair, could still send to any address.
     rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
     if abi >= TRUNCATE_ABI:
         rules.allow("truncate")
@@ -198,6 +197,6 @@ def landlock_filter(abi: int) -> bytes:
 
 
 def _add_kill(rules: _Rules) -> None:
-    # A parent outside the namespace reads as 0, which kill() takes for "my whole group".
+    # A parent outside the namespace has the id 0 here, which to kill() means "my whole group".
     rules.allow("kill", rules.unless(0, 0))
     rules.refuse("kill", rules.when(0, 0))

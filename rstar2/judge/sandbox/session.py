@@ -1,4 +1,4 @@
-"""A session seen from outside: one process that keeps its state from cell to cell."""
+"""A session as the worker sees it: one process in the jail that keeps its state from cell to cell."""
 
 from __future__ import annotations
 
@@ -8,60 +8,66 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE, VALUE_BYTES
 from rstar2.judge.sandbox.inside.session import LENGTH
-from rstar2.judge.sandbox.jail import Enclosure, Lost, readable
-from rstar2.judge.sandbox.run import Ending, ending, wait_for_end
-from rstar2.judge.sandbox.streams import Streams
-from rstar2.judge.sandbox.zygote_kinds import Weight
-from rstar2.judge.schema import Isolation, Outcome, RunResult
+from rstar2.judge.sandbox.jail import Jail, JailLost, Report, wait_readable
+from rstar2.judge.sandbox.run import ProgramEnd, wait_for_end
+from rstar2.judge.sandbox.streams import Streams, parse_report
+from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
+from rstar2.judge.schema import Outcome, RunResult
 
-_GRACE_S = 0.08
+_INTERRUPT_GRACE_S = 0.08
 """How long a cell may take to end after it was interrupted, before its whole session is killed."""
-_ASK_AGAIN_S = 0.001
+_POLL_INTERVAL_S = 0.001
 _FORGED = "the session ended: its code wrote where the answers to its cells go"
-_SEND_S = 5.0
-_DYING_S = 5.0
+_SEND_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 5.0
 
 
 @dataclass
-class _Course:
-    """What became of a cell."""
+class _CellEnd:
+    """How a cell ended."""
 
     kind: str = ""
-    """Of its answer; empty: there is none."""
+    """Of its answer (`v`, `o`, `e` or `m`, see inside/session.py); empty: there is none."""
     text: str = ""
     limit: Outcome | None = None
     """The limit it met."""
-    final: Ending | None = None
+    process_end: ProgramEnd | None = None
     """The end of its process; None while that lives."""
     cpu_s: float = 0.0
-    """Processor seconds of the process so far."""
-    reason: str = ""
-    """Why the session has to end with it; empty: it has not, or ends by itself."""
+    """CPU seconds of the process so far."""
+    kill_reason: str = ""
+    """Why the session has to be killed with it; empty: it need not be."""
+
+    def outcome(self, cgroup: Cgroup, kills: int) -> Outcome:
+        if self.limit is not None:
+            return self.limit
+        if self.process_end is not None:
+            return self.process_end.outcome(cgroup, kills)
+        return "memory" if self.kind == "m" else "ok" if self.kind in ("o", "v") else "error"
 
 
 class Session:
-    """Made by Sandbox.open_session; not for two threads at once, nor beside a run of the same sandbox.
+    """Made by Sandbox.open_session. Not for two threads at once, nor during a run of the same sandbox.
 
     A cell over its time is interrupted, as a notebook's stop button does, and its session lives on. If it
-    does not stop at once, the session is killed. Whether it lives is in `alive`, and why not in `reason`.
+    does not stop at once, the session is killed. `alive` says whether it lives, and `reason` why not.
     """
 
     def __init__(
         self,
-        jail: Enclosure,
-        weight: Weight,
+        jail: Jail,
+        kind: ZygoteKind,
         key: int,
         streams: Streams,
         channel: socket.socket,
         cgroup: Cgroup,
         on_close: Callable[[], None],
     ) -> None:
-        self._jail, self._weight, self._key = jail, weight, key
+        self._jail, self._kind, self._key = jail, kind, key
         self._streams, self._channel, self._cgroup = streams, channel, cgroup
         self._on_close = on_close
         self._kills = cgroup.kills()
@@ -70,128 +76,104 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether the process that holds the state is still there."""
+        """Whether the process that holds the state still runs."""
         if not self.reason:
             try:
-                self._jail.settle()
-                report = self._jail.ended.pop(self._key, None) or self._hear()
-            except Lost as error:
+                self._jail.wait_until_clean()
+                report = self._jail.ended.pop(self._key, None) or self._poll_for_end()
+            except JailLost as error:
                 self.end(f"the session was lost: {error}")
                 return False
             if report is not None:
-                self._mourn(ending(report, None))
+                self._end_with(ProgramEnd.of(report, None))
         return not self.reason
 
-    def _hear(self) -> dict[str, Any] | None:
+    def _poll_for_end(self) -> Report | None:
         """The report of this session's end, if its zygote has sent it already."""
-        control = self._jail.control(self._weight)
-        while readable(control, 0):
-            if (report := self._jail.listen(self._weight, self._key)) is not None:
+        control = self._jail.zygote_socket(self._kind)
+        while wait_readable(control, 0):
+            if (report := self._jail.receive_report(self._kind, self._key)) is not None:
                 return report
         return None
 
-    @property
-    def _isolation(self) -> Isolation:
-        return self._jail.plan["tier"]
-
     def run_cell(self, code: str, timeout_s: float, cell_id: str) -> RunResult:
         """Run one cell. Never raises for what it does; a dead session's cells are `lost` and say why."""
-        if not self.alive:
-            return self._lost(cell_id)
-        self._streams.forget()
-        began = time.monotonic()
-        try:
-            return self._run(code, began, timeout_s, cell_id)
-        except (Lost, OSError) as error:
-            self._give_up(f"the session was lost: {error}")
-            return self._lost(cell_id)
+        result = None
+        if self.alive:
+            self._streams.clear()
+            began = time.monotonic()
+            try:
+                result = self._run_cell(code, began, timeout_s, cell_id)
+            except (JailLost, OSError) as error:
+                self._kill(f"the session was lost: {error}")
+        if result is None:
+            isolation = self._jail.spec["tier"]
+            return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=isolation)
+        return result
 
-    def _give_up(self, reason: str) -> None:
-        """Kill whatever is left of the session, and let go of it."""
-        try:
-            self._jail.tell(self._weight, "kill", self._key)
-            self._await_end()
-        except Lost as error:
-            reason = f"{reason}; {error}"
-        self.end(reason)
-
-    def _lost(self, cell_id: str) -> RunResult:
-        return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=self._isolation)
-
-    def _run(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult:
+    def _run_cell(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult | None:
+        """None: the session turned out to be dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
-        self._channel.settimeout(_SEND_S)
-        if self._has_written():
-            self._give_up(_FORGED)
-            return self._lost(cell_id)
+        self._channel.settimeout(_SEND_TIMEOUT_S)
+        if self._channel_has_data():
+            self._kill(_FORGED)
+            return None
         try:
             self._channel.sendall(nonce + len(data).to_bytes(LENGTH, "big") + data)
         except BrokenPipeError:
-            # It ended just now, and its zygote is about to say how.
-            self._mourn(self._await_end())
-            return self._lost(cell_id)
-        course = self._follow(nonce, began + timeout_s)
+            # It ended just now, and its zygote is about to report how.
+            self._end_with(self._wait_for_process_end())
+            return None
+        cell = self._wait_for_cell(nonce, began + timeout_s)
         self._streams.drain()
-        wall = time.monotonic() - began
-        outcome = self._outcome(course)
-        spent, self._cpu_s = course.cpu_s - self._cpu_s, course.cpu_s
-        final = course.final
-        if final is not None:
-            self._mourn(final, outcome, course.reason)
-        return RunResult(
-            id=cell_id,
-            outcome=outcome,
-            stdout=self._streams.stdout.text(),
-            stderr=self._streams.stderr.text(),
-            value=course.text if course.kind == "v" and outcome == "ok" else None,
-            exit_code=final.exit_code if final is not None else None,
-            stdout_truncated=self._streams.stdout.truncated,
-            stderr_truncated=self._streams.stderr.truncated,
+        wall_s = time.monotonic() - began
+        outcome = cell.outcome(self._cgroup, self._kills)
+        spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
+        end = cell.process_end
+        result = self._streams.result(
+            cell_id,
+            outcome,
+            self._jail.spec["tier"],
+            value=cell.text if cell.kind == "v" else None,
+            exit_code=end.exit_code if end is not None else None,
             cpu_s=max(0.0, spent),
-            wall_s=wall,
-            isolation=self._isolation,
+            wall_s=wall_s,
         )
+        if end is not None:
+            self._end_with(end, outcome, cell.kill_reason)
+        return result
 
-    def _has_written(self) -> bool:
-        """Whether there is something on the channel, where nothing may be now."""
-        return readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
+    def _channel_has_data(self) -> bool:
+        """Whether the session has written to the channel, at a time when it must not."""
+        return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
 
-    def _outcome(self, course: _Course) -> Outcome:
-        if course.limit is not None:
-            return course.limit
-        if course.final is not None:
-            if course.final.exit_code == -9 and self._cgroup.kills() > self._kills:
-                return "memory"
-            return "ok" if course.final.exit_code == 0 else "error"
-        return "memory" if course.kind == "m" else "ok" if course.kind in ("o", "v") else "error"
-
-    def _follow(self, nonce: bytes, deadline: float) -> _Course:
-        """See a cell to its end: it has answered and its process waits for the next, or its process has ended.
+    def _wait_for_cell(self, nonce: bytes, deadline: float) -> _CellEnd:
+        """Wait until a cell has answered and its process waits for the next, or until its process has ended.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
-        course = self._wait(nonce, deadline)
-        if course.kind:
-            self._await_rest(course, deadline)
-        if course.final is None and (course.reason or not course.kind):
-            self._jail.tell(self._weight, "kill", self._key)
-            course.final = self._await_end()
-        if course.final is not None:
-            course.cpu_s = course.final.cpu_s
-        return course
+        cell = self._wait_for_answer(nonce, deadline)
+        if cell.kind:
+            self._wait_until_idle(cell, deadline)
+        if cell.process_end is None and (cell.kill_reason or not cell.kind):
+            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            cell.process_end = self._wait_for_process_end()
+        if cell.process_end is not None:
+            cell.cpu_s = cell.process_end.cpu_s
+        return cell
 
-    def _wait(self, nonce: bytes, deadline: float) -> _Course:
+    def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:
         """Wait for the cell's answer or the process's end, whichever is first.
 
         Returns:
-            What came; neither of them: the cell does not stop, or its code wrote what is no answer, and it is
-            to be killed.
+            Which it was; neither: the cell does not stop, or its code wrote what is no answer, and it is to be
+            killed.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
-        control = self._jail.control(self._weight)
+        control = self._jail.zygote_socket(self._kind)
         poll = select.poll()
         for descriptor in (control, self._channel):
             poll.register(descriptor, select.POLLIN)
@@ -201,17 +183,17 @@ class Session:
         while True:
             left = deadline - time.monotonic()
             if self._streams.flooded:
-                return _Course(limit="output_limit")
+                return _CellEnd(limit="output_limit")
             if left <= 0 and limit is not None:
-                return _Course(limit=limit)
+                return _CellEnd(limit=limit)
             if left <= 0:
-                limit, left = "timeout", _GRACE_S
+                limit, left = "timeout", _INTERRUPT_GRACE_S
                 deadline = time.monotonic() + left
-                self._jail.tell(self._weight, "interrupt", self._key)
+                self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
             for fd, _ in poll.poll(left * 1000):
                 if fd == control.fileno():
-                    if (report := self._jail.listen(self._weight, self._key)) is not None:
-                        return _Course(limit=limit, final=ending(report, limit))
+                    if (report := self._jail.receive_report(self._kind, self._key)) is not None:
+                        return _CellEnd(limit=limit, process_end=ProgramEnd.of(report, limit))
                 elif fd != self._channel.fileno():
                     self._streams.read(fd, poll)
                 else:
@@ -220,81 +202,76 @@ class Session:
                     if not chunk:
                         poll.unregister(fd)
                     elif _is_forged(received, nonce):
-                        return _Course(limit=limit, reason=_FORGED)
-                    elif (answer := _parse(received)) is not None:
-                        return _Course(*answer, limit=limit)
+                        return _CellEnd(limit=limit, kill_reason=_FORGED)
+                    elif (answer := parse_report(received, nonce)) is not None:
+                        return _CellEnd(*answer, limit=limit)
 
-    def _await_rest(self, course: _Course, deadline: float) -> None:
+    def _wait_until_idle(self, cell: _CellEnd, deadline: float) -> None:
         """Wait until the process that has answered waits for the next cell, as its zygote sees it.
 
-        Until then the cell goes on, whatever it wrote, and its limit holds.
+        Until then the cell still runs, whatever it wrote, and its limit holds.
 
         Raises:
-            Lost: the zygote is gone.
+            JailLost: the zygote is gone.
         """
-        deadline = max(deadline, time.monotonic() + _GRACE_S)
+        deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:
-            self._jail.tell(self._weight, "cpu", self._key)
-            report = None
-            while report is None:
-                report = self._jail.listen(self._weight, self._key)
-            course.cpu_s = float(report["cpu_s"])
+            report = self._jail.query(self._kind, "cpu", self._key, "cpu_s")
+            cell.cpu_s = float(report["cpu_s"])
             if "status" in report:
-                # It ended just now; the next look at it will find that.
-                self._jail.ended[self._key] = report
+                # It ended just now; `alive` finds the report.
                 return
             if report["waits"]:
-                course.reason = _FORGED if self._has_written() else ""
+                cell.kill_reason = _FORGED if self._channel_has_data() else ""
                 return
             if time.monotonic() > deadline:
-                course.kind, course.limit = "", course.limit or "timeout"
+                cell.kind, cell.limit = "", cell.limit or "timeout"
                 return
-            time.sleep(_ASK_AGAIN_S)
+            time.sleep(_POLL_INTERVAL_S)
 
-    def _await_end(self) -> Ending:
+    def _wait_for_process_end(self) -> ProgramEnd:
         """Wait until the process, which was killed or is dying, has ended.
 
         Raises:
-            Lost: it cannot be known.
+            JailLost: its zygote does not report it.
         """
-        deadline = time.monotonic() + _DYING_S
-        end = wait_for_end(self._jail, self._weight, self._key, self._streams, deadline)
-        if end.trouble:
-            raise Lost(end.trouble)
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        end = wait_for_end(self._jail, self._kind, self._key, self._streams, deadline)
+        if end.problem:
+            raise JailLost(end.problem)
         return end
 
-    def _mourn(self, final: Ending, outcome: Outcome | None = None, reason: str = "") -> None:
-        how = f"exit code {final.exit_code}" if final.exit_code >= 0 else f"signal {-final.exit_code}"
+    def _end_with(self, end: ProgramEnd, outcome: Outcome | None = None, reason: str = "") -> None:
+        how = f"exit code {end.exit_code}" if end.exit_code >= 0 else f"signal {-end.exit_code}"
         why = f" ({outcome})" if outcome not in (None, "ok", "error") else ""
         self.end(reason or f"the session ended with {how}{why}")
 
     def end(self, reason: str) -> None:
-        """Let go of a session whose process is gone."""
+        """Release what belongs to a session whose process has ended."""
         if not self.reason:
             self.reason = reason
             self._streams.close()
             self._channel.close()
             self._on_close()
 
+    def _kill(self, reason: str) -> None:
+        """Kill what is left of the session, and end it."""
+        try:
+            self._jail.send(self._kind, {"op": "kill", "key": self._key})
+            self._wait_for_process_end()
+        except JailLost as error:
+            reason = f"{reason}; {error}"
+        self.end(reason)
+
     def close(self) -> None:
         """End the session and everything in it."""
         if self.alive:
-            self._give_up("the session was closed")
+            self._kill("the session was closed")
 
 
 def _is_forged(received: bytes, nonce: bytes) -> bool:
-    """Whether what came so far is not the beginning, or more than the whole, of an answer to this cell."""
+    """Whether the bytes so far are not the beginning, or are more than the whole, of an answer to this cell."""
     if not nonce.startswith(received[1 : 1 + NONCE]):
         return True
     length = int.from_bytes(received[1 + NONCE : HEADER], "big")
     return len(received) >= HEADER and (length > VALUE_BYTES or len(received) > HEADER + length)
-
-
-def _parse(received: bytes) -> tuple[str, str] | None:
-    """The kind and text of a complete answer; None while it is incomplete."""
-    if len(received) < HEADER:
-        return None
-    length = int.from_bytes(received[1 + NONCE : HEADER], "big")
-    if len(received) < HEADER + length:
-        return None
-    return received[:1].decode(errors="replace"), received[HEADER:].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""A program's standard input, output and value, as the worker holds them."""
+"""Holds the worker's ends of a program's standard input, output, errors and report."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import select
 from typing import Self
 
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
-from rstar2.judge.schema import MAX_OUTPUT_BYTES
+from rstar2.judge.schema import MAX_OUTPUT_BYTES, Isolation, Outcome, RunResult
 
 _PIPE_BYTES = 65536
 _CHUNK = 1 << 16
 FLOOD_BYTES = 64 << 20
-"""Bytes on one stream after which a program is killed instead of only being cut short."""
+"""Bytes on one stream after which the program is killed; below, output is only cut."""
 
 
 class Stream:
     """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest.
 
     Args:
-        owner: see Streams.
+        owner: the host's user who may open the pipe by name (/dev/stdout); -1 for the worker's own.
     """
 
     def __init__(self, owner: int) -> None:
         self.fd, self.theirs = os.pipe2(os.O_CLOEXEC)
         os.fchown(self.theirs, owner, -1)
         os.set_blocking(self.fd, False)
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
-        """Start counting and keeping anew."""
+    def clear(self) -> None:
+        """Forget what was read so far."""
         self._chunks: list[bytes] = []
         self._kept = 0
         self._seen = 0
 
     def read(self) -> bool:
-        """Take what is there; False at the end."""
+        """Read what is there. False at the end of the stream."""
         try:
             data = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -47,7 +47,7 @@ class Stream:
         return bool(data)
 
     def drain(self) -> None:
-        """Take what is left without waiting."""
+        """Read what is left, without waiting."""
         before = -1
         while self._seen != before and not self.flooded:
             before = self._seen
@@ -65,21 +65,20 @@ class Stream:
         return b"".join(self._chunks)
 
     def text(self) -> str:
-        """What was kept as UTF-8, with U+FFFD for what is none."""
+        """What was kept, decoded as UTF-8, with U+FFFD for bytes that are not."""
         return self.data().decode(errors="replace")
 
 
 class Streams:
-    """The descriptors of one program or session. Close them with `close`, or use them in a `with`.
+    """The descriptors of one program or session. Call `close`, or use it in a `with`.
 
     Args:
         stdin: text on standard input.
-        owner: the outer user who may open the pipes by name (/dev/stdin); -1 for the worker's.
-        channel: a descriptor the process gets in place of the pipe for its value (a session's socket).
+        owner: the host's user who may open the pipes by name (/dev/stdin); -1 for the worker's own.
+        channel: a descriptor that the process gets instead of the pipe for its report (a session's socket).
     """
 
     def __init__(self, stdin: str, owner: int, channel: int | None = None) -> None:
-        self._owner = owner
         self.stdout, self.stderr = Stream(owner), Stream(owner)
         self.ours = {stream.fd: stream for stream in (self.stdout, self.stderr)}
         self.report: Stream | None = None
@@ -87,56 +86,31 @@ class Streams:
             self.report = Stream(owner)
             self.ours[self.report.fd] = self.report
             channel = self.report.theirs
-        self._borrowed = [self.stdout.theirs, self.stderr.theirs, channel]
         self.names = ["stdin", "stdout", "stderr", "report"]
-        self.theirs = [self._input(stdin), *self._borrowed[:3]]
-
-    def _input(self, text: str) -> int:
-        """A descriptor that yields `text` and then ends."""
-        data = text.encode()
-        if len(data) > _PIPE_BYTES:
-            return self._hold(data)
-        if not data:
-            fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        else:
-            fd, writer = os.pipe2(os.O_CLOEXEC)
-            os.fchown(fd, self._owner, -1)
-            os.write(writer, data)
-            os.close(writer)
-        self._borrowed.append(fd)
-        return fd
+        self.theirs = [_input(stdin.encode(), owner), self.stdout.theirs, self.stderr.theirs, channel]
+        self._to_close = list(self.theirs)
 
     def add_text(self, name: str, text: str) -> None:
         """Send a long text along as a file in memory."""
-        self.add(name, self._hold(text.encode()), borrowed=False)
+        self.add(name, _memory_file(text.encode()))
 
-    def add(self, name: str, fd: int, *, borrowed: bool = True) -> None:
+    def add(self, name: str, fd: int) -> None:
         """Send a descriptor along; it is closed here once sent."""
         self.names.append(name)
         self.theirs.append(fd)
-        if borrowed:
-            self._borrowed.append(fd)
-
-    def _hold(self, data: bytes) -> int:
-        fd = os.memfd_create("text", os.MFD_CLOEXEC)
-        self._borrowed.append(fd)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-        return fd
+        self._to_close.append(fd)
 
     def sent(self) -> None:
-        """The program has its descriptors; let go of them."""
-        while self._borrowed:
-            os.close(self._borrowed.pop())
+        """Close the program's ends, which it has by now."""
+        while self._to_close:
+            os.close(self._to_close.pop())
 
     def register(self, poll: select.poll) -> None:
         for fd in self.ours:
             poll.register(fd, select.POLLIN)
 
     def read(self, fd: int, poll: select.poll) -> None:
-        """Take what is there on one of our descriptors."""
+        """Read what is there on one of our descriptors."""
         if not self.ours[fd].read():
             poll.unregister(fd)
 
@@ -148,20 +122,40 @@ class Streams:
         for stream in self.ours.values():
             stream.drain()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         for stream in self.ours.values():
-            stream.forget()
+            stream.clear()
 
     def reported(self, nonce: bytes) -> tuple[str, str]:
-        """What the program said of itself: (kind, text). `v`: the value; `m`: out of memory; else nothing.
-
-        What does not begin with the nonce was not said by our own code.
-        """
+        """The program's report: (kind, text). `v`: its value; `m`: out of memory; empty: there is none."""
         data = self.report.data() if self.report is not None else b""
-        if data[1 : 1 + NONCE] != nonce:
-            return "", ""
-        length = int.from_bytes(data[1 + NONCE : HEADER], "big")
-        return data[:1].decode(errors="replace"), data[HEADER : HEADER + length].decode(errors="replace")
+        return parse_report(data, nonce) or ("", "")
+
+    def result(
+        self,
+        run_id: str,
+        outcome: Outcome,
+        isolation: Isolation,
+        *,
+        value: str | None,
+        exit_code: int | None,
+        cpu_s: float,
+        wall_s: float,
+    ) -> RunResult:
+        """A program's or cell's result, with the output read here; its value counts only if it was `ok`."""
+        return RunResult(
+            id=run_id,
+            outcome=outcome,
+            stdout=self.stdout.text(),
+            stderr=self.stderr.text(),
+            value=value if outcome == "ok" else None,
+            exit_code=exit_code,
+            stdout_truncated=self.stdout.truncated,
+            stderr_truncated=self.stderr.truncated,
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+            isolation=isolation,
+        )
 
     def close(self) -> None:
         self.sent()
@@ -173,3 +167,36 @@ class Streams:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
+    """The (kind, text) of a report, or answer to a cell, that carries the nonce; None until it is complete.
+
+    Only the package's own code inside knows the nonce.
+    """
+    length = int.from_bytes(data[1 + NONCE : HEADER], "big")
+    if len(data) < HEADER + length or data[1 : 1 + NONCE] != nonce:
+        return None
+    return data[:1].decode(errors="replace"), data[HEADER : HEADER + length].decode(errors="replace")
+
+
+def _input(data: bytes, owner: int) -> int:
+    """A descriptor that yields `data` and then ends."""
+    if not data:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    if len(data) > _PIPE_BYTES:
+        return _memory_file(data)
+    fd, writer = os.pipe2(os.O_CLOEXEC)
+    os.fchown(fd, owner, -1)
+    os.write(writer, data)
+    os.close(writer)
+    return fd
+
+
+def _memory_file(data: bytes) -> int:
+    fd = os.memfd_create("text", os.MFD_CLOEXEC)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

@@ -1,4 +1,4 @@
-"""What each tier builds on this machine, and what it leaves open."""
+"""Defines the isolation tiers: what each builds on this machine, and what it does not enforce."""
 
 from __future__ import annotations
 
@@ -8,61 +8,57 @@ from pathlib import Path
 from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.inside import namespaces, syscalls
-from rstar2.judge.sandbox.protocol import Plan
+from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
 ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
 """Weakest first."""
-PROCESSES = 128
-_FIRST_OUTER_UID = 1_879_048_192
-"""First of the outer users that jails' users are mapped to: a range no distribution hands out."""
-USERS = 65536
-"""Users of one jail. Each worker process takes a range of its own, so that limits by user are its own too."""
+MAX_PROCESSES = 128
+_FIRST_HOST_UID = 1_879_048_192
+"""First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
+USERS_PER_JAIL = 65536
+"""Users of one jail. Each worker process takes a range of its own, so that limits per user are its own too."""
 _RANGES = 4000
 
 
-def plans(tier: Isolation, root: Path) -> list[Plan]:
+def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
     """The ways to build a tier here, best first.
 
     Raises:
         rstar2.errors.Failure: libseccomp is missing.
     """
     if tier != "strict":
-        return [_plan(tier, root, rooted=False, user_namespace=False)]
+        return [_jail_spec(tier, root, is_root=False, user_namespace=False)]
     if os.geteuid() != 0:
-        return [_plan(tier, root, rooted=False, user_namespace=True)]
-    return [_plan(tier, root, rooted=True, user_namespace=namespace) for namespace in (True, False)]
+        return [_jail_spec(tier, root, is_root=False, user_namespace=True)]
+    return [_jail_spec(tier, root, is_root=True, user_namespace=namespace) for namespace in (True, False)]
 
 
-def _plan(tier: Isolation, root: Path, *, rooted: bool, user_namespace: bool) -> Plan:
-    binds, links = rootfs.shown()
+def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bool) -> JailSpec:
+    bound_paths, symlinks = rootfs.visible_paths()
     abi = syscalls.landlock_abi() if tier != "none" else 0
     strict = tier == "strict"
-    for name in ("mount", "box", "nursery"):
+    for name in ("mount", "box", "preload"):
         (root / name).mkdir(exist_ok=True)
-    return Plan(
+    return JailSpec(
         tier=tier,
-        rooted=rooted,
+        is_root=is_root,
         user_namespace=user_namespace,
-        first_outer_uid=_FIRST_OUTER_UID + os.getpid() % _RANGES * USERS,
-        root=str(root / "mount"),
+        first_host_uid=_FIRST_HOST_UID + os.getpid() % _RANGES * USERS_PER_JAIL,
+        mount_point=str(root / "mount"),
         log=str(root / "zygotes.log"),
-        place=namespaces.PLACE if strict else str(root / "box"),
-        nursery=namespaces.NURSERY if strict else str(root / "nursery"),
-        binds=binds,
-        links=links,
-        files=rootfs.made_up_files(),
-        readable=["/"] if strict else binds,
+        work_dir=namespaces.WORK_DIR if strict else str(root / "box"),
+        preload_dir=namespaces.PRELOAD_DIR if strict else str(root / "preload"),
+        bound_paths=bound_paths,
+        symlinks=symlinks,
+        generated_files=rootfs.generated_files(),
+        readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
-        filter=_filter(tier, abi),
-        scratch_mb=256,
-        scratch_files=16384,
-        processes=PROCESSES if strict else 0,
-        file_mb=256,
-        stack_mb=64,
-        processors=sorted(os.sched_getaffinity(0)),
+        seccomp_filter=_filter(tier, abi),
+        max_processes=MAX_PROCESSES if strict else 0,
+        cpus=sorted(os.sched_getaffinity(0)),
     )
 
 
@@ -74,31 +70,32 @@ def _filter(tier: Isolation, abi: int) -> bytes:
     return landlock_filter(abi)
 
 
-def program_uid(plan: Plan, session: int) -> int:
-    """User of a program as the inside counts them; -1 where the tier has no users of its own.
+def program_uid(spec: JailSpec, session: int = 0) -> int:
+    """A program's user id inside the jail; -1 where the tier has no users of its own.
 
     Args:
-        session: 0 for plain runs, else the session's number.
+        session: the session's number; 0 for a program.
     """
-    if plan["tier"] != "strict" or not plan["rooted"]:
+    if spec["tier"] != "strict" or not spec["is_root"]:
         return -1
-    return rootfs.PROGRAM_UID + session + (0 if plan["user_namespace"] else plan["first_outer_uid"])
+    return rootfs.PROGRAM_UID + session + (0 if spec["user_namespace"] else spec["first_host_uid"])
 
 
-def outer_uid(plan: Plan, uid: int) -> int:
-    """The same user as the outside counts them."""
-    return uid + plan["first_outer_uid"] if uid >= 0 and plan["user_namespace"] else uid
+def program_host_uid(spec: JailSpec, session: int = 0) -> int:
+    """The same user's id on the host."""
+    uid = program_uid(spec, session)
+    return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
 
-def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:
+def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     """What the tier in force does not enforce, one sentence each."""
-    if plan["tier"] == "none":
+    if spec["tier"] == "none":
         return [
             "Programs run as the worker's user without any confinement: they can read and write whatever it "
             "can, use the network, signal other processes and start daemons.",
             "Only time, output, memory of each process and file size are limited.",
         ]
-    found = _landlock_exceptions(plan) if plan["tier"] == "landlock" else _strict_exceptions(plan)
+    found = _landlock_exceptions(spec) if spec["tier"] == "landlock" else _strict_exceptions(spec)
     if cgroup.memory is None:
         found.append(
             "No memory control group can be written: memory is limited for each process, not for a program "
@@ -109,37 +106,33 @@ def exceptions(plan: Plan, cgroup: Cgroup) -> list[str]:
     return found
 
 
-def _strict_exceptions(plan: Plan) -> list[str]:
+def _strict_exceptions(spec: JailSpec) -> list[str]:
     found = []
-    if not plan["user_namespace"]:
-        found.append("User namespaces are refused: the zygotes, though locked in, are the machine's root.")
-    if not plan["rooted"]:
-        found.append(
-            "Without root there is one user for all programs of a worker: kept apart by Landlock only."
-        )
-    if not plan["landlock_abi"]:
-        found.append("The kernel has no Landlock: namespaces, users and seccomp confine alone.")
+    if not spec["user_namespace"]:
+        found.append("User namespaces are refused: the zygotes, though confined, are the machine's root.")
+    if not spec["is_root"]:
+        found.append("Without root all programs of a worker are one user: only Landlock separates them.")
+    if not spec["landlock_abi"]:
+        found.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")
     return found
 
 
-def _landlock_exceptions(plan: Plan) -> list[str]:
+def _landlock_exceptions(spec: JailSpec) -> list[str]:
     found = [
         "Programs cannot start processes: fork, subprocess and multiprocessing fail.",
-        "Programs cannot open sockets of any kind but connected pairs of streams.",
+        "Programs cannot open sockets, except connected pairs of streams.",
         "Programs run as the worker's own user, without its capabilities.",
-        "chmod and utime do nothing, and chown is refused, because Landlock has no say over them.",
+        "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
-        "The work folder is on disk: the size of one file is limited, not the space of all files together.",
+        "The work folder is on disk: the size of each file is limited, not of all files together.",
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]
-    if plan["landlock_abi"] < SIGNAL_ABI:
-        found.append(
-            "This kernel cannot keep signals inside: programs cannot send any, not to themselves either."
-        )
-    if plan["landlock_abi"] < TRUNCATE_ABI:
-        found.append("This kernel's Landlock has no say over truncate: programs cannot truncate by name.")
-    if plan["landlock_abi"] < NETWORK_ABI:
-        found.append("This kernel's Landlock has no say over the network: seccomp alone refuses sockets.")
+    if spec["landlock_abi"] < SIGNAL_ABI:
+        found.append("This kernel cannot confine signals: programs cannot send any, not even to themselves.")
+    if spec["landlock_abi"] < TRUNCATE_ABI:
+        found.append("This kernel's Landlock does not control truncate: programs cannot truncate by name.")
+    if spec["landlock_abi"] < NETWORK_ABI:
+        found.append("This kernel's Landlock does not control the network: only seccomp refuses sockets.")
     return found

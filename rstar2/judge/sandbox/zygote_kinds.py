@@ -1,31 +1,35 @@
-"""Which zygote a program wants, judged by what its source imports."""
+"""Chooses the zygote a program is forked from, by the libraries that its source imports.
+
+For speed only: every page a zygote holds makes a fork dearer, so a program gets the smallest one that has its
+libraries.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
-Weight = Literal["bare", "numeric", "symbolic", "full"]
+ZygoteKind = Literal["bare", "numeric", "symbolic", "full"]
 """bare: an interpreter. numeric: numpy. symbolic: + sympy. full: + scipy, pandas and matplotlib."""
-PARENTS: dict[Weight, Weight] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
-"""Which zygote each is forked from: it keeps what that one has, and shares the memory."""
+PARENTS: dict[ZygoteKind, ZygoteKind] = {"numeric": "bare", "symbolic": "numeric", "full": "symbolic"}
+"""Which zygote each is forked from: it has that one's libraries too, and shares their memory."""
 
-REHEARSALS: dict[Weight, str] = {
+PROFILE_PROGRAMS: dict[ZygoteKind, str] = {
     "bare": "def f(n):\n    return [i * i for i in range(n)]\nprint(f'{sum(f(6))}')\n",
     "numeric": "import numpy as np\nprint(np.arange(12).reshape(3, 4).sum(axis=0))\n",
     "symbolic": "import sympy as sp\nx = sp.symbols('x')\nprint(sp.expand((x + 1) ** 2))\n",
     "full": "import pandas, scipy\nprint(6 * 7)\n",
 }
-"""What nearly every program for a zygote does, so that it writes what nearly every one writes."""
+"""Does what nearly every program of a kind does, so that it writes the pages that nearly every program writes."""
 
-_NEEDS: dict[str, Weight] = {
+_NEEDS: dict[str, ZygoteKind] = {
     "numpy": "numeric",
     "sympy": "symbolic",
     "mpmath": "symbolic",
     "scipy": "full",
     "pandas": "full",
     "matplotlib": "full",
-    # Slow to import, and numpy or sympy bring them along, or most of what they need.
+    # Slow to import, and loaded by numpy or sympy anyway, or most of what they need is.
     **dict.fromkeys(
         ("copy", "dataclasses", "datetime", "functools", "json", "random", "re", "string", "typing"),
         "numeric",
@@ -36,20 +40,20 @@ _NAMES = re.compile(r"\b(?:" + "|".join(_NEEDS) + r")\b")
 _IMPORTS = re.compile(
     r"^\s*(?:from\s+([\w.]+)|import\s+([\w., \t]+))|__import__\(|import_module\(", re.MULTILINE
 )
-_ORDER: tuple[Weight, ...] = ("bare", *PARENTS)
+_ORDER: tuple[ZygoteKind, ...] = ("bare", *PARENTS)
 
 
-def weigh(code: str) -> Weight:
-    """The lightest zygote that has everything the program imports.
+def zygote_kind_for(code: str) -> ZygoteKind:
+    """The smallest zygote that has everything the program imports.
 
-    A wrong guess costs time, never correctness: what is missing is imported by the program itself.
+    A wrong guess costs time, never correctness: the program itself imports what is missing.
     """
     if "import" not in code:
         return "bare"
-    heaviest: Weight = "bare"
+    largest: ZygoteKind = "bare"
     for match in _IMPORTS.finditer(code):
         line = match.group(1) or match.group(2) or code[match.start() : match.end() + 40]
         for name in _NAMES.findall(line):
-            heaviest = max(heaviest, _NEEDS[name], key=_ORDER.index)
+            largest = max(largest, _NEEDS[name], key=_ORDER.index)
     # sympy's plots import matplotlib.
-    return "full" if heaviest == "symbolic" and "plot" in code else heaviest
+    return "full" if largest == "symbolic" and "plot" in code else largest

@@ -1,10 +1,9 @@
-"""The judge's HTTP process."""
+"""The judge's HTTP process: takes requests, puts programs on the queue, answers with their results."""
 
 from __future__ import annotations
 
 import resource
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,53 +13,51 @@ from starlette.types import ASGIApp
 
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.server.codejudge import codejudge_router
-from rstar2.judge.server.dispatcher import Broker
-from rstar2.judge.server.http import Direct, TokenGuard, add_error_answers
-from rstar2.judge.server.metrics import observe_router
-from rstar2.judge.server.runs import runs_direct, runs_router
+from rstar2.judge.server.dispatcher import Dispatcher
+from rstar2.judge.server.http import TokenGuard, add_error_answers
+from rstar2.judge.server.metrics import metrics_router
+from rstar2.judge.server.runs import runs_router
 from rstar2.judge.server.sandboxfusion import sandboxfusion_router
 from rstar2.judge.server.sessions import sessions_router
-from rstar2.judge.server.websocket import stream_router
-from rstar2.judge.service.logs import log_to_stderr
-from rstar2.judge.service.settings import ApiSettings
+from rstar2.judge.server.settings import ServerSettings
+from rstar2.judge.server.websocket import websocket_router
+from rstar2.processes import begin_module
 
 PING_S = 20.0
 SILENT_S = 120.0
-"""A stream whose client answers no ping for so long is closed; a busy event loop may take a while."""
+"""A WebSocket whose client answers no ping for so long is closed; a busy event loop may take a while."""
 
 
-def create_app(settings: ApiSettings) -> ASGIApp:
+def create_app(settings: ServerSettings) -> ASGIApp:
     """The application; it connects to the queue when it starts."""
-    broker = Broker(settings.redis_url, settings.max_queued)
+    dispatcher = Dispatcher(settings.redis_url, settings.max_queued)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await broker.start()
+        await dispatcher.start()
         yield
-        await broker.close()
+        await dispatcher.close()
 
-    rest = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
-    add_error_answers(rest)
+    app = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
+    add_error_answers(app)
     for router in (
         runs_router,
-        stream_router,
+        websocket_router,
         sessions_router,
         codejudge_router,
         sandboxfusion_router,
-        observe_router,
+        metrics_router,
     ):
-        rest.include_router(router(broker))
-    app = Direct(rest, runs_direct(broker))
+        app.include_router(router(dispatcher))
     return app if settings.token is None else TokenGuard(app, settings.token)
 
 
 def main() -> None:
-    """Serve on the socket the supervisor opened: callers queue up there while this process restarts."""
-    log_to_stderr()
-    # One for each request that waits, and as many as its clients like.
+    """Serve on the socket the supervisor opened: connections wait there while this process restarts."""
+    settings = begin_module(ServerSettings)
+    # One file for each request that waits, and clients may make as many as they like.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    settings = ApiSettings.model_validate_json(sys.stdin.read())
     listener = socket.socket(fileno=settings.socket_fd)
     config = uvicorn.Config(
         create_app(settings),

@@ -1,7 +1,7 @@
 """Drop-in endpoints for clients of code-judge: /ping, /run, /judge, each with /batch and /long-batch.
 
-The wire format is that of github.com/0xWJ/code-judge; what is ours is that a bad item of a batch is
-`invalid_input` alone, and that a type other than python is, too.
+The wire format is that of github.com/0xWJ/code-judge. Different from it: a bad item of a batch, and one of a type
+other than python, is `invalid_input` alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
-from rstar2.judge.server.dispatcher import Broker, Ticket
-from rstar2.judge.server.http import checked, read_json, unless_gone, why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import read_json, unless_disconnected, validated, validation_message
 
 LIMIT_S = 10.0
-"""code-judge's own default; its requests cannot say another."""
+"""code-judge's own default; its requests cannot ask for another."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
@@ -38,13 +37,13 @@ def _returnable(sub_id: str) -> str:
 
 
 class Named(BaseModel):
-    """What carries an id, the client's or ours."""
+    """Has an id, the client's or one of ours."""
 
     sub_id: Annotated[str, AfterValidator(_returnable)] = Field(default_factory=lambda: str(uuid.uuid4()))
 
 
 class Submission(Named):
-    """One program; fields this service has no use for are let pass, as code-judge does."""
+    """One program; unknown fields are ignored, as code-judge does."""
 
     type: Literal["python"]
     solution: str
@@ -53,7 +52,7 @@ class Submission(Named):
 
 
 class Batch(Named):
-    """Several; items stay raw here, so that a bad one is bad alone."""
+    """Several; items are not checked here, so that a bad one is bad alone."""
 
     type: Literal["batch"] = "batch"
     submissions: list[object] = Field(min_length=1, max_length=MAX_BATCH)
@@ -66,12 +65,13 @@ def _named(item: object) -> object:
     return item
 
 
-def _prepare(item: object) -> tuple[Submission, Ticket]:
+def prepare(item: object) -> tuple[Submission, PendingRun]:
+    """One item as a submission, and the program to run for it."""
     submission = Submission.model_validate(_named(item))
     request = RunRequest(
         code=submission.solution, stdin=submission.input or "", timeout_s=LIMIT_S, memory_mb=MEMORY_MB
     )
-    return submission, ticket_for(uuid.uuid4().hex, request)
+    return submission, PendingRun.from_request(uuid.uuid4().hex, request)
 
 
 def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
@@ -85,12 +85,13 @@ def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
         "run_success": False,
         "cost": 0.0,
         "stdout": "",
-        "stderr": why(error),
+        "stderr": validation_message(error),
         "reason": "invalid_input",
     }
 
 
-def _answer(submission: Submission, result: RunResult) -> dict[str, Any]:
+def answer_for(submission: Submission, result: RunResult) -> dict[str, Any]:
+    """A result in the terms of code-judge."""
     ran = result.outcome == "ok"
     expected = submission.expected_output
     right = expected is None or result.stdout.strip() == expected.strip()
@@ -105,18 +106,18 @@ def _answer(submission: Submission, result: RunResult) -> dict[str, Any]:
     }
 
 
-async def judge_all(broker: Broker, items: list[object]) -> list[dict[str, Any]]:
+async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
     """The answers to some submissions, in order."""
     answers: dict[int, dict[str, Any]] = {}
-    good: dict[int, tuple[Submission, Ticket]] = {}
+    good: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):
         try:
-            good[index] = _prepare(item)
+            good[index] = prepare(item)
         except ValidationError as error:
             answers[index] = _invalid(item, error)
-    texts = await broker.run([ticket for _, ticket in good.values()])
+    texts = await dispatcher.run([run for _, run in good.values()])
     for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
-        answers[index] = _answer(submission, RunResult.model_validate_json(text))
+        answers[index] = answer_for(submission, RunResult.model_validate_json(text))
     return [answers[index] for index in range(len(items))]
 
 
@@ -124,7 +125,7 @@ def _without_output(answer: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in answer.items() if key not in ("stdout", "stderr")}
 
 
-def codejudge_router(broker: Broker) -> APIRouter:
+def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoints; `/status` is one with the native one."""
     router = APIRouter()
 
@@ -133,12 +134,12 @@ def codejudge_router(broker: Broker) -> APIRouter:
         return "pong"
 
     async def one(request: Request) -> dict[str, Any]:
-        [answer] = await unless_gone(request, judge_all(broker, [await read_json(request)]))
+        [answer] = await unless_disconnected(request, judge_all(dispatcher, [await read_json(request)]))
         return answer
 
     async def many(request: Request) -> tuple[str, list[dict[str, Any]]]:
-        batch = checked(Batch, _named(await read_json(request)))
-        return batch.sub_id, await unless_gone(request, judge_all(broker, batch.submissions))
+        batch = validated(Batch, _named(await read_json(request)))
+        return batch.sub_id, await unless_disconnected(request, judge_all(dispatcher, batch.submissions))
 
     @router.post("/run")
     async def run(request: Request) -> Response:

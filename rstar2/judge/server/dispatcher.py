@@ -1,8 +1,8 @@
-"""The HTTP process's side of the queue: puts programs in, waits for their results, takes them back.
+"""How the HTTP process uses the queue: it enqueues programs, receives their results, and cancels programs.
 
-Everything that is asked within one turn of the event loop goes to Redis in one exchange. One task listens to
-what was finished; a sweep every few seconds looks after what it may have missed, and queues again what a Redis
-that lost its data has forgotten.
+Everything that is asked for within one turn of the event loop goes to Redis in one exchange. One task receives the
+notices of finished programs; a sweep every few seconds finds results whose notice was missed, and enqueues again
+what a Redis that lost its data has forgotten.
 """
 
 from __future__ import annotations
@@ -12,36 +12,40 @@ import json
 import logging
 import os
 import time
+from bisect import bisect
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any
+from itertools import accumulate
+from typing import Self
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
+from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.liveness import LOOK_S, DeathWatch
-from rstar2.judge.queue.redis_connection import Commands, Notices
-from rstar2.judge.schema import RunResult
+from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
+from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
+from rstar2.judge.schema import RunRequest, RunResult
 
 MAX_WAIT_S = 3600.0
 """A program that is not done this long after its own time limit is answered `lost`."""
 MAX_WAITING_BYTES = 2 << 30
 """Programs this process holds for the queue; from there on, new ones are answered 429."""
-LONGEST_SENT_AWAY_S = 10.0
-"""At most so much is said in `Retry-After`."""
-PIPELINE = 256
+LONGEST_RETRY_AFTER_S = 10.0
+"""`Retry-After` is at most this."""
+MAX_BATCH = 256
+"""Programs enqueued, and cancelled, in one exchange with Redis."""
 COMMAND_BYTES = 32 << 20
 """Programs sent in one command, if it is more than one; Redis takes a GiB at most."""
 SWEEP_S = 3.0
-DELIVERED_TOGETHER = 64
-"""So many delivered results are told to Redis together, or those of a sweep."""
+DELIVERED_BATCH = 64
+"""So many delivered results are reported to Redis together, or those of a sweep."""
+FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
+STABLE_S = 10.0
+"""A loop that ran for so long without an error is retried quickly again."""
 RECENT = 2000
+STATES_AT_ONCE = 1000
 log = logging.getLogger(__name__)
 
 
@@ -57,8 +61,8 @@ class QueueFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-class Ticket:
-    """One program somebody waits for.
+class PendingRun:
+    """One program that some client waits for.
 
     Args:
         run_id: its id.
@@ -75,12 +79,16 @@ class Ticket:
         """The result as JSON."""
         self.waiters = 0
         self.sent_at: float | None = None
-        """Monotonic seconds; None while it has still to be sent."""
+        """Monotonic seconds; None while it has still to be sent to Redis."""
         self.deadline = time.monotonic() + timeout_s + MAX_WAIT_S
 
+    @classmethod
+    def from_request(cls, run_id: str, request: RunRequest) -> Self:
+        return cls(run_id, request.model_dump_json(), request.timeout_s)
 
-class Broker:
-    """See the module. All methods belong to one event loop.
+
+class Dispatcher:
+    """The HTTP process's programs, from the request to the result. All methods belong to one event loop.
 
     Args:
         redis_url: the queue.
@@ -88,49 +96,45 @@ class Broker:
     """
 
     def __init__(self, redis_url: str, max_queued: int) -> None:
-        self.client: Any = redis.asyncio.Redis.from_url(
-            redis_url,
-            decode_responses=True,
-            socket_timeout=5,
-            socket_connect_timeout=2,
-            # Everything said here may be said twice; connections of the pool may be older than the server.
-            retry=Retry(ExponentialBackoff(cap=0.2, base=0.05), 3),
-        )
-        self.commands = Commands(redis_url)
-        """For `_send` alone."""
-        self.notices = Notices(redis_url, queue.DONE)
+        self.client = async_client(redis_url)
+        self.connection = RedisConnection(redis_url)
+        """For `_send_batch` alone."""
+        self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
         self.depth = 0
         """Programs queued or running, as Redis last said."""
         self.rate = 0.0
         """Programs finished a second, recently, in the whole queue."""
         self.finished = 0
-        """Programs of the whole queue that were told to be finished, without those a broken connection missed."""
+        """Notices of finished programs received so far; those a broken connection missed are not counted."""
         self.recent: deque[tuple[float, float]] = deque(maxlen=RECENT)
         """(queue_s, wall_s) of what was finished last in the whole queue."""
-        self.on_done: Callable[[float, float], None] = lambda queue_s, wall_s: None
-        self.waiting: dict[str, Ticket] = {}
+        self.on_finished: Callable[[float, float], None] = lambda queue_s, wall_s: None
+        self.waiting: dict[str, PendingRun] = {}
         self.waiting_bytes = 0
-        self.unsent: list[Ticket] = []
-        self.dropped: list[str] = []
+        self.unsent: list[PendingRun] = []
+        self.cancelled: list[str] = []
+        """Ids of programs to be cancelled in Redis."""
         self.delivered: list[str] = []
-        self.wake = asyncio.Event()
-        self.tasks: list[asyncio.Task[None]] = []
+        """Ids of results that their clients have got."""
+        self.has_work = asyncio.Event()
+        """Set when there is something to send to Redis."""
+        self.loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        loops = (self._send, self._follow, self._sweep, self._look_around)
-        self.tasks = [asyncio.create_task(self._forever(loop)) for loop in loops]
+        loops = (self._send_loop, self._receive_loop, self._sweep_loop, self._watch_workers_loop)
+        self.loops = [asyncio.create_task(self._keep_running(loop)) for loop in loops]
 
     async def close(self) -> None:
-        for task in self.tasks:
+        for task in self.loops:
             task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        for connection in (self.commands, self.notices):
+        await asyncio.gather(*self.loops, return_exceptions=True)
+        for connection in (self.connection, self.subscription):
             await connection.close()
         await self.client.aclose()
 
-    def admit(self, count: int) -> None:
-        """Pass if so many programs more may be queued: all or none, so that large requests do not starve.
+    def check_capacity(self, count: int) -> None:
+        """Return if so many programs more may be queued: all or none, so that large requests do not starve.
 
         Raises:
             QueueFull: the queue holds already what it may.
@@ -138,222 +142,241 @@ class Broker:
         full = max(self.depth, len(self.waiting)) >= self.max_queued
         if count and (full or self.waiting_bytes > MAX_WAITING_BYTES):
             drained_s = self.depth / self.rate if self.rate else 0.0
-            # Not when it will be empty: the workers must not run dry before those sent away come back.
-            raise QueueFull(min(LONGEST_SENT_AWAY_S, max(1.0, drained_s / 4)))
+            # Not when it will be empty: the workers must not run dry before the clients come back.
+            raise QueueFull(min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
 
     @contextmanager
-    def holding(self, asked: Sequence[Ticket]) -> Iterator[list[Ticket]]:
-        """Queue programs for the length of the block; then take back those nobody else waits for.
-
-        An id that is known already is not run again: the ticket yielded in its place is the earlier one.
+    def _submitted(self, asked: Sequence[PendingRun]) -> Iterator[list[PendingRun]]:
+        """Programs that are submitted for the length of the block.
 
         Raises:
             QueueFull: nothing was queued.
         """
-        self.admit(len(asked))
-        tickets = [self.join(ticket) for ticket in asked]
+        self.check_capacity(len(asked))
+        runs = [self.submit(run) for run in asked]
         try:
-            yield tickets
+            yield runs
         finally:
-            for ticket in tickets:
-                self.leave(ticket)
+            for run in runs:
+                self.release(run)
 
-    async def run(self, asked: Sequence[Ticket]) -> list[str]:
+    async def run(self, asked: Sequence[PendingRun]) -> list[str]:
         """Queue programs and wait for all of them. → their results as JSON, in order.
 
         Raises:
             QueueFull: nothing was queued.
         """
-        with self.holding(asked) as tickets:
-            if pending := [ticket.result for ticket in tickets if not ticket.result.done()]:
+        with self._submitted(asked) as runs:
+            if unfinished := [run.result for run in runs if not run.result.done()]:
                 # Others may wait for the same results, so this must not cancel them.
-                await asyncio.wait(pending)
-            return [ticket.result.result() for ticket in tickets]
+                await asyncio.wait(unfinished)
+            return [run.result.result() for run in runs]
+
+    def submit(self, asked: PendingRun) -> PendingRun:
+        """Queue one program, until `release`. Call `check_capacity` before.
+
+        → the one to wait for: an earlier one of the same id, if there is one, which is not run again.
+        """
+        run = self.waiting.get(asked.id)
+        if run is None:
+            run = self.waiting[asked.id] = asked
+            self.waiting_bytes += len(asked.body)
+            self.unsent.append(run)
+            self.has_work.set()
+        run.waiters += 1
+        return run
+
+    def release(self, run: PendingRun, *, delivered: bool = True) -> None:
+        """Wait no longer for a run of `submit`; a program nobody else waits for is cancelled.
+
+        Args:
+            delivered: the client has the result, if there is one, which need not be kept for long then.
+        """
+        run.waiters -= 1
+        if run.waiters:
+            return
+        if self.waiting.pop(run.id, None) is not None:
+            self.waiting_bytes -= len(run.body)
+        if run.result.done():
+            if delivered:
+                self.delivered.append(run.id)
+        else:
+            run.result.cancel()
+            self.cancel_unless_awaited(run.id)
+
+    def cancel_unless_awaited(self, run_id: str) -> None:
+        """Cancel a program unless a client waits for it here, or it is a cell that runs."""
+        self.cancelled.append(run_id)
+        self.has_work.set()
 
     def cancel(self, run_id: str) -> None:
-        """Take a program back whoever waits for it; those who do are told that it was refused.
+        """Cancel a program, also where clients wait for it; they get the outcome `refused`.
 
         Not a cell that somebody waits for: it may run already, and then its result counts.
         """
-        ticket = self.waiting.get(run_id)
-        if ticket is not None and ticket.worker is not None:
+        run = self.waiting.get(run_id)
+        if run is not None and run.worker is not None:
             return
         reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
         self._resolve(run_id, reason)
-        self.dropped.append(run_id)
-        self.wake.set()
+        self.cancel_unless_awaited(run_id)
 
     async def forget(self, run_id: str, result: str) -> None:
-        """Forget a result that is no use to whoever asks again."""
-        await self.client.eval(*queue.forget_args(run_id, result))
+        """Forget a result that is no use to a client that asks again."""
+        await self.client.execute_command(*queue.forget(run_id, result))
 
-    def join(self, asked: Ticket) -> Ticket:
-        """Queue one program that was admitted, until `leave`. → the ticket to wait for, an earlier one of its id if
-        there is one."""
-        ticket = self.waiting.get(asked.id)
-        if ticket is None:
-            ticket = self.waiting[asked.id] = asked
-            self.waiting_bytes += len(asked.body)
-            self.unsent.append(ticket)
-            self.wake.set()
-        ticket.waiters += 1
-        return ticket
-
-    def drop(self, run_id: str) -> None:
-        """Take a program back unless somebody waits for it here, or it is a cell that runs."""
-        self.dropped.append(run_id)
-        self.wake.set()
-
-    async def results(self, ids: Sequence[str]) -> list[str | None]:
-        """Stored results as JSON, None for those that are not there any more.
+    async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
+        """Results as JSON by id, of those that are still in Redis.
 
         Raises:
             RedisError: Redis does not answer.
         """
-        states = await self.client.mget(map(queue.state_key, ids))
-        return [state if queue.is_result(state) else None for state in states]
+        states = await self._states(ids)
+        return {
+            run_id: state for run_id, state in states.items() if state is not None and queue.is_result(state)
+        }
 
-    def leave(self, ticket: Ticket, *, heard: bool = True) -> None:
-        """Wait no longer for a ticket of `join`; a program nobody waits for is taken back.
+    async def _states(self, ids: Sequence[str]) -> dict[str, str | None]:
+        states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
+        return dict(zip(ids, states, strict=True))
 
-        Args:
-            heard: whoever asked has its result, if there is one, which need not be kept for long then.
-        """
-        ticket.waiters -= 1
-        if ticket.waiters:
-            return
-        if self.waiting.pop(ticket.id, None) is not None:
-            self.waiting_bytes -= len(ticket.body)
-        if ticket.result.done():
-            if heard:
-                self.delivered.append(ticket.id)
-        else:
-            ticket.result.cancel()
-            self.dropped.append(ticket.id)
-            self.wake.set()
+    def _resolve(self, run_id: str, result: str) -> None:
+        run = self.waiting.get(run_id)
+        if run is not None and not run.result.done():
+            run.result.set_result(result)
 
-    def _resolve(self, run_id: str, text: str) -> None:
-        ticket = self.waiting.get(run_id)
-        if ticket is not None and not ticket.result.done():
-            ticket.result.set_result(text)
-
-    async def _forever(self, loop: Callable[[], Awaitable[None]]) -> None:
-        delay = 0.05
+    async def _keep_running(self, loop: Callable[[], Awaitable[None]]) -> None:
+        """Run one of the loops for ever, again after each error of Redis."""
+        backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             began = time.monotonic()
             try:
                 await loop()
             except RedisError as error:
                 log.warning("redis: %s", error)
-                delay = 0.05 if time.monotonic() - began > 10 else min(delay * 2, LONGEST_RETRY_S)
-                await asyncio.sleep(delay)
-                self.wake.set()
+                if time.monotonic() - began > STABLE_S:
+                    backoff.reset()
+                await asyncio.sleep(backoff.next_s())
+                self.has_work.set()
             except Exception:
-                # A fault of ours. A process that no longer sends or follows answers nobody; a new one does.
+                # A fault of ours. A process that no longer sends or receives answers nobody; a new one does.
                 log.exception("the HTTP process ends")
                 os._exit(1)
 
-    async def _send(self) -> None:
+    async def _send_loop(self) -> None:
         while True:
-            await self.wake.wait()
-            self.wake.clear()
-            while self.unsent or self.dropped or len(self.delivered) >= DELIVERED_TOGETHER:
-                await self._send_some()
+            await self.has_work.wait()
+            self.has_work.clear()
+            while self.unsent or self.cancelled or len(self.delivered) >= DELIVERED_BATCH:
+                await self._send_batch()
 
-    def _next_unsent(self) -> list[Ticket]:
-        """The tickets to send next: as many as one command may hold."""
-        size = 0
-        for count, ticket in enumerate(self.unsent[:PIPELINE]):
-            size += len(ticket.body)
-            if count and size > COMMAND_BYTES:
-                return self.unsent[:count]
-        return self.unsent[:PIPELINE]
-
-    async def _send_some(self) -> None:
-        taken = self._next_unsent()
-        tickets = [ticket for ticket in taken if not ticket.result.done()]
-        programs = [ticket for ticket in tickets if ticket.worker is None]
-        cells = [(ticket, ticket.worker) for ticket in tickets if ticket.worker is not None]
-        dropped = self.dropped[:PIPELINE]
-        commands = []
-        if programs:
-            commands.append(queue.enqueue_args([(ticket.id, ticket.body) for ticket in programs]))
-        commands += [queue.enqueue_cell_args(ticket.id, ticket.body, worker) for ticket, worker in cells]
-        enqueued = len(commands)
-        for run_id in dropped:
+    async def _send_batch(self) -> None:
+        """Send to Redis as much as one exchange may hold, and handle the replies."""
+        sizes = list(accumulate(len(run.body) for run in self.unsent[:MAX_BATCH]))
+        taken = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
+        cancelled = self.cancelled[:MAX_BATCH]
+        runs = [run for run in taken if not run.result.done()]
+        commands: dict[tuple[str, str], Command] = {}
+        if programs := {run.id: run.body for run in runs if run.worker is None}:
+            commands["enqueue", "programs"] = queue.enqueue(programs)
+        for run in runs:
+            if run.worker is not None:
+                commands["enqueue", run.id] = queue.enqueue_cell(run.id, run.body, run.worker)
+        for run_id in cancelled:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
-                commands.append(queue.cancel_args(run_id))
-        if len(self.delivered) >= DELIVERED_TOGETHER:
-            commands.append(self._tell_delivered())
-        answers = await self.commands.ask([("EVAL", *command) for command in commands])
+                commands["cancel", run_id] = queue.cancel(run_id)
+        if len(self.delivered) >= DELIVERED_BATCH:
+            commands["expire", "delivered"] = self._expire_delivered()
+        replies = await self.connection.execute(commands)
         del self.unsent[: len(taken)]
-        del self.dropped[: len(dropped)]
-        sent = programs + [ticket for ticket, _ in cells]
-        for ticket, state in zip(sent, chain.from_iterable(answers[:enqueued]), strict=True):
-            ticket.sent_at = time.monotonic()
-            if queue.is_result(state):
-                self._resolve(ticket.id, state)
-            if ticket.result.cancelled():
-                # It was given up while it was on its way.
-                self.dropped.append(ticket.id)
+        del self.cancelled[: len(cancelled)]
+        known: dict[str, str] = {}
+        for (kind, _), reply in replies.items():
+            if kind == "enqueue":
+                known |= queue.pairs(reply)
+        for run in runs:
+            run.sent_at = time.monotonic()
+            if queue.is_result(state := known.get(run.id)) and state is not None:
+                self._resolve(run.id, state)
+            if run.result.cancelled():
+                # It was released while it was on its way.
+                self.cancelled.append(run.id)
 
-    def _tell_delivered(self) -> queue.Eval:
-        """What has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
-        told, self.delivered = self.delivered, []
-        return queue.delivered_args([run_id for run_id in told if run_id not in self.waiting])
+    def _expire_delivered(self) -> Command:
+        """Has Redis forget delivered results sooner. Where it does not arrive, they stay till they expire."""
+        delivered, self.delivered = self.delivered, []
+        return queue.expire_delivered([run_id for run_id in delivered if run_id not in self.waiting])
 
-    async def _follow(self) -> None:
-        await self.notices.begin()
-        await self._look(list(self.waiting.values()))
+    async def _receive_loop(self) -> None:
+        await self.subscription.subscribe()
+        await self._check_states(list(self.waiting.values()))
         while True:
-            await self._take(queue.Notice.all_of(await self.notices.next()))
+            await self._handle_notices(await self.subscription.next())
 
-    async def _take(self, notices: Sequence[queue.Notice]) -> None:
-        """Hand out what is told to be finished."""
-        longer = []
+    async def _handle_notices(self, message: str) -> None:
+        """Hand out the results of finished programs."""
+        notices = queue.Notice.from_message(message)
+        not_inline = []
         for notice in notices:
             if notice.result:
                 self._resolve(notice.id, notice.result)
             elif notice.id in self.waiting:
-                longer.append(notice.id)
-            self.on_done(notice.queue_s, notice.wall_s)
+                not_inline.append(notice.id)
+            self.on_finished(notice.queue_s, notice.wall_s)
         self.finished += len(notices)
         self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
-        await self._fetch(longer)
+        if not_inline:
+            for run_id, result in (await self.stored_results(not_inline)).items():
+                self._resolve(run_id, result)
 
-    async def _fetch(self, ids: Sequence[str]) -> None:
-        if not ids:
-            return
-        for run_id, text in zip(ids, await self.results(ids), strict=True):
-            if text is not None:
-                self._resolve(run_id, text)
-
-    async def _sweep(self) -> None:
+    async def _sweep_loop(self) -> None:
         while True:
             before = self.finished
             await asyncio.sleep(SWEEP_S)
-            self.wake.set()
+            self.has_work.set()
             if self.delivered:
-                await self.client.eval(*self._tell_delivered())
-            await self.notices.check()
+                await self.client.execute_command(*self._expire_delivered())
+            await self.subscription.check()
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
-            for ticket in [t for t in self.waiting.values() if t.deadline < now and not t.result.done()]:
-                self._give_up(ticket)
-            await self._look([t for t in self.waiting.values() if t.sent_at and now - t.sent_at > SWEEP_S])
+            for run in [run for run in self.waiting.values() if run.deadline < now and not run.result.done()]:
+                self._give_up(run)
+            await self._check_states(
+                [run for run in self.waiting.values() if run.sent_at and now - run.sent_at > SWEEP_S]
+            )
 
-    async def _look_around(self) -> None:
-        """See how long the queue is, and give the programs of workers that died to those that live."""
-        watch = DeathWatch()
+    async def _check_states(self, runs: Sequence[PendingRun]) -> None:
+        """Fetch results whose notice was missed, and enqueue again what Redis has forgotten."""
+        sent = [run for run in runs if run.sent_at is not None and not run.result.done()]
+        for start in range(0, len(sent), STATES_AT_ONCE):
+            chunk = sent[start : start + STATES_AT_ONCE]
+            states = await self._states([run.id for run in chunk])
+            for run in chunk:
+                state = states[run.id]
+                if state is not None and queue.is_result(state):
+                    self._resolve(run.id, state)
+                elif state in (None, queue.CANCELLED) and not run.result.done():
+                    run.sent_at = None
+                    self.unsent.append(run)
+                    self.has_work.set()
+
+    def _give_up(self, run: PendingRun) -> None:
+        reason = f"not finished within {MAX_WAIT_S:.0f} s"
+        self._resolve(run.id, RunResult(id=run.id, outcome="lost", stderr=reason).model_dump_json())
+        self.cancel_unless_awaited(run.id)
+
+    async def _watch_workers_loop(self) -> None:
+        """Read how long the queue is, and give the programs of workers that died to those that live."""
+        monitor = LivenessMonitor()
         for stream in (queue.TASKS, queue.RETURNED):
             await self._make_group(stream)
         while True:
-            for name in watch.look(await self._beats(), time.monotonic()):
+            for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
-                await self.client.eval(*queue.reap_args(name))
+                await self.client.execute_command(*queue.remove_worker(name))
             self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def _make_group(self, stream: str) -> None:
         try:
@@ -362,31 +385,11 @@ class Broker:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    async def _beats(self) -> dict[str, int]:
-        """Heartbeats by worker; -1 of one that Redis has given programs and never heard of."""
+    async def _heartbeats(self) -> dict[str, int]:
+        """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
             found = await self.client.xinfo_consumers(stream, queue.GROUP)
             beats.update({consumer["name"]: -1 for consumer in found})
         states = await self.client.hgetall(queue.WORKERS)
         return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}
-
-    async def _look(self, tickets: Sequence[Ticket]) -> None:
-        """Fetch results whose notice was missed, and queue again what Redis has forgotten."""
-        sent = [t for t in tickets if t.sent_at is not None and not t.result.done()]
-        for start in range(0, len(sent), 1000):
-            chunk = sent[start : start + 1000]
-            states = await self.client.mget([queue.state_key(ticket.id) for ticket in chunk])
-            for ticket, state in zip(chunk, states, strict=True):
-                if queue.is_result(state):
-                    self._resolve(ticket.id, state)
-                elif (state is None or state == queue.CANCELLED) and not ticket.result.done():
-                    ticket.sent_at = None
-                    self.unsent.append(ticket)
-                    self.wake.set()
-
-    def _give_up(self, ticket: Ticket) -> None:
-        reason = f"not finished within {MAX_WAIT_S:.0f} s"
-        self._resolve(ticket.id, RunResult(id=ticket.id, outcome="lost", stderr=reason).model_dump_json())
-        self.dropped.append(ticket.id)
-        self.wake.set()

@@ -1,4 +1,4 @@
-"""How the service fares: /health, /status and Prometheus' /metrics."""
+"""How the judge is doing: `/health`, `/status`, and `/metrics` for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,42 +15,52 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.schema import Isolation
-from rstar2.judge.server.dispatcher import Broker
+from rstar2.judge.queue.liveness import STALE_S
+from rstar2.judge.schema import ISOLATION_ORDER, Isolation
+from rstar2.judge.server.dispatcher import Dispatcher
 
-STALE_S = 5.0
-"""A worker that has not been heard of for so long is not counted."""
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300)
 
 
-async def worker_states(broker: Broker) -> list[dict[str, Any]]:
+async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
     """The last heartbeat of every worker of the queue, with its `name` and its `age_s`."""
-    found = await broker.client.hgetall(queue.WORKERS)
+    found = await dispatcher.client.hgetall(queue.WORKERS)
     now = time.time()
     states = [{"name": name, **json.loads(text)} for name, text in sorted(found.items())]
     return [{**state, "age_s": max(0.0, now - state["at"])} for state in states]
 
 
+async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
+    """The workers whose last heartbeat is recent."""
+    return [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
+
+
 def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
     """The weakest tier among the workers."""
-    order: tuple[Isolation, ...] = ("none", "landlock", "strict")
-    return min((worker["isolation"] for worker in workers), key=order.index, default=None)
+    return min((worker["isolation"] for worker in workers), key=ISOLATION_ORDER.index, default=None)
 
 
-async def _counts(broker: Broker, name: str) -> dict[str, int]:
-    found = await broker.client.hgetall(name)
+async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
+    found = await dispatcher.client.hgetall(name)
     return {key: int(count) for key, count in sorted(found.items())}
 
 
-async def _depths(broker: Broker) -> tuple[int, int]:
+async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
     """Programs that wait, and programs that a worker has taken."""
-    pipe = broker.client.pipeline(transaction=False)
+    pipe = dispatcher.client.pipeline(transaction=False)
+    names = []
     for stream in (queue.TASKS, queue.RETURNED):
         pipe.xlen(stream)
         pipe.xpending(stream, queue.GROUP)
-    answers = await pipe.execute(raise_on_error=False)
-    lengths = sum(answer for answer in answers[::2] if isinstance(answer, int))
-    taken = sum(answer["pending"] for answer in answers[1::2] if isinstance(answer, dict))
+        names += [("length", stream), ("pending", stream)]
+    # An error for a stream that has no group yet counts as nothing taken.
+    replies = dict(zip(names, await pipe.execute(raise_on_error=False), strict=True))
+    lengths = taken = 0
+    for (kind, _), reply in replies.items():
+        if kind == "length" and isinstance(reply, int):
+            lengths += reply
+        elif kind == "pending" and isinstance(reply, dict):
+            taken += reply["pending"]
     return max(0, lengths - taken), taken
 
 
@@ -65,21 +75,21 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-async def status_of(broker: Broker) -> dict[str, Any]:
+async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
     """Everything `/status` tells."""
     workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
-        worker_states(broker),
-        _counts(broker, queue.OUTCOMES),
-        _counts(broker, queue.RESTARTS),
-        _depths(broker),
+        worker_states(dispatcher),
+        _counts(dispatcher, queue.OUTCOMES),
+        _counts(dispatcher, queue.RESTARTS),
+        _depths(dispatcher),
     )
     live = [worker for worker in workers if worker["age_s"] < STALE_S]
-    recent = list(broker.recent)
+    recent = list(dispatcher.recent)
     return {
         "queue": waiting,
         "num_workers": len(live),
         "running": taken,
-        "rate": broker.rate,
+        "rate": dispatcher.rate,
         "outcomes": outcomes,
         "restarts": restarts,
         "isolation": weakest(live),
@@ -115,7 +125,7 @@ class _Snapshot(Collector):
         ]
 
 
-def observe_router(broker: Broker) -> APIRouter:
+def metrics_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoints."""
     router = APIRouter()
     registry = CollectorRegistry()
@@ -126,23 +136,23 @@ def observe_router(broker: Broker) -> APIRouter:
         waited.observe(queue_s)
         ran.observe(wall_s)
 
-    broker.on_done = observe
+    dispatcher.on_finished = observe
 
     @router.get("/health")
     async def health() -> Response:
-        workers = [worker for worker in await worker_states(broker) if worker["age_s"] < STALE_S]
+        workers = await living_workers(dispatcher)
         status = "ok" if workers else "no workers"
         body = {"status": status, "workers": len(workers), "isolation": weakest(workers)}
         return JSONResponse(body, 200 if workers else 503)
 
     @router.get("/status")
     async def status() -> Response:
-        return JSONResponse(await status_of(broker))
+        return JSONResponse(await status_of(dispatcher))
 
     @router.get("/metrics")
     async def metrics() -> Response:
         snapshot = CollectorRegistry()
-        snapshot.register(_Snapshot(await status_of(broker)))
+        snapshot.register(_Snapshot(await status_of(dispatcher)))
         return Response(generate_latest(registry) + generate_latest(snapshot), media_type=CONTENT_TYPE_LATEST)
 
     return router

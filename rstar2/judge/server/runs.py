@@ -1,62 +1,67 @@
-"""The native endpoints for runs."""
+"""The judge's own HTTP endpoints for programs: `/v1/runs` and what is under it."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 
 from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
-from rstar2.judge.server.dispatcher import Broker, Ticket
-from rstar2.judge.server.http import Endpoint, Refused, checked, read_json, request_key, unless_gone, why
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import (
+    read_json,
+    request_key,
+    unless_disconnected,
+    validated,
+    validation_message,
+)
+
+MAX_ID_CHARS = 256
 
 
-def ticket_for(run_id: str, request: RunRequest) -> Ticket:
-    """What queues one program."""
-    return Ticket(run_id, request.model_dump_json(), request.timeout_s)
+def invalid_result(run_id: str, error: ValidationError) -> str:
+    """The result, as JSON, of a program whose request is wrong."""
+    return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
 
 
-def split_batch(key: str, items: list[object]) -> tuple[dict[int, Ticket], dict[int, str]]:
+def _split_batch(key: str, items: list[object]) -> tuple[dict[int, PendingRun], dict[int, str]]:
     """What of a batch can be queued, and the results of what is `invalid`, by index."""
-    good: dict[int, Ticket] = {}
+    good: dict[int, PendingRun] = {}
     bad: dict[int, str] = {}
     for index, item in enumerate(items):
         run_id = f"{key}-{index}"
         try:
-            good[index] = ticket_for(run_id, RunRequest.model_validate(item))
+            good[index] = PendingRun.from_request(run_id, RunRequest.model_validate(item))
         except ValidationError as error:
-            bad[index] = RunResult(id=run_id, outcome="invalid", stderr=why(error)).model_dump_json()
+            bad[index] = invalid_result(run_id, error)
     return good, bad
 
 
-def runs_direct(broker: Broker) -> dict[str, Endpoint]:
-    """`POST /v1/runs` and `/v1/runs/batch`."""
+def runs_router(dispatcher: Dispatcher) -> APIRouter:
+    """The endpoints."""
+    router = APIRouter()
 
+    @router.post("/v1/runs")
     async def run(request: Request) -> Response:
         key = request_key(request)
-        program = checked(RunRequest, await read_json(request))
-        [text] = await unless_gone(request, broker.run([ticket_for(key, program)]))
+        program = validated(RunRequest, await read_json(request))
+        [text] = await unless_disconnected(request, dispatcher.run([PendingRun.from_request(key, program)]))
         return Response(text, media_type="application/json")
 
-    async def batch(request: Request) -> Response:
+    @router.post("/v1/runs/batch")
+    async def run_batch(request: Request) -> Response:
         key = request_key(request)
-        good, bad = split_batch(key, checked(BatchRequest, await read_json(request)).runs)
-        results = await unless_gone(request, broker.run(list(good.values())))
+        good, bad = _split_batch(key, validated(BatchRequest, await read_json(request)).runs)
+        results = await unless_disconnected(request, dispatcher.run(list(good.values())))
         texts = {**bad, **dict(zip(good, results, strict=True))}
         body = ",".join(texts[index] for index in range(len(texts)))
         return Response(f'{{"results":[{body}]}}', media_type="application/json")
 
-    return {"/v1/runs": run, "/v1/runs/batch": batch}
-
-
-def runs_router(broker: Broker) -> APIRouter:
-    """What is under `/v1/runs` besides."""
-    router = APIRouter()
-
     @router.delete("/v1/runs/{run_id}")
     async def cancel(run_id: str) -> Response:
-        if len(run_id) > 256:
-            raise Refused(422, "id: longer than 256 characters")
-        broker.cancel(run_id)
+        if len(run_id) > MAX_ID_CHARS:
+            raise HTTPException(422, f"id: longer than {MAX_ID_CHARS} characters")
+        dispatcher.cancel(run_id)
         return Response(status_code=204)
 
     return router

@@ -11,18 +11,18 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field, ValidationError
+from starlette.exceptions import HTTPException
 
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.server.dispatcher import Broker
-from rstar2.judge.server.http import Refused, checked, read_json, unless_gone, why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
+from rstar2.judge.server.http import read_json, unless_disconnected, validated, validation_message
 
 DEFAULT_MEMORY_MB = 1024
 LONGEST_S = 300.0
 
 
 class RunCode(BaseModel):
-    """A request; fields this service has no use for are let pass, as SandboxFusion does."""
+    """A request; unknown fields are ignored, as SandboxFusion does."""
 
     code: str
     language: Literal["python"]
@@ -36,7 +36,7 @@ class RunCode(BaseModel):
 
 def _run_request(asked: RunCode) -> RunRequest:
     if asked.files or asked.fetch_files:
-        raise Refused(422, "files, fetch_files: not served; the program's work folder is empty")
+        raise HTTPException(422, "files, fetch_files: not served; the program's work folder is empty")
     memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else DEFAULT_MEMORY_MB
     try:
         return RunRequest(
@@ -46,7 +46,7 @@ def _run_request(asked: RunCode) -> RunRequest:
             memory_mb=min(max(memory, 16), 65536),
         )
     except ValidationError as error:
-        raise Refused(422, why(error)) from error
+        raise HTTPException(422, validation_message(error)) from error
 
 
 def _answer(result: RunResult) -> dict[str, Any]:
@@ -72,14 +72,16 @@ def _answer(result: RunResult) -> dict[str, Any]:
     }
 
 
-def sandboxfusion_router(broker: Broker) -> APIRouter:
+def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoint."""
     router = APIRouter()
 
     @router.post("/run_code")
     async def run_code(request: Request) -> Response:
-        program = _run_request(checked(RunCode, await read_json(request)))
-        [text] = await unless_gone(request, broker.run([ticket_for(uuid.uuid4().hex, program)]))
+        program = _run_request(validated(RunCode, await read_json(request)))
+        [text] = await unless_disconnected(
+            request, dispatcher.run([PendingRun.from_request(uuid.uuid4().hex, program)])
+        )
         return JSONResponse(_answer(RunResult.model_validate_json(text)))
 
     return router

@@ -1,9 +1,9 @@
-"""One client's programs and their results over one connection: the WebSocket at `/v1/runs/stream`.
+"""Many programs of one client over one connection: the WebSocket at `/v1/runs/stream`.
 
-The client sends JSON arrays of orders, `{"id", "run"}` or `{"id", "cancel": true}`; it gets JSON arrays of
-answers in any order: `{"id", "result"}` for each program, `{"id", "retry_after_s"}` where the queue is full and
-nothing was queued, `{"id", "cancelled": true}` for each that was to be taken back. When the connection ends,
-programs that nobody else waits for are taken back. Asked again under its id, a program that has a result is not
+The client sends JSON arrays of requests, `{"id", "run"}` or `{"id", "cancel": true}`; it gets JSON arrays of
+responses in any order: `{"id", "result"}` for each program, `{"id", "retry_after_s"}` where the queue is full and
+nothing was queued, `{"id", "cancelled": true}` for each that was to be cancelled. When the connection ends,
+programs that nobody else waits for are cancelled. Asked for again under its id, a program that has a result is not
 run again.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -22,25 +21,25 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
-from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamOrder
-from rstar2.judge.server.dispatcher import Broker, QueueFull, Ticket
-from rstar2.judge.server.http import why
-from rstar2.judge.server.runs import ticket_for
+from rstar2.judge.schema import MAX_BATCH, RunRequest, StreamRequest
+from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
+from rstar2.judge.server.http import validation_message
+from rstar2.judge.server.runs import invalid_result
 
-TOGETHER_CHARS = 8 << 20
-"""A message is sent before it grows longer, if it holds more than one answer."""
-BACKLOG_CHARS = 64 << 20
-"""A client that leaves so much unread is not listened to until it has read some of it."""
-FETCHED_TOGETHER = 4
-"""Results that are fetched from Redis for one message, of those that a client left unread for too long."""
-FETCH_AGAIN_S = 0.25
+MAX_MESSAGE_CHARS = 8 << 20
+"""A message is sent before it grows longer, if it holds more than one response."""
+MAX_UNREAD_CHARS = 64 << 20
+"""From a client that leaves so much unread nothing is read until it has read some of it."""
+STORED_AT_ONCE = 4
+"""Results that are fetched from Redis for one message, when the client had left too much unread to keep them here."""
+RETRY_AFTER_S = 0.25
 REASON_BYTES = 120
 """Of the reason a connection is closed for; the protocol takes 123."""
-_WRONG = 1008
+_POLICY_VIOLATION = 1008
 """Close code: what came breaks the rules (RFC 6455, section 7.4.1)."""
 
 
-def stream_router(broker: Broker) -> APIRouter:
+def websocket_router(dispatcher: Dispatcher) -> APIRouter:
     """The endpoint."""
     router = APIRouter()
 
@@ -51,176 +50,172 @@ def stream_router(broker: Broker) -> APIRouter:
             await socket.close()
             return
         await socket.accept()
-        talk = _Talk(broker, socket)
-        writer = asyncio.create_task(talk.write())
+        connection = StreamConnection(dispatcher, socket)
+        writer = asyncio.create_task(connection.send_responses())
         try:
             while (message := await socket.receive())["type"] == "websocket.receive":
-                await talk.room.wait()
-                if (fault := talk.take(message.get("text") or "")) is not None:
-                    # Nothing may be sent after the word that closes.
+                await connection.may_read.wait()
+                if (fault := connection.handle_message(message.get("text") or "")) is not None:
+                    # Nothing may be sent after the close frame.
                     writer.cancel()
-                    await socket.close(_WRONG, fault.encode()[:REASON_BYTES].decode(errors="ignore"))
+                    await socket.close(
+                        _POLICY_VIOLATION, fault.encode()[:REASON_BYTES].decode(errors="ignore")
+                    )
                     return
         finally:
             writer.cancel()
-            talk.leave()
+            connection.release_all()
 
     return router
 
 
 @dataclass
-class _Answer:
-    """One answer that has still to be sent."""
+class _Response:
+    """One response that has still to be sent."""
 
     id: str
     kind: Literal["result", "retry_after_s", "cancelled"]
     text: str
     """As JSON; empty for a result to be fetched from Redis, because too much is unread here already."""
-    ticket: Ticket | None = None
-    """What it answers; to be left once it is sent, because only then is the result heard of."""
+    run: PendingRun | None = None
+    """Released once the response is sent, because only then does the client have the result."""
 
     def __str__(self) -> str:
         return f'{{"id":"{self.id}","{self.kind}":{self.text}}}'
 
 
-class _Talk:
-    """One connection."""
+class StreamConnection:
+    """One connection of one client."""
 
-    def __init__(self, broker: Broker, socket: WebSocket) -> None:
-        self.broker = broker
+    def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
+        self.dispatcher = dispatcher
         self.socket = socket
-        self.held: dict[str, Ticket] = {}
+        self.runs: dict[str, PendingRun] = {}
         """What this client waits for."""
-        self.answers: deque[_Answer] = deque()
-        self.sending: list[_Answer] = []
-        self.backlog = 0
-        """Characters of `answers`."""
-        self.news = asyncio.Event()
-        self.room = asyncio.Event()
-        """The backlog is short enough, or nobody reads any more."""
-        self.room.set()
+        self.responses: deque[_Response] = deque()
+        self.sending: list[_Response] = []
+        self.unread_chars = 0
+        """Characters of `responses`."""
+        self.has_responses = asyncio.Event()
+        self.may_read = asyncio.Event()
+        """Little enough is unread, or the client is gone."""
+        self.may_read.set()
 
-    def take(self, text: str) -> str | None:
-        """Do what one message orders. → what is wrong with it; nothing of it was done then."""
+    def handle_message(self, text: str) -> str | None:
+        """Do what one message asks for. → what is wrong with it; nothing of it was done then."""
         try:
             items = json.loads(text)
         except (ValueError, RecursionError) as error:
             return f"not JSON: {error}"
         if not isinstance(items, list):
-            return "not an array of orders"
+            return "not an array of requests"
         if len(items) > MAX_BATCH:
-            return f"more than {MAX_BATCH} orders in one message"
-        orders = []
+            return f"more than {MAX_BATCH} requests in one message"
+        requests = []
         for index, item in enumerate(items):
             try:
-                orders.append(StreamOrder.model_validate(item))
+                requests.append(StreamRequest.model_validate(item))
             except ValidationError as error:
-                return f"{index}.{why(error)}"
-        for order in orders:
-            if order.cancel:
-                self._cancel(order.id)
-            elif order.id not in self.held:
-                self._ask(order.id, order.run)
+                return f"{index}.{validation_message(error)}"
+        for request in requests:
+            if request.cancel:
+                self._cancel(request.id)
+            elif request.id not in self.runs:
+                self._submit(request.id, request.run)
         return None
 
     def _cancel(self, run_id: str) -> None:
-        ticket = self.held.pop(run_id, None)
-        if ticket is not None:
-            self.broker.leave(ticket)
+        run = self.runs.pop(run_id, None)
+        if run is not None:
+            self.dispatcher.release(run)
         else:
-            # It may have been asked for on an earlier connection, of a front that was killed.
-            self.broker.drop(run_id)
-        self._say(_Answer(run_id, "cancelled", "true"))
+            # It may have been asked for on an earlier connection, of an HTTP process that was killed.
+            self.dispatcher.cancel_unless_awaited(run_id)
+        self._queue(_Response(run_id, "cancelled", "true"))
 
-    def _ask(self, run_id: str, item: object) -> None:
+    def _submit(self, run_id: str, item: object) -> None:
         try:
-            program = RunRequest.model_validate(item)
+            request = RunRequest.model_validate(item)
+            self.dispatcher.check_capacity(1)
         except ValidationError as error:
-            result = RunResult(id=run_id, outcome="invalid", stderr=why(error))
-            self._say(_Answer(run_id, "result", result.model_dump_json()))
-            return
-        try:
-            self.broker.admit(1)
+            self._queue(_Response(run_id, "result", invalid_result(run_id, error)))
         except QueueFull as error:
-            self._say(_Answer(run_id, "retry_after_s", str(error.retry_after_s)))
-            return
-        ticket = self.held[run_id] = self.broker.join(ticket_for(run_id, program))
-        ticket.result.add_done_callback(partial(self._done, run_id, ticket))
-
-    def _done(self, run_id: str, ticket: Ticket, result: asyncio.Future[str]) -> None:
-        if self.held.get(run_id) is not ticket:
-            return
-        del self.held[run_id]
-        if self.backlog > BACKLOG_CHARS:
-            self.broker.leave(ticket, heard=False)
-            self._say(_Answer(run_id, "result", ""))
+            self._queue(_Response(run_id, "retry_after_s", str(error.retry_after_s)))
         else:
-            self._say(_Answer(run_id, "result", result.result(), ticket))
+            run = self.runs[run_id] = self.dispatcher.submit(PendingRun.from_request(run_id, request))
+            run.result.add_done_callback(partial(self._queue_result, run_id, run))
 
-    def _say(self, answer: _Answer) -> None:
-        self.answers.append(answer)
-        self.backlog += len(answer.text)
-        self.news.set()
-        if self.backlog > BACKLOG_CHARS:
-            self.room.clear()
+    def _queue_result(self, run_id: str, run: PendingRun, result: asyncio.Future[str]) -> None:
+        if self.runs.get(run_id) is not run:
+            return
+        del self.runs[run_id]
+        if self.unread_chars > MAX_UNREAD_CHARS:
+            self.dispatcher.release(run, delivered=False)
+            self._queue(_Response(run_id, "result", ""))
+        else:
+            self._queue(_Response(run_id, "result", result.result(), run))
 
-    async def write(self) -> None:
-        """Send answers as they come."""
+    def _queue(self, response: _Response) -> None:
+        self.responses.append(response)
+        self.unread_chars += len(response.text)
+        self.has_responses.set()
+        if self.unread_chars > MAX_UNREAD_CHARS:
+            self.may_read.clear()
+
+    async def send_responses(self) -> None:
+        """Send responses as they come."""
         try:
             while True:
-                await self.news.wait()
-                self.news.clear()
-                while self.answers:
-                    await self._send_some()
+                await self.has_responses.wait()
+                self.has_responses.clear()
+                while self.responses:
+                    await self._send_message()
         except WebSocketDisconnect:
-            # Whoever reads hears of it, too.
-            self.room.set()
+            # The task that reads notices it, too.
+            self.may_read.set()
 
-    async def _send_some(self) -> None:
-        sending = self.sending = self._next()
+    async def _send_message(self) -> None:
+        sending = self.sending = self._next_message()
         if not sending[0].text:
-            await self._fetch(sending)
+            await self._fetch_results(sending)
         await self.socket.send_text(f"[{','.join(map(str, sending))}]")
-        for answer in sending:
-            if answer.ticket is not None:
-                self.broker.leave(answer.ticket)
+        for response in sending:
+            if response.run is not None:
+                self.dispatcher.release(response.run)
         self.sending = []
-        if self.backlog <= BACKLOG_CHARS:
-            self.room.set()
+        if self.unread_chars <= MAX_UNREAD_CHARS:
+            self.may_read.set()
 
-    def _next(self) -> list[_Answer]:
-        """What goes into the next message: answers that are here, or a few to be fetched."""
-        answers = [self.answers.popleft()]
-        size = len(answers[0].text)
-        while self.answers:
-            more = len(self.answers[0].text)
-            full = size + more > TOGETHER_CHARS or (not more and len(answers) == FETCHED_TOGETHER)
+    def _next_message(self) -> list[_Response]:
+        """What goes into the next message: responses that are here, or a few to be fetched."""
+        message = [self.responses.popleft()]
+        size = len(message[0].text)
+        while self.responses:
+            more = len(self.responses[0].text)
+            full = size + more > MAX_MESSAGE_CHARS or (not more and len(message) == STORED_AT_ONCE)
             if full or bool(more) != bool(size):
                 break
-            answers.append(self.answers.popleft())
+            message.append(self.responses.popleft())
             size += more
-        self.backlog -= size
-        return answers
+        self.unread_chars -= size
+        return message
 
-    async def _fetch(self, answers: Sequence[_Answer]) -> None:
-        """Fill in results that were left in Redis."""
-        while True:
-            try:
-                found = await self.broker.results([answer.id for answer in answers])
-                break
-            except RedisError:
-                await asyncio.sleep(FETCH_AGAIN_S)
-        for answer, text in zip(answers, found, strict=True):
-            if text is None:
-                # It has expired meanwhile: the client is to ask for it again.
-                answer.kind, text = "retry_after_s", str(FETCH_AGAIN_S)
-            answer.text = text
+    async def _fetch_results(self, responses: list[_Response]) -> None:
+        """Fill in results that were left in Redis; the client asks again for those that cannot be fetched now."""
+        try:
+            found = await self.dispatcher.stored_results([response.id for response in responses])
+        except RedisError:
+            found = {}
+        for response in responses:
+            if (text := found.get(response.id)) is None:
+                response.kind, text = "retry_after_s", str(RETRY_AFTER_S)
+            response.text = text
 
-    def leave(self) -> None:
+    def release_all(self) -> None:
         """The client is gone."""
-        for ticket in self.held.values():
-            self.broker.leave(ticket, heard=False)
-        self.held.clear()
-        for answer in (*self.sending, *self.answers):
-            if answer.ticket is not None:
-                self.broker.leave(answer.ticket, heard=False)
+        for run in self.runs.values():
+            self.dispatcher.release(run, delivered=False)
+        self.runs.clear()
+        for response in (*self.sending, *self.responses):
+            if response.run is not None:
+                self.dispatcher.release(response.run, delivered=False)

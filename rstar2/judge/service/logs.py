@@ -1,19 +1,12 @@
-"""Writing the log of one part of a judge, and reading those of all together."""
+"""Reading the logs of all parts of a judge together, for `rstar2 judge logs`."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 1 << 20
-
-
-def log_to_stderr() -> None:
-    """Log from warnings on. Unlike printing, it does no harm where the log's disk is full."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.raiseExceptions = False
 
 
 def last_lines(folder: Path, count: int, part: str = "") -> Iterator[tuple[str, str]]:
@@ -39,14 +32,14 @@ def tail(path: Path, count: int) -> list[str]:
 
 def follow(folder: Path, part: str = "", poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
     """Lines as they are written, for ever; parts that start later are followed too."""
-    begun = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
+    read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
     while True:
         for path in sorted(folder.glob(f"{part}*.log")):
             with path.open("rb") as file:
-                file.seek(begun.get(path, 0))
+                file.seek(read_up_to.get(path, 0))
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
-            begun[path] = begun.get(path, 0) + len(whole)
+            read_up_to[path] = read_up_to.get(path, 0) + len(whole)
             for line in whole.decode("utf-8", "replace").splitlines():
                 yield path.stem, line
         time.sleep(poll_s)

@@ -1,13 +1,8 @@
-"""What the judge's processes are told when they start; it travels on their standard input.
-
-Not on the command line and not in the environment, where the programs they run could read it.
-"""
+"""What a judge's supervisor is told when it starts, and what it answers."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from rstar2.judge.schema import Isolation
 
@@ -37,26 +32,8 @@ class ServiceSettings(BaseModel):
     """True: outlive the process that started the service."""
 
 
-class ApiSettings(BaseModel):
-    """The HTTP process."""
-
-    redis_url: str
-    socket_fd: int
-    token: Annotated[str, Field(pattern=r"\S")] | None
-    max_queued: int
-
-
-class WorkerSettings(BaseModel):
-    """One worker process."""
-
-    name: str
-    redis_url: str
-    folder: str
-    isolation: Isolation | None
-
-
 class Ready(BaseModel):
-    """What the service says on its standard output once it answers, or when it cannot start."""
+    """What the supervisor prints once the judge answers, or when it cannot start."""
 
     url: str = ""
     redis_url: str = ""

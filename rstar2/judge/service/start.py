@@ -1,4 +1,4 @@
-"""A judge of one's own: `with running_judge(folder) as judge: …`."""
+"""Starting a judge from Python: `with running_judge(folder) as judge: …`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from typing import IO
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
 from rstar2.judge.service.settings import Ready, ServiceSettings
+from rstar2.processes import stop
 
 START_S = 80.0
 """And a second a worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
-"""Variables the service's processes do not inherit: the programs they run could look for them."""
+"""Variables the judge's processes do not inherit: the programs they run could look for them."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     the calling process ends in whatever way.
 
     Raises:
-        UserError: port taken, no Redis to be had, isolation not to be had, token missing.
+        UserError: port taken, no Redis server or isolation tier available, token missing.
         Failure: it did not come up.
     """
     folder = Path(settings.folder)
@@ -95,13 +96,7 @@ def stop_service(process: subprocess.Popen[bytes]) -> None:
     """End a judge and everything it started."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(10)
+    stop(process, STOP_S)
 
 
 @contextmanager
@@ -121,7 +116,7 @@ def running_judge(
         workers: programs that run at the same time.
         port: 0 for any free one.
         redis_url: None for an embedded server.
-        isolation: the tier to run under; None for the best to be had, never `none`.
+        isolation: the tier to run under; None for the best available, never `none`.
         token: what clients must send; needed when `host` is not loopback.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where `rstar2 judge up` notes which judge runs, so that the other commands find it."""
+"""The file that says which judge runs: `rstar2 judge up` writes it, the other commands read it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def state_file() -> Path:
 
 
 def write_state(state: JudgeState) -> None:
-    """Note the judge, readable by this user alone: the note holds its secrets."""
+    """Write which judge runs, readable by this user alone: the file holds its secrets."""
     path = state_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -45,28 +45,32 @@ def write_state(state: JudgeState) -> None:
 
 
 def clear_state(pid: int) -> None:
-    """Forget the judge if it is still the one noted."""
-    state = read_state()
+    """Remove the file if it still names this judge."""
+    state = _written_state()
     if state is not None and state.pid == pid:
         state_file().unlink(missing_ok=True)
 
 
 def read_state() -> JudgeState | None:
-    """The judge noted last, if it still runs.
+    """The judge that the file names, if it still runs.
 
     Raises:
-        UserError: the note is damaged.
+        UserError: the file cannot be read.
     """
+    state = _written_state()
+    return state if state is not None and _is_judge(state.pid) else None
+
+
+def _written_state() -> JudgeState | None:
     path = state_file()
     try:
-        state = JudgeState.model_validate_json(path.read_text())
+        return JudgeState.model_validate_json(path.read_text())
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
         raise UserError(
-            f"cannot read {path}: {error}", "remove it, and end the judge by hand if it runs"
+            f"cannot read {path}: {error}", "remove it, and stop the judge by hand if it runs"
         ) from error
-    return state if _is_judge(state.pid) else None
 
 
 def _is_judge(pid: int) -> bool:

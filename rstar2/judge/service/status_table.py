@@ -1,4 +1,4 @@
-"""What `rstar2 judge status` shows."""
+"""The table that `rstar2 judge status` shows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from rstar2.judge.server.metrics import STALE_S
+from rstar2.judge.queue.liveness import STALE_S
 
 
 def dashboard(url: str, status: dict[str, Any]) -> RenderableType:
@@ -32,7 +32,7 @@ def _counts(found: dict[str, int]) -> str:
 
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
-    table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heard of")
+    table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
     for worker in workers:
         style = "red" if worker["age_s"] > STALE_S else None
         table.add_row(

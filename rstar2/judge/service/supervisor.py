@@ -1,6 +1,6 @@
 """The process that keeps a judge alive: starts its parts, waits until they answer, starts again what dies.
 
-Started by `service`; it ends, with everything it started, on SIGTERM or when its standard input closes.
+Started by `start`; it ends, with everything it started, on SIGTERM or when its standard input closes.
 """
 
 from __future__ import annotations
@@ -26,19 +26,30 @@ import httpx
 import redis
 
 from rstar2.errors import Failure, RStarError, UserError
+from rstar2.judge.backoff import Backoff
+from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service.logs import log_to_stderr, tail
-from rstar2.judge.service.settings import ApiSettings, Ready, ServiceSettings, WorkerSettings
-from rstar2.processes import start_module, stop
+from rstar2.judge.server.settings import ServerSettings
+from rstar2.judge.service.logs import tail
+from rstar2.judge.service.settings import Ready, ServiceSettings
+from rstar2.judge.worker.settings import WorkerSettings
+from rstar2.processes import begin_module, start_module, stop
 
 START_S = 60.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-TICK_S = 0.1
-LEAVE_S = 10.0
-"""How long a worker that leaves a queue of others may take to end the program it is at."""
+CHECK_EVERY_S = 0.1
+STABLE_S = 5.0
+"""A part that ran for so long is started again at once when it dies."""
+FIRST_RESTART_S = 0.1
+LONGEST_RESTART_S = 5.0
+FINISH_S = 10.0
+"""How long a worker that leaves a queue shared with others may take to end the program it runs."""
+END_S = 1.0
+"""The same where the queue ends with the judge."""
 log = logging.getLogger(__name__)
 
 
@@ -47,41 +58,42 @@ class Part:
 
     Args:
         start: starts it.
-        ended: told when it has died, before it is started again.
+        on_death: called when it has died, before it is started again.
         process: the first one, if it was started already.
     """
 
     def __init__(
         self,
         start: Callable[[], subprocess.Popen[bytes]],
-        ended: Callable[[], None],
+        on_death: Callable[[], None],
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.start = start
-        self.ended = ended
+        self.on_death = on_death
         self.process = process or start()
         self.started = time.monotonic()
-        self.delay = 0.0
-        self.again_at: float | None = None
+        self.backoff = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S)
+        self.restart_at: float | None = None
 
-    def tend(self) -> None:
+    def restart_if_dead(self) -> None:
         """Start it again if it died; ever more slowly if it dies at once.
 
         Raises:
             Failure: it did not start; it is tried again at a later call.
         """
         now = time.monotonic()
-        if self.again_at is None and self.process.poll() is not None:
-            self.delay = 0.0 if now - self.started > 5 else min(5.0, self.delay * 2 or 0.1)
-            self.again_at = now + self.delay
-            self.ended()
-        if self.again_at is not None and now >= self.again_at:
-            self.started, self.again_at = now, None
+        if self.restart_at is None and self.process.poll() is not None:
+            if now - self.started > STABLE_S:
+                self.backoff.reset(at_once=True)
+            self.restart_at = now + self.backoff.next_s()
+            self.on_death()
+        if self.restart_at is not None and now >= self.restart_at:
+            self.started, self.restart_at = now, None
             self.process = self.start()
 
 
 class Supervisor:
-    """See the module."""
+    """One judge, or the workers of one machine for a judge elsewhere."""
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
@@ -91,19 +103,19 @@ class Supervisor:
         self.embedded: EmbeddedRedis | None = None
         self.queue: Part | None = None
         """The process of `embedded`."""
-        self.redis_url = self.near_url = settings.redis_url or ""
+        self.redis_url = self.local_url = settings.redis_url or ""
         """The queue, as workers elsewhere reach it, and as our own parts do."""
         self.restarts: Counter[str] = Counter()
-        """Of parts, since Redis was last told."""
+        """By part, of those not yet counted in Redis."""
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.listener: socket.socket | None = None
-        """Held open for the HTTP processes to come."""
+        """OpenSession open for the HTTP processes to come."""
         self.url = ""
-        self.names: dict[int, str] = {}
-        self.me = f"{socket.gethostname()}-{os.getpid()}"
-        self.promised: Isolation | None = None
-        """The tier that clients of our HTTP process are promised."""
+        self.worker_names: dict[int, str] = {}
+        self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
+        self.required: Isolation | None = None
+        """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
 
     def start(self) -> Ready:
@@ -120,15 +132,15 @@ class Supervisor:
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
         if listener is not None:
-            api = ApiSettings(
-                redis_url=self.near_url,
+            server = ServerSettings(
+                redis_url=self.local_url,
                 socket_fd=listener.fileno(),
                 token=settings.token,
                 max_queued=settings.max_queued,
             )
             fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.server.app", api, self.logs / "api.log", [fd]),
+                lambda: start_module("rstar2.judge.server.app", server, self.logs / "api.log", [fd]),
                 lambda: self.restarts.update(["api"]),
             )
         return self._wait(START_S + settings.workers)
@@ -158,29 +170,29 @@ class Supervisor:
     def _start_queue(self) -> None:
         if self.settings.redis_url is None:
             data = self.folder / "redis"
-            # What an earlier service left there nobody waits for; its clients ask again.
+            # Nobody waits for what an earlier judge left there; its clients ask again.
             shutil.rmtree(data, ignore_errors=True)
             self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
             process = self.embedded.start()
             self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
-            self.redis_url, self.near_url = self.embedded.url, self.embedded.near_url
+            self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
         try:
-            with redis.Redis.from_url(self.redis_url, socket_timeout=5, socket_connect_timeout=5) as probe:
-                self._check_place(probe.connection_pool.connection_kwargs)
+            with sync_client(self.redis_url) as probe:
+                self._check_address(probe.connection_pool.connection_kwargs)
                 probe.ping()
         except (redis.RedisError, ValueError) as error:
             without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
             message = f"no Redis server answers at {without_password}: {error}"
             raise UserError(message, "check --redis, or leave it out to have one started") from error
 
-    def _check_place(self, queue_at: Mapping[str, Any]) -> None:
+    def _check_address(self, queue_at: Mapping[str, Any]) -> None:
         host = queue_at.get("host", "localhost")
         if host in LOOPBACK or "path" in queue_at:
             return
         if not queue_at.get("password"):
             raise UserError(
-                f"the queue at {host} has no password: whoever reaches it can run programs here",
+                f"the queue at {host} has no password: anyone who reaches it can run programs here",
                 "set one there (requirepass), and give it with --redis redis://:PASSWORD@HOST:PORT",
             )
         if self.settings.isolation == "none":
@@ -191,81 +203,87 @@ class Supervisor:
 
         def start() -> subprocess.Popen[bytes]:
             name = f"{host}-{os.getpid()}-{number}-{secrets.token_hex(3)}"
-            self.names[number] = name
+            self.worker_names[number] = name
             settings = WorkerSettings(
                 name=name,
-                redis_url=self.near_url,
+                redis_url=self.local_url,
                 folder=str(self.folder / "work" / str(number)),
                 isolation=self.settings.isolation,
             )
             return start_module("rstar2.judge.worker.main", settings, self.logs / f"worker-{number}.log")
 
-        def ended() -> None:
+        def on_death() -> None:
             self.restarts.update(["worker"])
-            self._bury(self.names[number])
+            self._remove_worker(self.worker_names[number])
 
-        return Part(start, ended)
+        return Part(start, on_death)
 
-    def _bury(self, name: str) -> bool:
-        """Give a dead worker's programs to the others at once; if Redis is away, the front finds out."""
+    def _remove_worker(self, name: str) -> bool:
+        """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
         try:
             with self._redis() as client:
-                client.eval(*queue.reap_args(name))
+                execute(client, queue.remove_worker(name))
         except redis.RedisError as error:
-            log.warning("could not bury %s: %s", name, error)
+            log.warning("could not give the programs of %s to others: %s", name, error)
             return False
         return True
 
     def _wait(self, patience_s: float) -> Ready:
         deadline = time.monotonic() + patience_s
-        with redis.Redis.from_url(self.redis_url, decode_responses=True, socket_timeout=5) as client:
+        trouble = ""
+        with sync_client(self.redis_url) as client:
             while time.monotonic() < deadline and not self.stopping:
                 for number, part in enumerate(self.workers):
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
-                states = client.hmget(queue.WORKERS, list(self.names.values()))
-                if all(states):
-                    # One machine, one way to start them: all have the same tier.
-                    tier = json.loads(states[0])["isolation"]
-                    if self.settings.api and self.promised is None:
-                        self._promise(client, tier)
-                    if self._healthy():
-                        return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
+                try:
+                    if (ready := self._ready(client)) is not None:
+                        return ready
+                except redis.RedisError as error:
+                    trouble = f": {error}"
                 time.sleep(0.02)
-        raise Failure(f"the judge did not answer within {patience_s:.0f} s", f"see {self.logs}")
+        raise Failure(f"the judge did not answer within {patience_s:.0f} s{trouble}", f"see {self.logs}")
 
-    def _promise(self, client: redis.Redis, tier: Isolation) -> None:
-        """Promise clients a tier, or go on doing so.
+    def _ready(self, client: redis.Redis) -> Ready | None:
+        """What to say once every part answers; None before."""
+        states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
+        if not states or not states[0] or not all(states):
+            return None
+        # One machine, one way to start them: all have the same tier.
+        tier = json.loads(states[0])["isolation"]
+        if self.settings.api and self.required is None:
+            self._require(client, tier)
+        if not self._healthy():
+            return None
+        return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
+
+    def _require(self, client: redis.Redis, tier: Isolation) -> None:
+        """Require a tier of all workers of the queue, for the next while.
 
         Raises:
             UserError: a worker of the queue is below it.
         """
-        # Imported while the workers start: it brings the sandbox with it.
-        from rstar2.judge.queue import required_isolation
-
         self.renew_at = time.monotonic() + required_isolation.RENEW_S
-        if weaker := client.eval(*required_isolation.promise_args(self.me, tier)):
+        if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
             raise UserError(
                 f"this judge runs under {tier}, but worker {weaker} for the same queue",
                 "end that worker, or start this judge with the same --isolation",
             )
-        self.promised = tier
+        self.required = tier
 
-    def _keep_promise(self) -> None:
-        if self.promised is None or time.monotonic() < self.renew_at:
+    def _renew_required_isolation(self) -> None:
+        if self.required is None or time.monotonic() < self.renew_at:
             return
         try:
             with self._redis() as client:
-                self._promise(client, self.promised)
+                self._require(client, self.required)
         except redis.RedisError as error:
-            log.warning("could not renew the promise of %s: %s", self.promised, error)
+            log.warning("could not renew the required isolation %s: %s", self.required, error)
         except UserError as error:
             log.error("%s", error.message)
 
     def _redis(self) -> redis.Redis:
-        return redis.Redis.from_url(
-            self.redis_url, decode_responses=True, socket_timeout=1, socket_connect_timeout=1
-        )
+        return sync_client(self.redis_url, timeout_s=1.0)
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
@@ -286,23 +304,20 @@ class Supervisor:
 
     def watch(self) -> None:
         """Keep every part running until told to stop."""
-        lifeline = [] if self.settings.detached else [sys.stdin]
+        parent = [] if self.settings.detached else [sys.stdin]
         while not self.stopping:
-            if select.select(lifeline, [], [], TICK_S)[0]:
+            if select.select(parent, [], [], CHECK_EVERY_S)[0]:
                 return
             for part in (self.queue, *self.workers, self.api):
                 if part is not None:
-                    self._tend(part)
-            self._tell_restarts()
-            self._keep_promise()
+                    try:
+                        part.restart_if_dead()
+                    except Failure as error:
+                        log.error("%s", error.message)
+            self._count_restarts()
+            self._renew_required_isolation()
 
-    def _tend(self, part: Part) -> None:
-        try:
-            part.tend()
-        except Failure as error:
-            log.error("%s", error.message)
-
-    def _tell_restarts(self) -> None:
+    def _count_restarts(self) -> None:
         if not self.restarts:
             return
         try:
@@ -310,42 +325,34 @@ class Supervisor:
                 for part, count in self.restarts.items():
                     client.hincrby(queue.RESTARTS, part, count)
         except redis.RedisError:
-            return  # told at a later tick
+            return  # counted at a later check
         self.restarts.clear()
 
     def close(self) -> None:
-        """End every part: the callers first, the queue last."""
+        """End every part: those that use the queue first, the queue last."""
         parts = [*((self.api,) if self.api else ()), *self.workers]
         for part in parts:
             if part.process.poll() is None:
                 part.process.terminate()
         # With a queue of our own nobody will ask for what still runs.
-        patience_s = LEAVE_S if self.embedded is None else 1.0
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + (FINISH_S if self.embedded is None else END_S)
         for part in parts:
             stop(part.process, max(0.1, deadline - time.monotonic()))
-        if self.embedded is None:
-            all(self._bury(name) for name in self.names.values())
-            self._take_back_promise()
         if self.embedded is not None:
             self.embedded.stop()
-
-    def _take_back_promise(self) -> None:
-        if self.promised is None:
             return
-        from rstar2.judge.queue import required_isolation
-
-        try:
-            with self._redis() as client:
-                client.hdel(required_isolation.PROMISES, self.me)
-        except redis.RedisError:
-            return  # it lapses by itself
+        # At the first error Redis is away: the others need not be tried.
+        all(self._remove_worker(name) for name in self.worker_names.values())
+        if self.required is not None:
+            try:
+                with self._redis() as client:
+                    client.hdel(required_isolation.REQUIREMENTS, self.judge_name)
+            except redis.RedisError:
+                return  # it expires by itself
 
 
 def main() -> None:
-    log_to_stderr()
-    settings = ServiceSettings.model_validate_json(sys.stdin.readline())
-    supervisor = Supervisor(settings)
+    supervisor = Supervisor(begin_module(ServiceSettings))
 
     def on_signal(_signal: int, _frame: object) -> None:
         supervisor.stopping = True
@@ -357,7 +364,7 @@ def main() -> None:
         except RStarError as error:
             ready = Ready(error=error.message, hint=error.hint, user_error=isinstance(error, UserError))
         print(ready.model_dump_json(), flush=True)
-        # Whoever started us may close that pipe now.
+        # The process that started us may close that pipe now.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not ready.error:
             supervisor.watch()

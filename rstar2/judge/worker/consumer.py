@@ -1,9 +1,9 @@
-"""How a worker speaks with Redis.
+"""How a worker speaks with Redis: it fetches tasks, stores results, sends heartbeats.
 
 While programs wait in the queue a thread of its own fetches several ahead and stores results several at a time,
-so that one exchange serves many programs; never more than the worker's share of what is unfinished, so that
-no program waits behind another while some other worker is free. When the queue is short the thread that runs
-programs asks for each itself, because handing it over would take longer than the exchange.
+so that one exchange serves many programs; never more than the worker's share of what is unfinished, so that no
+program waits behind another while some other worker is free. When the queue is short the thread that runs programs
+asks for each itself, because passing it between threads would take longer than the exchange.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ from typing import Any
 import redis
 
 from rstar2.errors import UserError
+from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
-from rstar2.judge.queue.redis_connection import Command, SyncCommands
+from rstar2.judge.queue.liveness import HEARTBEAT_S
+from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, execute
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.local_queue import LocalQueue
 
-BEAT_S = 0.5
-MOST_HELD = 10_000
+MAX_HELD = 10_000
 """More programs than a worker ever holds."""
 BLOCK_MS = 300
+FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
-WEDGED_S = 30.0
+HUNG_S = 30.0
 """A program that is not over so long after its limit means that the sandbox itself hangs."""
 log = logging.getLogger(__name__)
 
 
-class Link:
-    """See the module.
+class Consumer:
+    """A worker's connection to the queue.
 
     Args:
         name: the worker's, unique among all workers of the queue.
-        client: connection with decoded responses, without retries of its own.
-        desk: shared with the thread that runs programs.
+        client: with decoded replies, without retries of its own.
+        local: shared with the thread that runs programs.
         about: what a heartbeat tells of the worker besides.
         abort: ends the program with this id, if it is the one that runs.
     """
@@ -51,7 +53,7 @@ class Link:
         self,
         name: str,
         client: redis.Redis,
-        desk: Desk,
+        local: LocalQueue,
         about: dict[str, Any],
         abort: Callable[[str], None],
     ) -> None:
@@ -59,89 +61,89 @@ class Link:
         self.streams = (queue.cells_stream(name), queue.RETURNED, queue.TASKS)
         """Read in this order."""
         self.client = client
-        self.commands = SyncCommands(client)
-        self.desk = desk
+        self.connection = SyncRedisConnection(client)
+        self.local = local
         self.abort = abort
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
-        self.speaking = threading.Lock()
+        self.exchanging = threading.Lock()
         """Held by the thread that speaks with Redis."""
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
-        self.refused: UserError | None = None
+        self.rejected: UserError | None = None
         """Why the worker may not work for this queue."""
 
-    def next(self, patience_s: float) -> Task | None:
-        """The next program, for the thread that runs them; None if there is none in about this time.
+    def next_task(self, patience_s: float) -> Task | None:
+        """The next task, for the thread that runs them; None if there is none in about this time.
 
-        Results that were put on the desk are stored before it waits.
+        Results are stored before it waits.
         """
-        desk = self.desk
-        if (task := desk.pop()) is not None:
+        local = self.local
+        if (task := local.start_next()) is not None:
             return task
-        if not desk.connected:
-            desk.wait(patience_s)
-            return desk.pop()
-        with self.speaking:
-            # The other thread may have heard of something, or lost the connection, just before.
-            if desk.connected and not desk.inbox and not desk.stopping:
+        if not local.connected:
+            local.wait_for_task(patience_s)
+            return local.start_next()
+        with self.exchanging:
+            # The other thread may have fetched something, or lost the connection, just before.
+            if local.connected and not local.tasks and not local.stopping:
                 try:
-                    self._step(waits=True)
+                    self._exchange(waits=True)
                 except redis.RedisError as error:
-                    self._lost(error)
-        task = desk.pop()
-        desk.hand_over()
+                    self._disconnected(error)
+        task = local.start_next()
+        local.wake_if_tasks_wait()
         return task
 
-    def _lost(self, error: redis.RedisError) -> None:
-        """The server is gone, frozen or new: results stay in the outbox until it is back."""
+    def _disconnected(self, error: redis.RedisError) -> None:
+        """The server is gone, frozen or new: results stay here until it is back."""
         log.warning("redis: %s", error)
-        self.desk.connect(False)
+        self.local.set_connected(False)
 
     def run(self) -> None:
         """Speak with Redis until the worker stops; an error of ours ends the worker, to be started anew."""
         try:
             self._run()
         except UserError as error:
-            self.refused = error
+            self.rejected = error
         finally:
-            self.desk.stop()
+            self.local.stop()
 
     def _run(self) -> None:
-        delay = 0.05
-        desk = self.desk
+        backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
+        local = self.local
         while True:
-            desk.pause(self.next_beat)
+            local.wait_until_due(self.next_beat)
             try:
-                with self.speaking:
-                    if not desk.connected:
-                        self._join()
+                with self.exchanging:
+                    if not local.connected:
+                        self._register()
                         self._make_groups()
-                        self._recover()
-                        desk.connect(True)
-                    self._step(waits=False)
-                    if desk.stopping and desk.current is None and not desk.outbox:
-                        self.client.eval(*queue.reap_args(self.name))
+                        self._recover_delivered()
+                        local.set_connected(True)
+                    self._exchange(waits=False)
+                    if local.stopping and local.current is None and not local.results:
+                        execute(self.client, queue.remove_worker(self.name))
                         return
-                delay = 0.05
+                backoff.reset()
             except redis.RedisError as error:
-                self._lost(error)
-                if desk.stopping and not desk.outbox:
+                self._disconnected(error)
+                if local.stopping and not local.results:
                     return
-                time.sleep(delay)
-                delay = min(delay * 2, LONGEST_RETRY_S)
+                time.sleep(backoff.next_s())
 
-    def _join(self) -> None:
+    def _register(self) -> None:
         """Become a worker of the queue, also of one that has forgotten us.
 
         Raises:
-            UserError: a judge promises its clients more than this worker's tier.
+            UserError: a judge of the queue requires a stronger tier than this worker's.
         """
-        promised = self.client.eval(*required_isolation.join_args(self.name, self._state(time.monotonic())))
-        if promised:
+        heartbeat = self._heartbeat(time.monotonic())
+        required = execute(self.client, required_isolation.register(self.name, heartbeat))
+        if required:
             raise UserError(
-                f"isolation {self.about['isolation']} is below the {promised} that a judge of this queue promises",
-                f"run the worker under {promised}, or start the judge with a lower --isolation",
+                f"isolation {self.about['isolation']} is below the {required} that a judge of this queue requires",
+                f"run the worker under {required}, or start the judge with a lower --isolation",
             )
 
     def _make_groups(self) -> None:
@@ -152,111 +154,96 @@ class Link:
                 if "BUSYGROUP" not in str(error):
                     raise
 
-    def _recover(self) -> None:
-        """Take up again what Redis says was delivered to us and we do not hold: a reply that never came."""
-        [found] = self.commands.ask([self._ask_for(MOST_HELD, since="0")])
-        desk = self.desk
-        with desk.changed:
+    def _recover_delivered(self) -> None:
+        """Take in what Redis delivered to us and we do not hold: a reply that never came."""
+        replies = self.connection.execute({"fetch": self._fetch_command(MAX_HELD, since="0")})
+        local = self.local
+        with local.changed:
             held = [
-                *desk.inbox,
-                *(task for task, _ in desk.outbox),
-                *([desk.current] if desk.current else []),
+                *local.tasks,
+                *(task for task, _ in local.results),
+                *([local.current] if local.current else []),
             ]
             entries = {task.entry for task in held}
-            desk.inbox.extend(task for task in Task.all_of(found) if task.entry not in entries)
+            local.tasks.extend(t for t in Task.from_reply(replies["fetch"]) if t.entry not in entries)
 
-    def _step(self, *, waits: bool) -> None:
-        """One exchange with Redis.
+    def _exchange(self, *, waits: bool) -> None:
+        """Send results and ask for tasks, in one exchange with Redis.
 
         Args:
-            waits: where nothing runs, ask for a program and wait for it.
+            waits: where nothing runs, ask for a task and wait for it.
         """
-        desk = self.desk
-        with desk.changed:
-            back = desk.take_back()
-            results = list(desk.outbox)
-            running = desk.current if desk.is_long() else None
-            want, block = desk.wants(), None
-            if desk.idle():
-                want, block = (want, BLOCK_MS) if waits else (0, None)
+        local = self.local
+        with local.changed:
+            returned = local.remove_returnable()
+            results = list(local.results)
+            running = local.current if local.is_long() else None
+            count, block_ms = local.tasks_to_fetch(), None
+            if local.is_idle():
+                count, block_ms = (count, BLOCK_MS) if waits else (0, None)
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
             running = None
-        commands: list[Command] = []
+        commands: dict[str, Command] = {}
         if running is not None:
-            commands.append(("GET", queue.state_key(running.id)))
-        done = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
+            commands["state"] = ("GET", queue.state_key(running.id))
+        finished = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         for task, result in results:
             if result.outcome == "refused" and not task.is_cell:
-                # Cancelled as it ran. Whoever asks for this id again has it run again.
-                commands.append(("XACK", task.stream, queue.GROUP, task.entry))
-        commit_at = len(commands)
-        if done:
-            commands.append(("EVAL", *queue.commit_args(done)))
-        commands += [("EVAL", *queue.give_back_args(task)) for task in back]
-        commands += self._beat()
-        if want:
-            commands.append(self._ask_for(want, block))
-        asked_at = time.monotonic()
-        answers = self.commands.ask(commands)
-        if running is not None and answers[0] not in (None, queue.delivered_state(running)):
-            # Nobody waits for it, or only for another run under its id, which somebody asked for meanwhile.
-            self.abort(running.id)
-        with desk.changed:
-            for _ in results:
-                desk.outbox.popleft()
-            desk.oldest = time.monotonic()
-        self.done += len(results)
-        if done:
-            _, unfinished, workers = answers[commit_at]
-            desk.learn(unfinished, workers)
-        if want:
-            desk.got(want, Task.all_of(answers[-1]), asked_at)
-
-    def _ask_for(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
-        """What asks for so many programs, and waits for one if it is to."""
-        wait: list[str | int] = [] if block_ms is None else ["BLOCK", block_ms]
-        ids = [since] * len(self.streams)
-        return (
-            "XREADGROUP",
-            "GROUP",
-            queue.GROUP,
-            self.name,
-            "COUNT",
-            count,
-            *wait,
-            "STREAMS",
-            *self.streams,
-            *ids,
-        )
-
-    def _beat(self) -> list[Command]:
-        """What says that we live, if it is time."""
+                # Cancelled as it ran. If it is asked for again under its id, it runs again.
+                commands[f"ack {task.stream} {task.entry}"] = ("XACK", task.stream, queue.GROUP, task.entry)
+        if finished:
+            commands["commit"] = queue.commit(finished)
+        for task in returned:
+            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task)
         now = time.monotonic()
-        if now < self.next_beat:
-            return []
-        self.beats += 1
-        self.next_beat = now + BEAT_S
-        self._end_if_wedged(now)
-        return [("HSET", queue.WORKERS, self.name, json.dumps(self._state(now)))]
+        if now >= self.next_beat:
+            commands["heartbeat"] = self._heartbeat_command(now)
+        if count:
+            commands["fetch"] = self._fetch_command(count, block_ms)
+        asked_at = time.monotonic()
+        replies = self.connection.execute(commands)
+        if running is not None and replies["state"] not in (None, queue.delivered_state(running)):
+            # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
+            self.abort(running.id)
+        local.remove_stored(len(results))
+        self.done += len(results)
+        if finished:
+            load = queue.pairs(replies["commit"])
+            local.update_share(load["unfinished"], load["workers"])
+        if count:
+            local.add_fetched(Task.from_reply(replies["fetch"]), count, asked_at)
 
-    def _state(self, now: float) -> dict[str, Any]:
+    def _fetch_command(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
+        """Asks for so many tasks, and waits for one if it is to."""
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        ids = [since] * len(self.streams)
+        reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
+        return (*reader, *block, "STREAMS", *self.streams, *ids)
+
+    def _heartbeat_command(self, now: float) -> Command:
+        self.beats += 1
+        self.next_beat = now + HEARTBEAT_S
+        self._exit_if_sandbox_hangs(now)
+        return ("HSET", queue.WORKERS, self.name, json.dumps(self._heartbeat(now)))
+
+    def _heartbeat(self, now: float) -> dict[str, Any]:
         """What a heartbeat tells."""
-        desk = self.desk
+        local = self.local
         return {
             **self.about,
             "beat": self.beats,
             "at": time.time(),
             "done": self.done,
-            "mean_s": desk.mean_s,
-            "sessions": desk.sessions,
-            "running_s": now - desk.since if desk.current else 0.0,
+            "mean_s": local.mean_s,
+            "sessions": local.sessions,
+            "running_s": now - local.started_at if local.current else 0.0,
         }
 
-    def _end_if_wedged(self, now: float) -> None:
-        """Die, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
-        current, since = self.desk.current, self.desk.since
-        if current is None or now - since < WEDGED_S or now - since < current.timeout_s + WEDGED_S:
+    def _exit_if_sandbox_hangs(self, now: float) -> None:
+        """End, to be started anew, rather than hang for ever; what this worker holds goes to the others."""
+        current, since = self.local.current, self.local.started_at
+        if current is None or now - since < HUNG_S or now - since < current.timeout_s + HUNG_S:
             return
         log.error("the sandbox hangs with program %s: this worker ends", current.id)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What a worker's two threads share: programs that wait to be run, results that wait to be stored."""
+"""What a worker's two threads share: tasks it has fetched and not yet run, results that are not yet in Redis."""
 
 from __future__ import annotations
 
@@ -10,70 +10,71 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import CellResult, RunResult
 
-MOST = 16
-"""Programs that a worker asks one stream for at most, and results that it does not keep waiting for others."""
-MOST_S = 0.1
+MAX_PREFETCH = 16
+"""Tasks that a worker fetches from one stream at most, and results that it does not keep waiting for others."""
+MAX_PREFETCH_S = 0.1
 """How much work, by the mean of recent runs, a worker holds at most."""
 LONG_S = 0.05
-"""A program that runs this long makes the worker give back what it fetched ahead."""
+"""A program that runs this long makes the worker return what it has prefetched."""
 LINGER_S = 0.01
-"""How long a result may wait for others to be stored with it while more work is at hand."""
+"""How long a result may wait for others to be stored with it while there are more tasks here."""
 
 
-class Desk:
-    """What the two threads of a worker share.
+class LocalQueue:
+    """Tasks to run and results to store of one worker.
 
-    Fields are changed only with `changed` held, but for `sessions`; a single one may be looked at without.
+    Fields are changed only with `changed` held, but for `sessions`; a single one may be read without.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.inbox: deque[Task] = deque()
-        self.outbox: deque[tuple[Task, RunResult]] = deque()
-        self.oldest = 0.0
-        """Monotonic seconds at which the first result in the outbox came."""
+        self.tasks: deque[Task] = deque()
+        self.results: deque[tuple[Task, RunResult]] = deque()
+        self.oldest_result_at = 0.0
+        """Monotonic seconds at which the first of `results` came."""
         self.current: Task | None = None
-        self.since = 0.0
+        self.started_at = 0.0
         """Monotonic seconds at which `current` was begun."""
         self.mean_s = 0.02
+        """Of recent runs."""
         self.share = 1
-        """How many programs to hold, with the one that runs; 1 while the queue is short."""
+        """How many tasks to hold, with the one that runs; 1 while the queue is short."""
         self.connected = False
-        """Whether Redis knows this worker, and answered when it was last spoken with."""
+        """Whether Redis knows this worker, and answered the last time."""
         self.stopping = False
         self.sessions = 0
         """How many sessions the worker holds."""
-        self.asked_at = 0.0
-        """Monotonic seconds at which Redis was last asked for work and answered."""
+        self.fetched_at = 0.0
+        """Monotonic seconds at which Redis was last asked for tasks and answered."""
 
-    def pop(self) -> Task | None:
-        """The next program of those that are here, which is the current one from now on."""
+    def start_next(self) -> Task | None:
+        """The next task of those that are here, which is the current one from now on."""
         with self.changed:
-            if not self.inbox or self.stopping:
+            if not self.tasks or self.stopping:
                 return None
-            self.current = self.inbox.popleft()
-            self.since = time.monotonic()
+            self.current = self.tasks.popleft()
+            self.started_at = time.monotonic()
             return self.current
 
-    def put(self, task: Task, result: RunResult) -> None:
-        """Hand over the result of the current program."""
+    def finish(self, task: Task, result: RunResult) -> None:
+        """Take the result of the current task."""
         with self.changed:
             now = time.monotonic()
-            self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.since)
-            if not self.outbox:
-                self.oldest = now
-            self.outbox.append((task, result))
+            self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
+            if not self.results:
+                self.oldest_result_at = now
+            self.results.append((task, result))
             self.current = None
             # When nothing is left to run, this thread speaks with Redis itself. Else, where programs are short, the
             # other one is woken for several results together.
-            is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.outbox) >= MOST
-            if self.inbox and (is_due or self.wants()):
+            is_due = self.share < 2 or self.mean_s > LINGER_S or len(self.results) >= MAX_PREFETCH
+            if self.tasks and (is_due or self.tasks_to_fetch()):
                 self.changed.notify_all()
 
-    def hand_over(self) -> None:
-        """Have the other thread look after programs that wait here for the current one."""
+    def wake_if_tasks_wait(self) -> None:
+        """Have the other thread watch how long the tasks here wait for the current one."""
         with self.changed:
-            if self.inbox:
+            if self.tasks:
                 self.changed.notify_all()
 
     def stop(self) -> None:
@@ -82,89 +83,96 @@ class Desk:
             self.stopping = True
             self.changed.notify_all()
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Nothing is running and nothing waits here."""
-        return self.current is None and not self.inbox
+        return self.current is None and not self.tasks
 
-    def wants(self) -> int:
-        """How many programs to ask for now."""
+    def tasks_to_fetch(self) -> int:
+        """How many tasks to ask Redis for now."""
         if self.stopping:
             return 0
-        if self.idle():
+        if self.is_idle():
             return self.share
-        if len(self.inbox) > (self.share - 1) // 2 or self.is_long():
+        if len(self.tasks) > (self.share - 1) // 2 or self.is_long():
             return 0
-        return self.share - 1 - len(self.inbox)
+        return self.share - 1 - len(self.tasks)
 
     def is_long(self) -> bool:
         """The running program has taken so long that none must wait behind it."""
-        return self.current is not None and time.monotonic() - self.since > LONG_S
+        return self.current is not None and time.monotonic() - self.started_at > LONG_S
 
-    def take_back(self) -> list[Task]:
-        """The programs to give to other workers, because one runs for long or the worker is to end."""
+    def remove_returnable(self) -> list[Task]:
+        """Remove the tasks that other workers should have, because one runs for long or this worker is to end."""
         if not self.stopping and not self.is_long():
             return []
-        back = [task for task in self.inbox if not task.is_cell]
-        cells = [task for task in self.inbox if task.is_cell]
-        self.inbox.clear()
+        returnable = [task for task in self.tasks if not task.is_cell]
+        cells = [task for task in self.tasks if task.is_cell]
+        self.tasks.clear()
         if self.stopping:
-            self.outbox.extend((task, worker_ends(task)) for task in cells)
+            self.results.extend((task, worker_ends(task)) for task in cells)
         else:
-            self.inbox.extend(cells)
-        return back
+            self.tasks.extend(cells)
+        return returnable
 
-    def heard(self) -> tuple[float, set[str]]:
-        """Until when everything queued for this worker has come here, and the sessions whose cells are not over."""
+    def session_activity(self) -> tuple[float, set[str]]:
+        """Until when every cell queued for this worker has come here, and the sessions with cells not yet run."""
         with self.changed:
-            here = [*self.inbox, *([self.current] if self.current else [])]
-            return self.asked_at, {task.session for task in here if task.is_cell}
+            here = [*self.tasks, *([self.current] if self.current else [])]
+            return self.fetched_at, {task.session for task in here if task.is_cell}
 
-    def got(self, asked: int, tasks: list[Task], asked_at: float) -> None:
+    def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:
         """Take in what was fetched."""
         with self.changed:
-            self.asked_at = asked_at
-            self.inbox.extend(tasks)
-            if len(tasks) < asked:
+            self.fetched_at = asked_at
+            self.tasks.extend(tasks)
+            if len(tasks) < asked_for:
                 # What else is unfinished is at other workers.
                 self.share = 1
 
-    def learn(self, unfinished: int, workers: int) -> None:
+    def remove_stored(self, count: int) -> None:
+        """Forget the first results, which are in Redis now."""
+        with self.changed:
+            for _ in range(count):
+                self.results.popleft()
+            self.oldest_result_at = time.monotonic()
+
+    def update_share(self, unfinished: int, workers: int) -> None:
         """Take in how many programs the queue holds, with those that run, and how many workers share them."""
         with self.changed:
-            # Behind programs that are mostly long, others would only be given back.
-            most = min(MOST, int(MOST_S / self.mean_s)) if self.mean_s < LONG_S else 1
+            # Behind programs that are mostly long, others would only be returned.
+            most = min(MAX_PREFETCH, int(MAX_PREFETCH_S / self.mean_s)) if self.mean_s < LONG_S else 1
             self.share = max(1, min(most, unfinished // max(1, workers)))
 
-    def pause(self, until: float) -> None:
-        """Wait until the thread that runs no programs has something to say, or the monotonic time `until`."""
+    def wait_until_due(self, until: float) -> None:
+        """Wait until the thread that runs no programs should speak with Redis, or the monotonic time `until`."""
         with self.changed:
             while self.connected and not self.stopping and (now := time.monotonic()) < until:
                 due = until
-                # Otherwise the other thread is asking for work, or about to.
-                if not self.idle():
-                    if self.wants() or len(self.outbox) >= MOST:
+                # Otherwise the other thread is asking for tasks, or about to.
+                if not self.is_idle():
+                    if self.tasks_to_fetch() or len(self.results) >= MAX_PREFETCH:
                         return
-                    if self.outbox:
-                        due = min(due, self.oldest + (LINGER_S if self.share > 1 else 0.0))
-                    if self.inbox and self.current is not None:
-                        due = min(due, self.since + LONG_S)
+                    if self.results:
+                        due = min(due, self.oldest_result_at + (LINGER_S if self.share > 1 else 0.0))
+                    if self.tasks and self.current is not None:
+                        due = min(due, self.started_at + LONG_S)
                 if due <= now:
                     return
                 self.changed.wait(due - now)
 
-    def connect(self, connected: bool) -> None:
+    def set_connected(self, connected: bool) -> None:
         """Say whether Redis can be spoken with."""
         with self.changed:
             self.connected = connected
             self.changed.notify_all()
 
-    def wait(self, patience_s: float) -> None:
-        """Wait for programs, for the connection to be mended, or for the end."""
+    def wait_for_task(self, patience_s: float) -> None:
+        """Wait for tasks, for the connection to Redis, or for the end."""
         with self.changed:
-            self.changed.wait_for(lambda: self.connected or self.inbox or self.stopping, patience_s)
+            self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, patience_s)
 
 
 def worker_ends(task: Task) -> CellResult:
-    """The answer to a cell whose worker is told to stop."""
-    said = queue.WORKER_GONE
-    return CellResult(id=task.id, outcome="lost", stderr=said, session_alive=False, session_end=said)
+    """The result of a cell whose worker is told to stop."""
+    reason = queue.WORKER_GONE
+    return CellResult(id=task.id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)

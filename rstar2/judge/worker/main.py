@@ -1,6 +1,6 @@
-"""One worker process: takes programs from the queue, runs them one at a time, stores what became of them.
+"""One worker process: takes programs from the queue, runs them one at a time, stores their results.
 
-The main thread runs programs; a second one speaks with Redis meanwhile (`link`).
+The main thread runs programs; a second one speaks with Redis meanwhile (`consumer`).
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from pathlib import Path
 from types import FrameType
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from rstar2.errors import RStarError
 from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.service.logs import log_to_stderr
-from rstar2.judge.service.settings import WorkerSettings
-from rstar2.judge.worker.consumer import Link
-from rstar2.judge.worker.local_queue import Desk
-from rstar2.judge.worker.sessions import Sessions
+from rstar2.judge.worker.consumer import Consumer
+from rstar2.judge.worker.local_queue import LocalQueue
+from rstar2.judge.worker.sessions import WorkerSessions
+from rstar2.judge.worker.settings import WorkerSettings
+from rstar2.processes import begin_module
 
 IDLE_S = 1.0
-REHEARSE_EVERY = 256
-"""Programs after which a zygote that has not rehearsed does so even if more are waiting."""
+PROFILE_EVERY = 256
+"""Programs after which a zygote that was not profiled yet is, even if more programs are waiting."""
 
 
-def judge(sandbox: Sandbox, task: Task) -> RunResult:
+def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     """Run one program, whatever it does."""
     queued_s = max(0.0, time.time() - task.at)
     if task.tries >= queue.MAX_TRIES:
@@ -45,66 +44,59 @@ def judge(sandbox: Sandbox, task: Task) -> RunResult:
     return result
 
 
-def work(name: str, client: redis.Redis, sandbox: Sandbox, desk: Desk) -> None:
-    """Work until the desk is told to stop.
+def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) -> None:
+    """Work until `local` is told to stop.
 
     Raises:
-        Failure: the sandbox cannot be had.
-        UserError: its tier is below what a judge of the queue promises.
+        Failure: the sandbox cannot be built.
+        UserError: its tier is below what a judge of the queue requires.
     """
     sandbox.start()
-    sessions = Sessions(sandbox, name)
+    sessions = WorkerSessions(sandbox, name)
     try:
-        sandbox.warm()
+        sandbox.start_zygotes()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
-        link = Link(name, client, desk, about, sandbox.abort)
-        speaker = threading.Thread(target=link.run, name="link")
-        speaker.start()
+        consumer = Consumer(name, client, local, about, sandbox.abort)
+        thread = threading.Thread(target=consumer.run, name="consumer")
+        thread.start()
         # Only now: the other thread is to stay free.
-        sandbox.sit(Seat())
+        sandbox.set_affinity(CpuAffinity())
         try:
             turn = 0
-            while not desk.stopping:
-                task = link.next(IDLE_S)
+            while not local.stopping:
+                task = consumer.next_task(IDLE_S)
                 # Before the program and not after it: a result must not wait for any of this.
-                sessions.sweep(desk.heard)
+                sessions.end_overdue(local.session_activity)
                 turn += 1
-                if not desk.stopping and (task is None or turn % REHEARSE_EVERY == 0):
-                    sandbox.rehearse()
+                if not local.stopping and (task is None or turn % PROFILE_EVERY == 0):
+                    sandbox.profile_next_zygote()
                 if task is not None:
-                    desk.put(task, sessions.handle(task) if task.is_cell else judge(sandbox, task))
-                desk.sessions = len(sessions.held)
+                    local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
+                local.sessions = len(sessions.open)
         finally:
-            desk.stop()
-            speaker.join(10)
-        if link.refused is not None:
-            raise link.refused
+            local.stop()
+            thread.join(10)
+        if consumer.rejected is not None:
+            raise consumer.rejected
     finally:
         sandbox.close()
 
 
 def main() -> None:
-    log_to_stderr()
-    settings = WorkerSettings.model_validate_json(sys.stdin.read())
-    client = redis.Redis.from_url(
-        settings.redis_url,
-        decode_responses=True,
-        socket_timeout=5,
-        socket_connect_timeout=2,
-        retry=Retry(NoBackoff(), 0),
-    )
-    desk = Desk()
+    settings = begin_module(WorkerSettings)
+    local = LocalQueue()
 
     def on_signal(_signal: int, _frame: FrameType | None) -> None:
-        # Not here: the thread this interrupts may hold the desk.
-        threading.Thread(target=desk.stop).start()
+        # Not here: the thread this interrupts may hold the lock.
+        threading.Thread(target=local.stop).start()
 
     signal.signal(signal.SIGTERM, on_signal)
     # A shell may have us start with SIGINT ignored, which sessions would inherit and not be interruptible.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tier = settings.isolation
+    sandbox = Sandbox(Path(settings.folder), tier, minimum=tier or "landlock")
     try:
-        work(settings.name, client, Sandbox(Path(settings.folder), tier, minimum=tier or "landlock"), desk)
+        work(settings.name, sync_client(settings.redis_url), sandbox, local)
     except RStarError as error:
         print(f"{error.message}\n{error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

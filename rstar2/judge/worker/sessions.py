@@ -1,4 +1,4 @@
-"""The sessions that live in one worker: opened, given cells, ended when idle, old, dead or told to.
+"""The sessions that live in one worker: opened, given cells, ended when idle, old, dead or closed by the client.
 
 A worker does one thing at a time, so cells of its sessions wait for each other and for its programs.
 """
@@ -9,12 +9,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from rstar2.errors import Failure
-from rstar2.judge.queue.tasks import Task
+from rstar2.judge.queue.tasks import SessionCommand, Task
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
@@ -22,22 +19,11 @@ from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 MAX_SESSIONS = 256
 """In one worker; each is a process that holds its memory."""
 ENDED_KEPT = 1000
-SWEEP_S = 1.0
-
-
-class Order(BaseModel):
-    """What the HTTP process asks of a worker's sessions."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    do: Literal["open", "cell", "close"]
-    session: str
-    open: SessionRequest = SessionRequest()
-    cell: CellRequest | None = None
+CHECK_EVERY_S = 1.0
 
 
 @dataclass
-class Held:
+class OpenSession:
     """One session and its limits."""
 
     session: Session
@@ -54,7 +40,7 @@ class Held:
         """Monotonic seconds at which it ends in any case."""
         return self.opened + self.asked.total_s
 
-    def overdue(self, now: float, unused_until: float) -> str:
+    def why_overdue(self, now: float, unused_until: float) -> str:
         """Why it is to be ended now; empty if it is not.
 
         Args:
@@ -68,8 +54,8 @@ class Held:
         return ""
 
 
-class Sessions:
-    """See the module.
+class WorkerSessions:
+    """All sessions of one worker.
 
     Args:
         sandbox: the worker's, started.
@@ -79,82 +65,83 @@ class Sessions:
     def __init__(self, sandbox: Sandbox, worker: str) -> None:
         self.sandbox = sandbox
         self.worker = worker
-        self.held: dict[str, Held] = {}
+        self.open: dict[str, OpenSession] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """Why sessions ended, of the last so many."""
-        self.next_sweep = 0.0
+        self.next_check = 0.0
 
-    def handle(self, task: Task) -> CellResult:
-        """Do what one task orders."""
-        order = Order.model_validate_json(task.body)
+    def run_task(self, task: Task) -> CellResult:
+        """Do what one task asks for."""
+        command = SessionCommand.model_validate_json(task.body)
         queued_s = max(0.0, time.time() - task.at)
-        self._end_if_overdue(order.session, queued_s)
-        if order.do == "open":
-            result = self._open(task.id, order)
-        elif order.session not in self.held:
-            result = self._gone(task.id, order.session)
-        elif order.do == "close":
-            self._end(order.session, "the session ended: it was closed")
+        self._end_if_overdue(command.session, queued_s)
+        if command.action == "open":
+            result = self._open(task.id, command)
+        elif command.session not in self.open:
+            result = self._gone(task.id, command.session)
+        elif command.action == "close":
+            self._end(command.session, "the session ended: it was closed")
             result = CellResult(id=task.id, outcome="ok", session_alive=False)
         else:
-            assert order.cell is not None
-            result = self._cell(task.id, order.session, order.cell)
+            assert command.cell is not None
+            result = self._run_cell(task.id, command.session, command.cell)
         return result.model_copy(update={"queue_s": queued_s})
 
-    def sweep(self, heard: Callable[[], tuple[float, Collection[str]]]) -> None:
+    def end_overdue(self, activity: Callable[[], tuple[float, Collection[str]]]) -> None:
         """End what is idle or old, at most once a second.
 
         Args:
-            heard: → monotonic seconds until which every cell asked for is known to the worker, and the
+            activity: → monotonic seconds until which every cell asked for is known to the worker, and the
                 sessions with cells that wait here.
         """
         now = time.monotonic()
-        if now < self.next_sweep or not self.held:
+        if now < self.next_check or not self.open:
             return
-        self.next_sweep = now + SWEEP_S
-        until, wanted = heard()
-        for name, held in list(self.held.items()):
-            if why := held.overdue(now, held.used if name in wanted else until):
-                self._end(name, why)
+        self.next_check = now + CHECK_EVERY_S
+        until, in_use = activity()
+        for name, found in list(self.open.items()):
+            if reason := found.why_overdue(now, found.used if name in in_use else until):
+                self._end(name, reason)
 
     def _end_if_overdue(self, name: str, queued_s: float) -> None:
         """End a session that was too old or idle already when it was asked for `queued_s` ago."""
         now = time.monotonic()
-        held = self.held.get(name)
-        if held is not None and (why := held.overdue(now, now - queued_s)):
-            self._end(name, why)
+        found = self.open.get(name)
+        if found is not None and (reason := found.why_overdue(now, now - queued_s)):
+            self._end(name, reason)
 
-    def _open(self, run_id: str, order: Order) -> CellResult:
-        if len(self.held) >= MAX_SESSIONS:
+    def _open(self, run_id: str, command: SessionCommand) -> CellResult:
+        if len(self.open) >= MAX_SESSIONS:
             return CellResult(id=run_id, outcome="refused", stderr=f"{MAX_SESSIONS} sessions are open here")
         try:
-            session = self.sandbox.open_session(order.open.memory_mb)
+            session = self.sandbox.open_session(command.open.memory_mb)
         except Failure as error:
             return CellResult(id=run_id, outcome="refused", stderr=error.message)
         now = time.monotonic()
-        self.held[order.session] = Held(session, order.open, now, now)
-        return CellResult(id=run_id, outcome="ok", value=order.session, isolation=self.sandbox.isolation)
+        self.open[command.session] = OpenSession(session, command.open, now, now)
+        return CellResult(id=run_id, outcome="ok", value=command.session, isolation=self.sandbox.isolation)
 
-    def _cell(self, run_id: str, name: str, cell: CellRequest) -> CellResult:
-        held = self.held[name]
-        if held.last is not None and held.last.id == run_id:
-            # Queued again by a front whose Redis forgot that it ran.
-            return held.last
-        limit_s = min(cell.timeout_s, held.ends - time.monotonic())
-        ran = held.session.run_cell(cell.code, limit_s, run_id)
-        held.used = time.monotonic()
-        why = held.overdue(held.used, held.used) if held.session.alive else held.session.reason
-        if why:
-            self._end(name, why)
-        held.last = CellResult(**ran.model_dump(), session_alive=not why, session_end=why)
-        return held.last
+    def _run_cell(self, run_id: str, name: str, cell: CellRequest) -> CellResult:
+        found = self.open[name]
+        if found.last is not None and found.last.id == run_id:
+            # Queued again by an HTTP process whose Redis forgot that it ran.
+            return found.last
+        limit_s = min(cell.timeout_s, found.ends - time.monotonic())
+        ran = found.session.run_cell(cell.code, limit_s, run_id)
+        found.used = time.monotonic()
+        alive = found.session.alive
+        reason = found.why_overdue(found.used, found.used) if alive else found.session.reason
+        if reason:
+            self._end(name, reason)
+        found.last = CellResult(**ran.model_dump(), session_alive=not reason, session_end=reason)
+        return found.last
 
     def _gone(self, run_id: str, name: str) -> CellResult:
-        why = self.ended.get(name, "there is no such session")
-        return CellResult(id=run_id, outcome="lost", stderr=why, session_alive=False, session_end=why)
+        reason = self.ended.get(name, "there is no such session")
+        return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
 
-    def _end(self, name: str, why: str) -> None:
-        self.held.pop(name).session.close()
-        self.ended[name] = why
+    def _end(self, name: str, reason: str) -> None:
+        self.open.pop(name).session.close()
+        self.ended[name] = reason
         while len(self.ended) > ENDED_KEPT:
             self.ended.popitem(last=False)

@@ -1,44 +1,44 @@
-"""Our agent loop in VERL's place for one: the same loop, judge and grader as chat and evaluation use."""
+"""Runs one rollout for VERL, through its agent-loop hook: the same loop, judge and grader as in chat and evaluation."""
 
 from __future__ import annotations
 
 import functools
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
-from rstar2.agent import Limits, rollout
-from rstar2.engines.base import Generation, OnTokens, Sampling
+from rstar2.agent import Limits, RolloutError, rollout
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
+from rstar2.train.kept_traces import may_be_kept, write_failed
 from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
-
-ROC_FIELD = "rstar2_roc"
-"""Where the sampler finds what RoC needs, in a trajectory's extra fields."""
+from rstar2.train.verl.rollout_fields import to_extra_fields
 
 
 @functools.cache
 def _judge(url: str, token: str | None) -> JudgeClient:
-    """One client a process: calls made at the same time travel together."""
+    """One client per process: calls made at the same time are sent together."""
     return JudgeClient(url, token)
 
 
 @functools.cache
 def _grader() -> GraderPool:
-    """One pool a process; it dies with it."""
+    """One pool per process; it ends with the process."""
     pool = GraderPool(workers=1)
     pool.__enter__()
     return pool
 
 
 class _ServerEngine:
-    """VERL's server client behind our engine contract; remembers which weights wrote the trace."""
+    """VERL's server client as an `Engine`; notes which weights wrote the trace."""
 
     name = "verl"
 
@@ -52,16 +52,19 @@ class _ServerEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        output = await self._client.generate(
-            request_id=self._request_id,
-            prompt_ids=list(prompt_ids),
-            sampling_params={
-                **self._params,
-                "max_tokens": sampling.max_tokens,
-                "stop_token_ids": [self._end_id],
-                **({} if sampling.seed is None else {"seed": sampling.seed}),
-            },
-        )
+        try:
+            output = await self._client.generate(
+                request_id=self._request_id,
+                prompt_ids=list(prompt_ids),
+                sampling_params={
+                    **self._params,
+                    "max_tokens": sampling.max_tokens,
+                    "stop_token_ids": [self._end_id],
+                    **({} if sampling.seed is None else {"seed": sampling.seed}),
+                },
+            )
+        except Exception as error:  # VERL's client raises whatever its server did
+            raise EngineError(f"VERL's rollout server failed: {error}") from error
         fields = output.extra_fields
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
@@ -78,11 +81,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     Args (from the YAML that `rollout.agent.agent_loop_config_path` names):
         judge_url, judge_token: where code runs.
-        max_turns: the model's turns at most.
+        max_turns: most turns of the model.
         tool_timeout_s: wall-clock seconds a program may take.
         traceback_lines: last lines of a traceback that the model sees.
         seed: of the rollouts; see `_seed_of`.
         reward: "answer" grades the final turn; "constant" gives every trace 1, a control that cannot learn.
+        traces, trace_share: the folder of kept traces, and the share of rollouts that may be kept; 0 keeps none.
     """
 
     def __init__(
@@ -95,6 +99,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         traceback_lines: int,
         reward: Literal["answer", "constant"],
         seed: int,
+        traces: str,
+        trace_share: float,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -103,9 +109,11 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
         self._seed = seed
+        self._traces = Path(traces)
+        self._trace_share = trace_share
 
     def _seed_of(self, row: dict[str, Any]) -> int | None:
-        """On a CPU, a seed of this rollout's own, so that a run can be repeated; vLLM is quicker without."""
+        """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
         if self.rollout_config.name != CPU_ROLLOUT:
             return None
         name = f"{row['global_steps']} {row['extra_info']['id']}"
@@ -113,45 +121,63 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
-        trace = await rollout(
-            self._codec.prompt(list(kwargs["raw_prompt"])),
-            engine=engine,
-            tools=self._tools,
-            codec=self._codec,
-            limits=self._limits,
-            sampling=Sampling(temperature=float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
-        )
-        verdict = await _grader().agrade(kwargs["reward_model"]["ground_truth"], trace.final_text)
-        right = verdict.verdict == "correct"
-        score = 1.0 if right or self._reward == "constant" else 0.0
+        try:
+            trace = await self._roll_out(engine, sampling_params, kwargs)
+        except RolloutError as error:
+            if self._trace_share > 0:
+                write_failed(self._traces, _described(error.trace, kwargs))
+            raise
+        trace = await self._rewarded(_described(trace, kwargs))
         return AgentLoopOutput(
             prompt_ids=trace.prompt_ids,
             response_ids=trace.response_ids,
             response_mask=trace.response_mask,
             response_logprobs=trace.logprobs if sampling_params.get("logprobs") else None,
-            reward_score=score,
+            reward_score=trace.reward,
             num_turns=2 * len(trace.turns),
             metrics=AgentLoopMetrics(),
             extra_fields={
                 **engine.versions,
-                "reward_extra_info": {"acc": float(right)},
-                ROC_FIELD: roc_facts(trace, score, right),
+                "reward_extra_info": {"acc": float(trace.correct)},
+                **to_extra_fields(trace, may_be_kept(trace, self._trace_share, self._seed)),
             },
         )
 
+    async def _roll_out(
+        self, engine: _ServerEngine, sampling_params: dict[str, Any], row: dict[str, Any]
+    ) -> Trace:
+        return await rollout(
+            self._codec.prompt(list(row["raw_prompt"])),
+            engine=engine,
+            tools=self._tools,
+            codec=self._codec,
+            limits=self._limits,
+            sampling=Sampling(temperature=float(sampling_params["temperature"]), seed=self._seed_of(row)),
+        )
 
-def roc_facts(trace: Trace, score: float, right: bool) -> dict[str, Any]:
-    """What RoC and its raw statistics need of a trace."""
-    text = "".join(turn.text for turn in trace.turns)
-    return {
-        "reward": score,
-        "right": right,
-        "calls": len(trace.calls),
-        "failed_calls": trace.failed_calls,
-        "answer_blocks": trace.answer_blocks,
-        "turns": len(trace.turns),
-        "balanced": text.count("<answer>") == text.count("</answer>"),
-        "tokens": trace.tokens,
-        "truncated": trace.finish == "max_tokens",
-        "lost_calls": sum(call.status == "lost" for call in trace.calls),
-    }
+    async def _rewarded(self, trace: Trace) -> Trace:
+        """Grade a trace's final turn against the gold answer and give it its reward."""
+        verdict = await _grader().agrade(trace.gold, trace.final_text)
+        right = verdict.verdict == "correct"
+        return trace.model_copy(
+            update={
+                "verdict": verdict.verdict,
+                "extracted": verdict.extracted,
+                "rule": verdict.rule,
+                "reward": 1.0 if right or self._reward == "constant" else 0.0,
+            }
+        )
+
+
+def _described(trace: Trace, row: dict[str, Any]) -> Trace:
+    """The trace with what VERL's row knows of its problem and step."""
+    about = row.get("extra_info") or {}
+    return trace.model_copy(
+        update={
+            "problem_id": str(about.get("id", "")),
+            "problem": str(about.get("problem", "")),
+            "gold": row["reward_model"]["ground_truth"],
+            "sample": int(row["session_id"]),
+            "step": int(row["global_steps"]),
+        }
+    )

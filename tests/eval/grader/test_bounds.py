@@ -65,12 +65,16 @@ HARD = {
 }
 
 
+LIMIT_S = 20.0
+"""Processor seconds; the slowest takes half of one, and without the guards most would take hours."""
+
+
 @pytest.mark.parametrize("name", HARD)
-def test_expensive_answers_take_less_than_two_processor_seconds(name):
+def test_expensive_answers_end_soon(name):
     gold, answer = HARD[name]
     started = time.process_time()
     verdict = grade(gold, f"\\boxed{{{answer}}}")
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < LIMIT_S
     assert verdict.rule
     assert not verdict.correct
 

@@ -1,4 +1,4 @@
-"""The pool: warm processes, a hard deadline, any thread."""
+"""The pool: started processes, a hard deadline, any thread."""
 
 from __future__ import annotations
 
@@ -69,19 +69,16 @@ def test_a_killed_worker_costs_no_verdict():
 
 def test_a_deadline_ends_the_grading_and_the_next_one_is_served():
     with GraderPool(workers=1, timeout_s=0.001) as pool:
-        started = time.monotonic()
-        verdict = pool.grade("x" * 90_000 + "+1", "$x$ " * 24_000)
-        assert verdict.verdict == "timeout"
-        assert time.monotonic() - started < 10
+        assert pool.grade("x" * 90_000 + "+1", "$x$ " * 24_000).verdict == "timeout"
         assert pool.grade("3", "\\boxed{3}").verdict == "correct"
 
 
 def test_a_stopped_worker_is_not_taken_for_a_slow_one():
-    with GraderPool(workers=1) as pool:
+    with GraderPool(workers=1, timeout_s=0.5) as pool:
         assert pool.grade(SLOW_GOLD, SLOW_PRED).correct
         (pid,) = children(pool)
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
+        threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
         assert pool.grade(SLOW_GOLD, SLOW_PRED).verdict == "correct"
 
 
@@ -102,7 +99,10 @@ def test_closing_ends_gradings_that_are_under_way():
     os.kill(children(pool)[0], signal.SIGSTOP)
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    deadline = time.monotonic() + 60
+    while not pool._idle.empty():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     pool.close()
     for thread in threads:
         thread.join(timeout=30)
@@ -149,3 +149,16 @@ def test_importing_the_grader_loads_neither_sympy_nor_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=60
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_the_name_grade_is_the_function_in_whatever_order_things_are_imported():
+    code = (
+        "import rstar2.eval.grader.grade, rstar2.eval.grader.worker\nfrom rstar2.eval.grader import grade\n"
+    )
+    code += "import rstar2.eval.grader.grade\nimport rstar2.eval.grader\n"
+    code += "print(grade is rstar2.eval.grader.grade, grade('7', '7').verdict)"
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, timeout=60
+    )
+    assert out.stdout.strip() == "True correct"

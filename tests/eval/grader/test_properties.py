@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.grader_cases import KINDS
+from support.grader_cases import KINDS, misgraded
 
 from rstar2.eval.grader import GraderPool, extract_answer, grade
 
@@ -91,7 +91,7 @@ def integer_forms(value: int) -> list[str]:
     return [form for form in forms if value >= 0 or not form.startswith("+")]
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(anything, anything)
 def test_no_input_raises_and_every_verdict_is_named(gold, pred):
     verdict = grade(gold, pred)
@@ -99,7 +99,7 @@ def test_no_input_raises_and_every_verdict_is_named(gold, pred):
     assert verdict.rule
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(anything)
 def test_an_answer_equals_itself(text):
     answer = extract_answer(text)
@@ -107,7 +107,7 @@ def test_an_answer_equals_itself(text):
     assert grade(text, text).verdict == "correct"
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rationals)
 def test_a_number_equals_itself_in_every_printed_form(value):
     for form in printed(value):
@@ -115,7 +115,7 @@ def test_a_number_equals_itself_in_every_printed_form(value):
         assert grade(form, str(value)).correct, form
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(integers)
 def test_an_integer_equals_itself_in_every_printed_form(value):
     for form in integer_forms(value):
@@ -123,7 +123,7 @@ def test_an_integer_equals_itself_in_every_printed_form(value):
         assert grade(str(value), f"The answer is {form}").correct, form
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(rationals, rationals)
 def test_different_numbers_are_never_equal_in_any_printed_form(a, b):
     assume(a != b)
@@ -131,7 +131,7 @@ def test_different_numbers_are_never_equal_in_any_printed_form(a, b):
         assert not grade(one, f"\\boxed{{{other}}}").correct, (one, other)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(integers, st.data())
 def test_a_changed_digit_is_noticed(value, data):
     text = str(abs(value))
@@ -154,12 +154,11 @@ def test_a_changed_digit_is_noticed(value, data):
         assert not grade(wrap.format(text), f"\\boxed{{{wrap.format(changed)}}}").correct
 
 
-@pytest.mark.parametrize(("gold", "answer", "equal"), SYMMETRIC)
-def test_equality_of_answers_is_symmetric(gold, answer, equal):
-    assert grade(answer, gold).correct == equal
+def test_equality_of_answers_is_symmetric():
+    assert misgraded((answer, gold, equal) for gold, answer, equal in SYMMETRIC) == []
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(st.integers(-50, 50), min_size=1, max_size=6, unique=True), st.randoms(use_true_random=False))
 def test_sets_do_not_depend_on_order_and_tuples_do(values, random):
     shuffled = random.sample(values, len(values))
@@ -169,7 +168,7 @@ def test_sets_do_not_depend_on_order_and_tuples_do(values, random):
     assert grade(f"({one})", f"({other})").correct == (values == shuffled)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(rationals, rationals, st.sampled_from("[("), st.sampled_from(")]"))
 def test_an_interval_equals_its_inequality_and_no_other(low, high, opening, closing):
     assume(low < high)
@@ -188,7 +187,7 @@ def polynomial(coefficients: list[int]) -> str:
     return " + ".join(f"({c})x^{{{i}}}" for i, c in enumerate(coefficients))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(polynomials, polynomials)
 def test_polynomials_are_equal_exactly_when_their_coefficients_are(a, b):
     trimmed = [c[: max((i + 1 for i, v in enumerate(c) if v), default=0)] for c in (a, b)]

@@ -56,6 +56,7 @@ def test_without_a_deadline_nothing_is_worked_out() -> None:
     assert grade("\\frac13", "\\int_0^1 x^2 dx").rule == NOT_VERIFIED
 
 
+@pytest.mark.slow
 def test_the_pool_works_out_and_ends_what_takes_too_long() -> None:
     with GraderPool(timeout_s=1.0) as pool:
         assert pool.grade("\\frac13", "\\int_0^1 x^2 dx").rule == "symbolic"

@@ -14,7 +14,7 @@ import redis
 
 from rstar2.judge.queue import redis_connection
 from rstar2.judge.queue.embedded_redis import SOCKET_PATH_BYTES, EmbeddedRedis
-from rstar2.judge.queue.redis_connection import Commands, Notices, SyncCommands
+from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, SyncRedisConnection
 
 ECHO = "return ARGV[1]"
 CHANNEL = "news"
@@ -30,85 +30,90 @@ def frozen(server: EmbeddedRedis) -> Iterator[None]:
         os.kill(server.process.pid, signal.SIGCONT)
 
 
+def named(*commands: Command) -> dict[int, Command]:
+    """Commands named by their numbers."""
+    return dict(enumerate(commands))
+
+
 def echo(text: str) -> tuple[str | int, ...]:
     return ("EVAL", ECHO, 0, text)
 
 
 async def test_an_error_is_raised_and_leaves_the_connection_in_order(server: EmbeddedRedis) -> None:
-    commands = Commands(server.near_url)
-    assert await commands.ask([echo("a"), echo("b")]) == ["a", "b"]
+    commands = RedisConnection(server.local_url)
+    assert await commands.execute(named(echo("a"), echo("b"))) == {0: "a", 1: "b"}
     with pytest.raises(redis.ResponseError):
-        await commands.ask([echo("c"), ("EVAL", "no lua", 0), echo("d")])
-    assert await commands.ask([echo("e")]) == ["e"]
-    assert await commands.ask([]) == []
+        await commands.execute(named(echo("c"), ("EVAL", "no lua", 0), echo("d")))
+    assert await commands.execute(named(echo("e"))) == {0: "e"}
+    assert await commands.execute({}) == {}
     await commands.close()
 
 
 async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_connection, "ANSWER_S", 1.0)
-    commands = Commands(server.url)
-    assert await commands.ask([echo("before")]) == ["before"]
+    monkeypatch.setattr(redis_connection, "REPLY_S", 1.0)
+    commands = RedisConnection(server.url)
+    assert await commands.execute(named(echo("before"))) == {0: "before"}
     with frozen(server), pytest.raises(redis.TimeoutError):
-        await commands.ask([echo("late")])
-    assert await commands.ask([echo("after")]) == ["after"]
-    task = asyncio.create_task(commands.ask([("BLPOP", "nothing", 0)]))
+        await commands.execute(named(echo("late")))
+    assert await commands.execute(named(echo("after"))) == {0: "after"}
+    task = asyncio.create_task(commands.execute(named(("BLPOP", "nothing", 0))))
     await asyncio.sleep(0.05)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await commands.ask([echo("again")]) == ["again"]
+    assert await commands.execute(named(echo("again"))) == {0: "again"}
     await commands.close()
 
 
 def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
-    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=1.0) as client:
-        commands = SyncCommands(client)
-        assert commands.ask([echo("a"), echo("b")]) == ["a", "b"]
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=1.0) as client:
+        commands = SyncRedisConnection(client)
+        assert commands.execute(named(echo("a"), echo("b"))) == {0: "a", 1: "b"}
         with pytest.raises(redis.ResponseError):
-            commands.ask([("EVAL", "no lua", 0), echo("c")])
+            commands.execute(named(("EVAL", "no lua", 0), echo("c")))
         with frozen(server), pytest.raises(redis.TimeoutError):
-            commands.ask([echo("late")])
-        assert commands.ask([echo("after")]) == ["after"]
+            commands.execute(named(echo("late")))
+        assert commands.execute(named(echo("after"))) == {0: "after"}
 
 
-async def test_notices_come_in_order_and_a_broken_connection_is_told(server: EmbeddedRedis) -> None:
-    notices = Notices(server.near_url, CHANNEL)
+async def test_subscription_come_in_order_and_a_broken_connection_is_told(server: EmbeddedRedis) -> None:
+    subscription = Subscription(server.local_url, CHANNEL)
     with redis.Redis.from_url(server.url) as client:
         for _ in range(2):
-            await notices.begin()
-            await notices.check()
+            await subscription.subscribe()
+            await subscription.check()
             for text in ("1\n2", "3"):
                 client.publish(CHANNEL, text)
-            assert [await notices.next(), await notices.next()] == ["1\n2", "3"]
-            waits = asyncio.create_task(notices.next())
+            assert [await subscription.next(), await subscription.next()] == ["1\n2", "3"]
+            waits = asyncio.create_task(subscription.next())
             await asyncio.sleep(0)
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(redis.RedisError):
                 await asyncio.wait_for(waits, 10)
-    await notices.close()
+    await subscription.close()
 
 
 async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRedis) -> None:
-    notices = Notices(server.url, CHANNEL)
-    await notices.begin()
-    waits = asyncio.create_task(notices.next())
+    subscription = Subscription(server.url, CHANNEL)
+    await subscription.subscribe()
+    waits = asyncio.create_task(subscription.next())
     for _ in range(3):
-        await notices.check()
+        await subscription.check()
         for _ in range(1000):
-            if not notices._asked:
+            if not subscription.awaits_pong:
                 break
             await asyncio.sleep(0.01)
     assert not waits.done()
     with frozen(server):
-        await notices.check()
+        await subscription.check()
         await asyncio.sleep(0.1)
         assert not waits.done()
-        await notices.check()
+        await subscription.check()
         with pytest.raises(redis.RedisError):
             await asyncio.wait_for(waits, 10)
-    await notices.close()
+    await subscription.close()
 
 
 def test_a_folder_that_holds_no_local_socket_is_reached_by_the_network(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_a_folder_that_holds_no_local_socket_is_reached_by_the_network(tmp_path:
     (tmp_path / "socket").mkdir()
     embedded.start()
     try:
-        assert embedded.near_url == embedded.url
+        assert embedded.local_url == embedded.url
     finally:
         embedded.stop()
 
@@ -128,8 +133,8 @@ def test_a_folder_too_deep_for_a_local_socket_is_reached_by_the_network(tmp_path
     embedded = EmbeddedRedis(folder, tmp_path / "log")
     embedded.start()
     try:
-        assert embedded.near_url == embedded.url
-        with redis.Redis.from_url(embedded.near_url) as client:
+        assert embedded.local_url == embedded.url
+        with redis.Redis.from_url(embedded.local_url) as client:
             assert client.ping()
     finally:
         embedded.stop()

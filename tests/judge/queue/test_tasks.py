@@ -11,7 +11,7 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.queue.redis_connection import SyncCommands
+from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
@@ -21,45 +21,48 @@ BODY = RunRequest(code="print(1)").model_dump_json()
 @pytest.fixture
 def client(server: EmbeddedRedis) -> Iterator[Any]:
     with redis.Redis.from_url(server.url, decode_responses=True) as found:
-        found.flushall()
         for stream in (queue.TASKS, queue.RETURNED):
             found.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
         yield found
 
 
+def do(client: Any, command: Command) -> Any:
+    """Carry out one command. → its reply."""
+    return client.execute_command(*command)
+
+
 def take(client: Any, worker: str) -> list[Task]:
-    streams = (queue.RETURNED, queue.TASKS, ">", ">")
-    [found] = SyncCommands(client).ask([("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", *streams)])
-    return Task.all_of(found)
+    command = ("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", queue.RETURNED, queue.TASKS, ">", ">")
+    return Task.from_reply(SyncRedisConnection(client).execute({"fetch": command})["fetch"])
 
 
 @contextmanager
-def told(client: Any) -> Iterator[list[queue.Notice]]:
+def published(client: Any) -> Iterator[list[queue.Notice]]:
     """The notices published in the block, there after it."""
     notices: list[queue.Notice] = []
-    with client.pubsub() as ear:
-        ear.subscribe(queue.DONE)
-        assert ear.get_message(timeout=10)["type"] == "subscribe"
+    with client.pubsub() as subscription:
+        subscription.subscribe(queue.DONE)
+        assert subscription.get_message(timeout=10)["type"] == "subscribe"
         yield notices
         client.publish(queue.DONE, "end 0 0 ")
         while not notices or notices[-1].id != "end":
-            notices += queue.Notice.all_of(ear.get_message(timeout=10)["data"])
+            notices += queue.Notice.from_message(subscription.get_message(timeout=10)["data"])
         notices.pop()
 
 
 def test_an_id_is_queued_once(client: Any) -> None:
-    assert client.eval(*queue.enqueue_args([("a", BODY), ("b", BODY)])) == ["", ""]
+    assert do(client, queue.enqueue({"a": BODY, "b": BODY})) == []
     [[entry, _], _] = client.xrange(queue.TASKS)
-    assert client.eval(*queue.enqueue_args([("c", BODY), ("a", BODY)])) == ["", f"@{queue.TASKS} {entry}"]
+    assert do(client, queue.enqueue({"c": BODY, "a": BODY})) == ["a", f"@{queue.TASKS} {entry}"]
     assert [fields["id"] for _, fields in client.xrange(queue.TASKS)] == ["a", "b", "c"]
 
 
 def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
     first, second = RunResult(id="a", outcome="ok"), RunResult(id="a", outcome="error")
-    assert client.eval(*queue.commit_args([(task, first)])) == [1, 0, 0]
-    assert client.eval(*queue.commit_args([(task, second)])) == [0, 0, 0]
+    assert do(client, queue.commit([(task, first)])) == ["stored", 1, "unfinished", 0, "workers", 0]
+    assert do(client, queue.commit([(task, second)])) == ["stored", 0, "unfinished", 0, "workers", 0]
     assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == first
     assert client.hgetall(queue.OUTCOMES) == {"ok": "1"}
     assert client.xlen(queue.TASKS) == 0
@@ -69,20 +72,20 @@ def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
 
 def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) -> None:
     ids = [f"p{number}" for number in range(20)]
-    client.eval(*queue.enqueue_args([(run_id, BODY) for run_id in ids]))
+    do(client, queue.enqueue(dict.fromkeys(ids, BODY)))
     tasks = take(client, "w1")
-    client.eval(*queue.give_back_args(tasks[0]))
-    client.eval(*queue.cancel_args("p1"))
+    do(client, queue.return_task(tasks[0]))
+    do(client, queue.cancel("p1"))
     tasks = [*take(client, "w1"), *tasks[1:]]
     outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
     done = [(task, RunResult(id=task.id, outcome=outcomes[n], wall_s=n)) for n, task in enumerate(tasks)]
-    client.eval(*queue.enqueue_args([("waits", BODY)]))
+    do(client, queue.enqueue({"waits": BODY}))
     client.hset(queue.WORKERS, mapping={"w1": "{}", "w2": "{}"})
-    with told(client) as notices:
-        assert client.eval(*queue.commit_args(done)) == [19, 1, 2]
+    with published(client) as notices:
+        assert do(client, queue.commit(done)) == ["stored", 19, "unfinished", 1, "workers", 2]
     [left] = take(client, "w1")
     assert left.id == "waits"
-    client.eval(*queue.commit_args([(left, RunResult(id="waits", outcome="ok"))]))
+    do(client, queue.commit([(left, RunResult(id="waits", outcome="ok"))]))
     assert client.hgetall(queue.OUTCOMES) == {"ok": "10", "error": "10"}
     expected = [(result.id, n, result) for n, (_, result) in enumerate(done) if result.id != "p1"]
     assert [(n.id, n.wall_s, RunResult.model_validate_json(n.result)) for n in notices] == expected
@@ -91,41 +94,42 @@ def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) 
 
 
 def test_a_long_result_is_stored_and_not_told(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
     result = RunResult(id="a", outcome="ok", stdout="x" * queue.DONE_INLINE_CHARS)
-    with told(client) as notices:
-        client.eval(*queue.commit_args([(task, result)]))
+    with published(client) as notices:
+        do(client, queue.commit([(task, result)]))
     assert [(notice.id, notice.result) for notice in notices] == [("a", "")]
     assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == result
 
 
 def test_what_was_delivered_expires_sooner(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY), ("b", BODY)]))
-    client.eval(*queue.delivered_args(["a", "b", "unknown"]))
+    do(client, queue.enqueue({"a": BODY, "b": BODY}))
+    do(client, queue.expire_delivered(["a", "b", "unknown"]))
     assert all(0 < client.ttl(queue.state_key(name)) <= queue.DELIVERED_TTL_S for name in "ab")
 
 
 def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> None:
-    args = queue.enqueue_cell_args("c", BODY, "w9")
-    [answer] = client.eval(*args)
+    command = queue.enqueue_cell("c", BODY, "w9")
+    [_, answer] = do(client, command)
     assert CellResult.model_validate_json(answer).outcome == "lost"
     assert client.xlen(queue.cells_stream("w9")) == 0
     client.hset(queue.WORKERS, "w9", "{}")
-    assert client.eval(*args) == [""]
-    [known] = client.eval(*args)
+    assert do(client, command) == []
+    [name, known] = do(client, command)
+    assert name == "c"
     assert known.startswith(f"@{queue.cells_stream('w9')} ")
     client.hdel(queue.WORKERS, "w9")
-    assert client.eval(*args) == [known]
+    assert do(client, command) == ["c", known]
     assert client.xlen(queue.cells_stream("w9")) == 1
 
 
 def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) -> None:
     for name in "ab":
-        client.eval(*queue.enqueue_args([(name, BODY)]))
+        do(client, queue.enqueue({name: BODY}))
     assert len(take(client, "dead")) == 2
-    assert client.eval(*queue.reap_args("dead")) == 2
-    assert client.eval(*queue.reap_args("dead")) == 0
+    assert do(client, queue.remove_worker("dead")) == 2
+    assert do(client, queue.remove_worker("dead")) == 0
     assert {(task.id, task.tries, task.stream) for task in take(client, "w2")} == {
         ("a", 1, queue.RETURNED),
         ("b", 1, queue.RETURNED),
@@ -133,43 +137,43 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
 
 
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
-    client.eval(*queue.give_back_args(task))
+    do(client, queue.return_task(task))
     [again] = take(client, "w2")
     assert (again.id, again.tries, again.body) == (task.id, 0, task.body)
 
 
 def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
-    assert client.eval(*queue.cancel_args("a")) == 1
-    assert client.eval(*queue.cancel_args("a")) == 0
+    do(client, queue.enqueue({"a": BODY}))
+    assert do(client, queue.cancel("a")) == 1
+    assert do(client, queue.cancel("a")) == 0
     assert take(client, "w1") == []
-    assert client.eval(*queue.enqueue_args([("a", BODY)])) == [""]
+    assert do(client, queue.enqueue({"a": BODY})) == []
     assert len(take(client, "w1")) == 1
 
 
 def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
-    client.eval(*queue.give_back_args(task))
-    client.eval(*queue.cancel_args("a"))
+    do(client, queue.return_task(task))
+    do(client, queue.cancel("a"))
     assert take(client, "w2") == []
 
 
 def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_is_dropped(
     client: Any,
 ) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
-    client.eval(*queue.cancel_args("a"))
-    assert client.eval(*queue.reap_args("w1")) == 0
-    assert client.eval(*queue.commit_args([(task, RunResult(id="a", outcome="ok"))]))[0] == 0
+    do(client, queue.cancel("a"))
+    assert do(client, queue.remove_worker("w1")) == 0
+    assert do(client, queue.commit([(task, RunResult(id="a", outcome="ok"))]))[:2] == ["stored", 0]
     assert client.get(queue.state_key("a")) == queue.CANCELLED
 
 
 def test_the_queue_survives_a_restart_of_its_server(client: Any, server: EmbeddedRedis) -> None:
-    client.eval(*queue.enqueue_args([("a", BODY)]))
+    do(client, queue.enqueue({"a": BODY}))
     assert server.process is not None
     server.process.kill()
     server.process.wait(10)

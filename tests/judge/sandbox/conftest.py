@@ -1,4 +1,4 @@
-"""One sandbox of each tier for the whole folder, where this machine gives it; the report says which."""
+"""One sandbox of each tier for the whole folder, where this machine offers it; the report says which."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import Isolation, RunRequest
+from rstar2.judge.schema import Isolation
 
 _obtained: dict[str, str] = {}
 
 
 def _sandbox(root: Path, tier: Isolation) -> Iterator[Sandbox]:
+    """A sandbox with the bare zygote only; others start when a test's program first needs them."""
     sandbox = Sandbox(root, tier=tier, minimum=tier)
     try:
         sandbox.start()
     except Failure as error:
         _obtained[tier] = f"not here: {error.message}"
-        pytest.skip(f"this machine gives no {tier} tier: {error.message}")
+        pytest.skip(f"this machine does not offer the {tier} tier: {error.message}")
     _obtained[tier] = "; ".join(sandbox.exceptions()) or "no exceptions"
-    sandbox.warm()
-    # The heaviest zygote answers when all are there: tests that count processes must not see more come.
-    assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "warm").outcome == "ok"
-    while sandbox.rehearse():
-        pass
     yield sandbox
     sandbox.close()
 

@@ -1,4 +1,4 @@
-"""How the attack programs of this repository's own are written down: one call of `case` each."""
+"""The form in which this repository's own attack programs are written: one call of `case` each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ ANY = ("ok", "output_limit", *FAILED)
 PROCESSES = "starts processes, which the landlock tier refuses"
 SPACE = "needs a private file system, which the landlock tier has not"
 
-_LIMIT_S = 0.7
-"""The limit of programs that may run into it."""
+_ENDLESS_S = 0.3
+"""The limit of programs that never end and print nothing."""
+_SHORT_S = 0.7
+"""The limit of programs that may reach it, or end before."""
+_PRINTING_S = 1.5
+"""The limit of programs that may reach it, but have to print something before."""
 _AMPLE_S = 30.0
-"""The limit of programs that must not run into it, however busy the machine is."""
-SOON_S = 6.0
-"""How long a program may take that has to be ended from outside, on a busy machine."""
+"""The limit of programs that must not reach it, however busy the machine is."""
+SOON_S = 20.0
+"""How long a program may take that must end, or be ended, however busy the machine is; others take a minute."""
 
 CASES: list[Case] = []
 NOT_IN_LANDLOCK: dict[str, str] = {}
@@ -43,7 +47,12 @@ def case(
         "wall_max_s": within,
         "checks": list(checks),
     }
-    limit = _LIMIT_S if "timeout" in wanted else _AMPLE_S
+    if "timeout" not in wanted:
+        limit = _AMPLE_S
+    elif printed or has:
+        limit = _PRINTING_S
+    else:
+        limit = _ENDLESS_S if wanted == ["timeout"] else _SHORT_S
     CASES.append(Case(name, name.split("/")[0], code.strip() + "\n", stdin, expect, limit, 256))
     if strict_only:
         NOT_IN_LANDLOCK[name] = strict_only

@@ -159,7 +159,7 @@ case("output/surrogate", "print('\\ud800')", "runtime_error")
 case("output/NUL", "print('a\\0b')", "ok", "a\0b\n")
 case(
     "output/slow",
-    "import time\nfor i in range(99): print(i, flush=True); time.sleep(.1)",
+    "import time\nfor i in range(9999): print(i, flush=True); time.sleep(.02)",
     "timeout",
     has="0\n1\n",
 )

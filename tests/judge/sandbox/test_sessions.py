@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
+from support.waiting import wait_until
 
+from rstar2.judge.sandbox import session as session_module
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import RunRequest, RunResult
@@ -20,7 +21,7 @@ def sandbox(request: pytest.FixtureRequest) -> Sandbox:
 
 @pytest.fixture
 def session(sandbox: Sandbox) -> Iterator[Session]:
-    opened = sandbox.open_session(memory_mb=256, weight="bare")
+    opened = sandbox.open_session(memory_mb=256, kind="bare")
     yield opened
     opened.close()
 
@@ -45,20 +46,21 @@ def test_an_error_leaves_the_session_alive(session: Session) -> None:
     assert cell(session, "x, y").value == "(1, 2)"
 
 
-def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(session: Session) -> None:
+def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However long a busy machine takes to deliver the interrupt.
+    monkeypatch.setattr(session_module, "_INTERRUPT_GRACE_S", 30.0)
     cell(session, "x = 0")
-    result = cell(session, "while True: x += 1", timeout_s=1.5)
+    result = cell(session, "while True: x += 1", timeout_s=1.0)
     assert result.outcome == "timeout"
-    assert result.wall_s < 10
     assert session.alive
     assert int(cell(session, "x").value or 0) > 0
 
 
 def test_a_cell_that_does_not_stop_ends_its_session(session: Session) -> None:
-    stubborn = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
-    result = cell(
-        session, f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{stubborn}", timeout_s=1.5
-    )
+    cell(session, "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)")
+    result = cell(session, "while True: pass", timeout_s=0.3)
     assert result.outcome == "timeout"
     assert not session.alive
     after = cell(session, "1")
@@ -83,9 +85,8 @@ def test_a_session_that_ends_says_how(session: Session, code: str, outcome: str,
 
 def test_a_session_that_dies_between_cells_is_noticed(session: Session) -> None:
     cell(session, "import os, threading\nthreading.Timer(0.1, os._exit, [5]).start()")
-    time.sleep(0.5)
-    assert cell(session, "1").outcome in ("lost", "error")
-    assert not session.alive
+    wait_until(lambda: not session.alive)
+    assert cell(session, "1").outcome == "lost"
     assert "exit code 5" in session.reason
 
 
@@ -94,10 +95,10 @@ def test_the_cost_of_a_cell_does_not_grow_with_the_cells_before_it(session: Sess
         return min(cell(session, f"x = {number}").cpu_s for number in range(cells))
 
     cell(session, "import math")
-    first = spent(50)
-    for number in range(400):
+    first = spent(30)
+    for number in range(200):
         cell(session, f"y{number} = {number}")
-    assert spent(50) < 3 * first + 0.0005
+    assert spent(30) < 3 * first + 0.0005
 
 
 def test_memory_of_a_session_is_limited_over_all_its_cells(session: Session) -> None:
@@ -115,7 +116,7 @@ def test_files_are_kept_in_a_session_and_unseen_outside(session: Session, sandbo
 
 def test_sessions_and_runs_do_not_see_each_others_processes(session: Session, sandbox: Sandbox) -> None:
     secret = cell(session, "secret = 'CANARY' * 10\nimport os\nos.getpid()")
-    other = sandbox.open_session(weight="bare")
+    other = sandbox.open_session(kind="bare")
     look = f"""
 import os
 found = []
@@ -139,7 +140,7 @@ def test_output_of_a_cell_is_its_own(session: Session) -> None:
 
 
 def test_a_forged_word_reaches_no_other_session(session: Session, sandbox: Sandbox) -> None:
-    other = sandbox.open_session(weight="bare")
+    other = sandbox.open_session(kind="bare")
     forge = """
 import os
 for fd in range(3, 64):
@@ -181,9 +182,9 @@ def test_a_cell_that_writes_answers_of_its_own_ends_its_session(session: Session
 
 
 def test_what_a_cell_leaves_on_the_channel_is_no_answer_to_the_next(session: Session) -> None:
-    later = "import os, threading\nthreading.Timer(0.2, os.write, [3, b'o' + bytes(20)]).start()"
+    later = "import os, threading\nthreading.Timer(0.5, os.write, [3, b'o' + bytes(20)]).start()"
     assert cell(session, later).outcome == "ok"
-    time.sleep(0.5)
+    wait_until(session._channel_has_data)
     after = cell(session, "2 + 2")
     assert (after.outcome, after.value) == ("lost", None)
     assert "wrote where the answers" in after.stderr
@@ -199,15 +200,15 @@ while frame:
     found = frame.f_globals
     frame = frame.f_back
     if '_run_exit_functions' in found: break
-real = found['send']
+real = found['send_report']
 def send(*answer):
     real(*answer)
     while True: pass
-found['send'] = send
+found['send_report'] = send
 """
-    result = cell(session, code, timeout_s=1)
+    result = cell(session, code, timeout_s=0.5)
     assert result.outcome == "timeout"
-    assert 1 <= result.wall_s < 10
+    assert 0.5 <= result.wall_s < 30
     assert not session.alive
 
 
@@ -225,9 +226,9 @@ found += gc.get_referents(*found)
     assert cell(session, code).value == "[]"
 
 
-def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(session: Session) -> None:
-    if session._isolation != "strict":
-        pytest.skip("the landlock tier has no fork")
+def test_a_child_that_comes_to_the_end_of_its_cell_does_not_answer_it(strict: Sandbox) -> None:
+    session = strict.open_session(kind="bare")
     result = cell(session, "import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\nchild == 0")
     assert (result.outcome, result.value) == ("ok", "False")
     assert cell(session, "6 * 7").value == "42"
+    session.close()

@@ -1,4 +1,4 @@
-"""A tier is what its canaries say it is, or the sandbox does not start."""
+"""A tier passes its escape tests, or the sandbox does not start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_best_tier_is_taken_and_never_none_unasked(
     def refuse(tier: str, root: Path) -> Any:
         raise Failure(f"no {tier} here")
 
-    monkeypatch.setattr(tiers, "plans", refuse)
+    monkeypatch.setattr(tiers, "jail_specs", refuse)
     with pytest.raises(Failure, match=r"strict: no strict here; landlock: no landlock here"):
         Sandbox(tmp_path, minimum="none").start()
 
@@ -44,19 +44,19 @@ def test_without_libseccomp_the_failure_says_what_to_install(
 
 
 def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
-    whole = tiers.plans
-    monkeypatch.setattr(tiers, "plans", lambda tier, root: [{**whole(tier, root)[0], **changes}])
+    whole = tiers.jail_specs
+    monkeypatch.setattr(tiers, "jail_specs", lambda tier, root: [{**whole(tier, root)[0], **changes}])
 
 
 @pytest.mark.parametrize(
     ("changes", "attempts"),
     [
         ({"landlock_abi": 0}, ["read_secret", "write_outside"]),
-        ({"filter": b""}, ["netlink_socket"]),
-        ({"landlock_abi": 0, "filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
+        ({"seccomp_filter": b""}, ["netlink_socket"]),
+        ({"landlock_abi": 0, "seccomp_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
     ],
 )
-def test_a_hole_in_the_landlock_tier_is_found_by_its_canaries(
+def test_a_hole_in_the_landlock_tier_is_found_by_its_escape_tests(
     landlock: Sandbox,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -65,19 +65,19 @@ def test_a_hole_in_the_landlock_tier_is_found_by_its_canaries(
 ) -> None:
     del landlock  # Only for its skip where the machine has no Landlock.
     _weaken(monkeypatch, **changes)
-    with pytest.raises(Failure, match="a canary got out") as caught:
+    with pytest.raises(Failure, match="an escape attempt succeeded") as caught:
         Sandbox(tmp_path, tier="landlock", minimum="landlock").start()
     for attempt in attempts:
         assert attempt in str(caught.value)
 
 
-def test_a_hole_in_the_strict_tier_is_found_by_its_canaries(
+def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del strict
     tmp_path.chmod(0o755)
-    whole = tiers.plans(tier="strict", root=tmp_path)[0]
-    _weaken(monkeypatch, binds=[*whole["binds"], str(tmp_path)])
+    whole = tiers.jail_specs(tier="strict", root=tmp_path)[0]
+    _weaken(monkeypatch, bound_paths=[*whole["bound_paths"], str(tmp_path)])
     with pytest.raises(Failure, match="read_secret"):
         Sandbox(tmp_path, tier="strict").start()
 
@@ -85,7 +85,7 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_canaries(
 def test_strict_holds_for_root_where_user_namespaces_are_refused(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if len(tiers.plans("strict", tmp_path)) < 2:
+    if len(tiers.jail_specs("strict", tmp_path)) < 2:
         pytest.skip("the worker is not root, so there is no other way to the strict tier")
     del strict
     _weaken(monkeypatch, user_namespace=False)
@@ -128,10 +128,10 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     if landlock_abi() < abi:
         pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
     del landlock
-    _weaken(monkeypatch, landlock_abi=abi, filter=seccomp.landlock_filter(abi))
+    _weaken(monkeypatch, landlock_abi=abi, seccomp_filter=seccomp.landlock_filter(abi))
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
-    assert any("cannot keep signals inside" in line for line in sandbox.exceptions())
+    assert any("cannot confine signals" in line for line in sandbox.exceptions())
     code = "open('a', 'w').write('x')\nprint(open('a').read())"
     assert sandbox.run(RunRequest(code=code), "a").stdout == "x\n"
     sandbox.close()

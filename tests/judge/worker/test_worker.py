@@ -1,4 +1,4 @@
-"""A worker whose sandbox misbehaves."""
+"""A worker: what it fetches, what it does between programs, and a sandbox that hangs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,72 +14,64 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.sandbox.cpu_affinity import Seat
+from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker import local_queue
 from rstar2.judge.worker import main as worker
-from rstar2.judge.worker.local_queue import Desk
-from rstar2.judge.worker.sessions import Sessions
+from rstar2.judge.worker.local_queue import LocalQueue
+from rstar2.judge.worker.sessions import WorkerSessions
 
 HANGS = """
 import sys, time
 import redis
-from rstar2.judge.worker import consumer as link
+from rstar2.judge.worker import consumer
 from rstar2.judge.worker import main as worker
-from rstar2.judge.worker.local_queue import Desk
+from rstar2.judge.worker.local_queue import LocalQueue
 
 class Hangs:
     isolation = "none"
     def start(self): pass
-    def warm(self): pass
-    def sit(self, seat): pass
+    def start_zygotes(self): pass
+    def set_affinity(self, affinity): pass
     def close(self): pass
     def exceptions(self): return []
     def abort(self, run_id): pass
-    def rehearse(self): return False
+    def profile_next_zygote(self): return False
     def run(self, request, run_id): time.sleep(600)
 
-link.WEDGED_S = 0.5
+consumer.HUNG_S = 0.5
 client = redis.Redis.from_url(sys.argv[1], decode_responses=True)
-worker.work("hangs", client, Hangs(), Desk())
+worker.work("hangs", client, Hangs(), LocalQueue())
 """
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
-    found = EmbeddedRedis(tmp_path / "queue", tmp_path / "queue.log")
-    found.start()
-    yield found
-    found.stop()
 
 
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
-    client.eval(*queue.enqueue_args([("a", body)]))
+    client.execute_command(*queue.enqueue({"a": body}))
     process = subprocess.Popen([sys.executable, "-c", HANGS, server.url])
     try:
-        assert process.wait(30) == 1
+        assert process.wait(120) == 1
     finally:
         process.kill()
         process.wait(10)
-    assert client.eval(*queue.reap_args("hangs")) == 1
+    assert client.execute_command(*queue.remove_worker("hangs")) == 1
     [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
     assert (fields["id"], fields["tries"]) == ("a", "1")
     client.close()
 
 
 class Quick:
-    """Stands where a worker wants a sandbox; runs nothing."""
+    """What a worker uses here in place of a sandbox; it runs nothing."""
 
     isolation = "none"
 
     def __init__(self) -> None:
-        self.runs = self.rehearsals = 0
+        self.runs = self.profiled = 0
 
     def start(self) -> None: ...
-    def warm(self) -> None: ...
-    def sit(self, seat: Seat) -> None: ...
+    def start_zygotes(self) -> None: ...
+    def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
     def exceptions(self) -> list[str]:
@@ -91,8 +81,8 @@ class Quick:
         self.runs += 1
         return RunResult(id=run_id, outcome="ok")
 
-    def rehearse(self) -> bool:
-        self.rehearsals += 1
+    def profile_next_zygote(self) -> bool:
+        self.profiled += 1
         return False
 
 
@@ -100,7 +90,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
-    sandbox, desk = Quick(), Desk()
+    sandbox, local = Quick(), LocalQueue()
     stored: list[bool] = []
     """Whether there was a result whenever the worker did something else after the run."""
 
@@ -108,64 +98,64 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
         if sandbox.runs:
             stored.append(queue.is_result(client.get(queue.state_key("a"))))
 
-    monkeypatch.setattr(Sessions, "sweep", look)
-    monkeypatch.setattr(worker, "REHEARSE_EVERY", 1)
+    monkeypatch.setattr(WorkerSessions, "end_overdue", look)
+    monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
-    client.eval(*queue.enqueue_args([("a", body)]))
-    with redis.Redis.from_url(server.near_url, decode_responses=True, socket_timeout=5) as own:
-        working = threading.Thread(target=worker.work, args=("w", own, sandbox, desk))
+    client.execute_command(*queue.enqueue({"a": body}))
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+        working = threading.Thread(target=worker.work, args=("w", own, sandbox, local))
         working.start()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(stored) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        desk.stop()
-        working.join(10)
+        local.stop()
+        working.join(60)
     assert not working.is_alive()
     assert len(stored) >= 2
     assert all(stored)
-    assert sandbox.rehearsals
+    assert sandbox.profiled
     client.close()
 
 
 def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:
     task = queue.Task(queue.TASKS, "1-1", "a", "{}", 0, time.time())
-    desk = Desk()
-    desk.mean_s = 0.001
+    local = LocalQueue()
+    local.mean_s = 0.001
 
     def asks(unfinished: int, workers: int) -> int:
-        desk.learn(unfinished, workers)
-        return desk.wants()
+        local.update_share(unfinished, workers)
+        return local.tasks_to_fetch()
 
     assert [asks(*queued) for queued in ((0, 0), (1, 2), (3, 2), (4, 2), (9, 2))] == [1, 1, 1, 2, 4]
-    desk.got(3, [task, task, task], 0.0)
-    assert desk.pop() is not None
-    desk.got(4, [], 0.0)
-    assert desk.share == 1
+    local.add_fetched([task, task, task], 3, 0.0)
+    assert local.start_next() is not None
+    local.add_fetched([], 4, 0.0)
+    assert local.share == 1
     assert [asks(*queued) for queued in ((5, 2), (12, 2), (16, 2))] == [0, 3, 5]
-    assert asks(100_000, 2) <= local_queue.MOST
-    desk.mean_s = local_queue.MOST_S / 4
+    assert asks(100_000, 2) <= local_queue.MAX_PREFETCH
+    local.mean_s = local_queue.MAX_PREFETCH_S / 4
     assert asks(100_000, 2) == 0
-    desk.inbox.clear()
+    local.tasks.clear()
     assert asks(100_000, 2) == 3
-    desk.mean_s = local_queue.LONG_S
+    local.mean_s = local_queue.LONG_S
     assert asks(100_000, 2) == 0
 
 
 def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     client.xgroup_create(queue.TASKS, queue.GROUP, id="0", mkstream=True)
-    asked = Desk().wants()
+    asked = LocalQueue().tasks_to_fetch()
 
     def wait(name: str) -> int:
         with redis.Redis.from_url(server.url, decode_responses=True) as own:
             streams: Any = {queue.TASKS: ">"}
-            found: Any = own.xreadgroup(queue.GROUP, name, streams, count=asked, block=5000)
+            found: Any = own.xreadgroup(queue.GROUP, name, streams, count=asked, block=60_000)
             return len(found[0][1])
 
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(wait, name) for name in "ab"]
         while client.info("clients")["blocked_clients"] < 2:
             time.sleep(0.01)
-        client.eval(*queue.enqueue_args([("p", "{}"), ("q", "{}")]))
-        assert [each.result(10) for each in waiting] == [1, 1]
+        client.execute_command(*queue.enqueue({"p": "{}", "q": "{}"}))
+        assert [each.result(60) for each in waiting] == [1, 1]
     client.close()

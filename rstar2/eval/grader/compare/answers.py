@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 from rstar2.eval.grader.compare import matrices
 from rstar2.eval.grader.compare.assignments import (
@@ -16,11 +17,11 @@ from rstar2.eval.grader.compare.assignments import (
     states_a_value,
     unnamed,
 )
+from rstar2.eval.grader.compare.bound_letters import with_any_letter_of, with_arguments_of, with_letter_of
 from rstar2.eval.grader.compare.equality import equal, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
-from rstar2.eval.grader.compare.listings import all_same, in_order, unordered
-from rstar2.eval.grader.compare.plusminus import flattened
+from rstar2.eval.grader.compare.listings import all_same, flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
 from rstar2.eval.grader.parse.nodes import (
     Based,
@@ -42,6 +43,7 @@ from rstar2.eval.grader.parse.nodes import (
     negative,
     walk,
 )
+from rstar2.eval.grader.parse.vocabulary import NUMERAL_WORDS
 
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
@@ -56,7 +58,23 @@ def compare(gold: Node, pred: Node) -> Outcome:
     Raises:
         NoValue: it cannot be verified.
     """
-    return _compare(flattened(gold), flattened(pred))
+    golds, preds = _with_signs(gold), _with_signs(pred)
+    gold, pred = golds[0], preds[0]
+    outcome = _compare(gold, with_letter_of(gold, pred))
+    if outcome[0]:
+        return outcome
+    other = with_any_letter_of(gold, pred)
+    if other is not pred and _same(gold, other):
+        raise NoValue("a letter that may stand for every whole number")
+    if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
+        raise NoValue("several ± that may belong together")
+    return outcome
+
+
+def _with_signs(node: Node) -> list[Node]:
+    """The answer with its ± written out; twice where there are two ways to do it, the usual one first."""
+    ways = (False, True) if has_open_signs(node) else (False,)
+    return [flattened(node, other_signs=way) for way in ways]
 
 
 def _same(a: Node, b: Node) -> bool:
@@ -91,7 +109,9 @@ def _texts(a: Node, b: Node) -> bool:
             return True
         if a.plain and b.plain:
             return False
-    elif (isinstance(a, Text) and a.plain) or (isinstance(b, Text) and b.plain):
+    elif any(
+        isinstance(node, Text) and node.plain and NUMERAL_WORDS.isdisjoint(node.words) for node in (a, b)
+    ):
         return False
     raise NoValue("not understood")
 
@@ -107,19 +127,34 @@ def _lists(a: Node, b: Node) -> Outcome:
     kinds = {type(a), type(b)}
     if kinds == {SetOf, Brackets}:
         return False, "set"
-    names = names_of(one), names_of(other)
+    names = _titles(one), _titles(other)
     if Brackets in kinds:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
         return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
     ordered = any(names) and not one_variable(names[0] or names[1])
+    worded = any(
+        isinstance(name, Quantity) or len(getattr(name, "name", "")) > 3 for name in names[0] or names[1]
+    )
     one, other = unnamed(one), unnamed(other)
+    if ordered and worded:
+        if SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
+            raise NoValue("which value is which")
+        return unordered(one, other, _same), "list"
     if ordered and SetOf in kinds:
         return False, "set"
     if ordered or any(part == Symbol("dots") for item in (*one, *other) for part in walk(item)):
         return in_order(one, other, _same), "list"
     return unordered(one, other, _same), "set" if SetOf in kinds else "list"
+
+
+def _titles(items: tuple[Node, ...]) -> list[Node]:
+    """What the members are named or counted in, if all are named, or all are counted in different things."""
+    counted = [item for item in items if isinstance(item, Quantity)]
+    if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
+        return list(counted)
+    return names_of(items)
 
 
 def _items(node: Node) -> tuple[Node, ...] | None:
@@ -207,6 +242,7 @@ def _one_relation(a: Node, b: Node) -> Outcome:
 def _relations(a: Node, b: Node) -> bool:
     assert isinstance(a, Relation)
     assert isinstance(b, Relation)
+    b = with_arguments_of(a, b)
     (name, left), (other, right) = named(a), named(b)
     if (
         name is not None

@@ -16,8 +16,10 @@ from rstar2.eval.grader.parse.nodes import (
     Product,
     Quotient,
     Relation,
+    Residue,
     Sum,
     Symbol,
+    negative,
     number,
     walk,
 )
@@ -41,10 +43,18 @@ def named(node: Node) -> tuple[Node | None, Node]:
         return last, first
     if not variables(last) and not _open(first):
         constant = not variables(first) and not any(isinstance(part, Apply) for part in walk(first))
-        if constant and node.operators == ("=",) and not equal(first, last):
+        if constant and node.operators == ("=",) and not _holds(first, last):
             raise NoValue("an equation that is false")
         return first, last
     return None, node
+
+
+def _holds(left: Node, right: Node) -> bool:
+    """Whether an equation of constants is true, or a congruence such as 17 = 2 (mod 5)."""
+    if isinstance(right, Residue):
+        difference = Sum((left, negative(right.value)))
+        return equal(Residue(difference, right.modulus, is_remainder=True), number(0))
+    return equal(left, right)
 
 
 def is_name(node: Node) -> bool:
@@ -75,8 +85,14 @@ def _indexes(node: Node, symbol: Node) -> bool:
 
 
 def same_name(a: Node, b: Node) -> bool:
-    functions = [name == Symbol("y") or (isinstance(name, Apply) and len(name.name) == 1) for name in (a, b)]
-    return a == b or all(functions)
+    """Whether two names are the same, or both those of functions of a variable: y, f(x), g(t), not f(2) and f(5)."""
+    return a == b or (_names_function(a) and _names_function(b))
+
+
+def _names_function(name: Node) -> bool:
+    return name == Symbol("y") or (
+        isinstance(name, Apply) and len(name.name) == 1 and all(isinstance(arg, Symbol) for arg in name.args)
+    )
 
 
 def states_a_value(node: Relation) -> bool:

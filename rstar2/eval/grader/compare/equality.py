@@ -15,11 +15,16 @@ from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import NoValue, Setting, Value
+from rstar2.eval.grader.compare.guarded_numbers import MAX_STEPS, NoValue, Setting, SeveralValues, Value, Work
 from rstar2.eval.grader.parse.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
+FLOAT_DIGITS = 15
+"""A float that is no short decimal is printed with at least so many significant digits."""
+FLOAT_PLACES = 20
+"""A float's own printing is nearer to every number that has this float than so many units of its last digit."""
+MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
@@ -38,8 +43,15 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
-    if any(_identical(a, b, names, reading) for reading in _readings(a, b)):
-        return True
+    doubt: NoValue | None = None
+    for reading in _readings(a, b):
+        try:
+            if _identical(a, b, names, reading):
+                return True
+        except NoValue as error:
+            doubt = doubt or error
+    if doubt:
+        raise doubt
     _refuse_unknown(a, b)
     return False
 
@@ -100,10 +112,11 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     """The sign (1 or -1) of c where a = c·b for some number c other than 0, as functions; None where there is none."""
     names = sorted(variables(a) | variables(b))
     context = _context(_LOW_DIGITS)
-    ratios = []
+    ratios, work = [], Work()
     for point in _points(names):
+        work.left = MAX_STEPS
         try:
-            top, bottom = (evaluate(side, Setting(point, context)) for side in (a, b))
+            top, bottom = (evaluate(side, Setting(point, context, work)) for side in (a, b))
         except NoValue:
             continue
         if top == 0 or bottom == 0:
@@ -113,6 +126,8 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     if len(ratios) < 3 or any(
         abs(ratio - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30 for ratio in ratios
     ):
+        if work.several_values:
+            raise NoValue("a power of a negative number that is not real")
         return None
     if abs(context.im(ratios[0])) > context.mpf(10) ** -30:
         return None
@@ -140,17 +155,23 @@ def _readings(a: Node, b: Node) -> Iterator[tuple[bool, bool, bool]]:
 def _identical(a: Node, b: Node, names: list[str], reading: tuple[bool, bool, bool]) -> bool:
     if not names:
         return _agree(a, b, {}, reading, real=False)
-    tried = 0
+    tried, doubt = 0, ""
     for point in _points(names):
         negative = any(value < 0 for value in point.values())
         try:
             if not _agree(a, b, point, reading, real=negative):
                 return _identical_for_integers(a, b, names, reading)
             tried += not negative
+        except SeveralValues as error:
+            if set(names) <= _INTEGERS:
+                return _identical_for_integers(a, b, names, reading)
+            doubt = str(error)
         except NoValue:
             continue
     if tried < 2:
-        raise NoValue("not defined where it was tried")
+        doubt = doubt or "not defined where it was tried"
+    if doubt:
+        raise NoValue(doubt)
     return True
 
 
@@ -160,6 +181,8 @@ def _identical_for_integers(a: Node, b: Node, names: list[str], reading: tuple[b
     points = [{name: Fraction(start + 5 * i) for i, name in enumerate(names)} for start in (7, 10, 12, 13)]
     try:
         return all(_agree(a, b, point, reading, real=False) for point in points)
+    except SeveralValues:
+        raise
     except NoValue:
         return False
 
@@ -178,30 +201,45 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 def _agree(
     a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], *, real: bool
 ) -> bool:
-    """Whether both have the same value at a point; where `real`, points at which one is not real do not count."""
-    first = _difference(a, b, point, reading, real, _LOW_DIGITS)
+    """Whether both have the same value at a point; where `real`, points at which one is not real do not count.
+
+    Raises:
+        NoValue: one has no value there.
+        SeveralValues: they differ, but one of them may be taken to have other values than the principal one.
+    """
+    work = Work()
+    first = _difference(a, b, point, reading, real, _LOW_DIGITS, work)
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
     if real and not is_real:
         raise NoValue("not real here")
     context = _context(_LOW_DIGITS)
-    if low > context.mpf(10) ** -15 * max(scale, 1):
-        return False
-    second = _difference(a, b, point, reading, real, _HIGH_DIGITS)
-    if isinstance(second, bool):
-        return second
-    noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
-    return bool(second[0] <= noise * context.mpf(10) ** -25)
+    same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
+    if same:
+        second = _difference(a, b, point, reading, real, _HIGH_DIGITS, Work())
+        if isinstance(second, bool):
+            return second
+        noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
+        same = bool(second[0] <= noise * context.mpf(10) ** -25)
+    if not same and work.several_values:
+        raise SeveralValues("a power of a negative number that is not real")
+    return same
 
 
 def _difference(
-    a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], real: bool, digits: int
+    a: Node,
+    b: Node,
+    point: dict[str, Fraction],
+    reading: tuple[bool, bool, bool],
+    real: bool,
+    digits: int,
+    work: Work,
 ) -> bool | tuple[Any, Any, bool]:
     """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
     context = _context(digits)
     degree, percent, natural_log = reading
-    setting = Setting(point, context, degree=degree, percent=percent, real=real, natural_log=natural_log)
+    setting = Setting(point, context, work, degree, percent, real, natural_log)
     left, right = evaluate(a, setting), evaluate(b, setting)
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right or _rounds(a, right, setting) or _rounds(b, left, setting)
@@ -239,7 +277,18 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
     last_place = Fraction(1, 10**node.places)
     if not isinstance(difference, Fraction):
         difference = Fraction(int(difference * 10 ** (node.places + 20)), 10 ** (node.places + 20))
-    return same_sign and -last_place / 2 <= difference < last_place
+    if not same_sign or not abs(difference) < last_place * FLOAT_PLACES:
+        return False
+    return -last_place / 2 <= difference < last_place or _is_printed_float(node, value, setting)
+
+
+def _is_printed_float(node: Number, value: Value, setting: Setting) -> bool:
+    """Whether a decimal is what Python prints for the float next to a value, though its last digits may differ."""
+    if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
+        return False
+    written = float(node.value)
+    nearest = float(value if isinstance(value, Fraction) else setting.context.re(value))
+    return Fraction(repr(written)) == node.value and nearest == written
 
 
 def _context(digits: int) -> Any:

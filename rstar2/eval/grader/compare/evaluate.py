@@ -23,6 +23,7 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     inexact,
     multiply,
     power,
+    remainder,
     subtract,
     whole,
 )
@@ -83,6 +84,8 @@ def _value(node: Node, setting: Setting) -> Value:
             return _series(node, setting)
         case Based(value=based):
             return Fraction(based)
+        case Residue(value=inner, modulus=modulus, is_remainder=True):
+            return remainder(_value(inner, setting), _value(modulus, setting), setting)
         case Quantity(value=inner) | Residue(value=inner):
             return _value(inner, setting)
         case Brackets(items=items, opening="["):

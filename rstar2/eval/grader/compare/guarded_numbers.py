@@ -21,12 +21,14 @@ Value: TypeAlias = Any
 
 
 class Work:
-    """How many steps an evaluation may still take."""
+    """How many steps an evaluation may still take, and what was met on the way."""
 
-    __slots__ = ("left",)
+    __slots__ = ("left", "several_values")
 
     def __init__(self) -> None:
         self.left = MAX_STEPS
+        self.several_values = False
+        """Whether a negative number was raised to a power that is no whole number."""
 
     def spend(self) -> None:
         """Take one step.
@@ -41,6 +43,10 @@ class Work:
 
 class NoValue(Exception):
     """The expression has no value within the guards: too large, undefined, or not a number at all."""
+
+
+class SeveralValues(NoValue):
+    """The expression has several values, and it is not known which one is meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,13 @@ def divide(over: Value, under: Value, setting: Setting) -> Value:
     return guard(over / under, setting)
 
 
+def remainder(value: Value, modulus: Value, setting: Setting) -> Value:
+    """The remainder of a division; not negative where the modulus is positive."""
+    if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
+        raise NoValue("a remainder of something else than numbers")
+    return value % modulus
+
+
 def power(base: Value, exponent: Value, setting: Setting) -> Value:
     if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
         return _exact_power(base, exponent.numerator)
@@ -119,6 +132,8 @@ def power(base: Value, exponent: Value, setting: Setting) -> Value:
             raise NoValue("a power of zero")
         return Fraction(0)
     context = setting.context
+    if context.im(a) == 0 and context.re(a) < 0 and not context.isint(b):
+        setting.work.several_values = True
     if setting.real and context.re(a) < 0:
         raise NoValue("not real")
     if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:

@@ -1,15 +1,31 @@
-"""Comparing several answers with several: in order, or in any order."""
+"""Several answers at once: ± and nested lists written out, members compared in order or in any order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any, TypeAlias, cast
 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.parse.nodes import Node
+from rstar2.eval.grader.parse.nodes import (
+    Brackets,
+    Listing,
+    Node,
+    PlusMinus,
+    Relation,
+    SetOf,
+    SetOperation,
+    Sum,
+    negative,
+    number,
+    walk,
+)
 
 MAX_ITEMS = 50
 """Lists with more members that are written differently are compared in order only, or not verified."""
+MAX_SIGNS = 4
+"""Answers with more independent ± are not verified."""
 
 Same: TypeAlias = Callable[[Node, Node], bool]
 """Whether two answers are equal; raises NoValue where that cannot be verified."""
@@ -65,3 +81,82 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
                 raise doubt
             return False
     return True
+
+
+def flattened(node: Node, *, other_signs: bool = False) -> Node:
+    """The answer with every ± written out, and lists inside lists opened.
+
+    Args:
+        other_signs: read several ± in a tuple the other way than `_both` says.
+    """
+    if isinstance(node, SetOf):
+        return SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
+    items = node.items if isinstance(node, Listing) else (node,)
+    parts = [part for item in items for part in _opened(item, other_signs)]
+    if len(parts) == 1:
+        return parts[0]
+    return Listing(tuple(parts), isinstance(node, Listing) and node.alternatives)
+
+
+def has_open_signs(node: Node) -> bool:
+    """Whether it has a tuple with several ±, of which readers may think that they belong together or do not."""
+    return any(
+        isinstance(part, Brackets) and sum(isinstance(one, PlusMinus) for one in walk(part)) > 1
+        for part in walk(node)
+    )
+
+
+def _opened(node: Node, other_signs: bool) -> list[Node]:
+    if isinstance(node, Listing):
+        return [part for item in node.items for part in _opened(item, other_signs)]
+    if isinstance(node, Relation) and isinstance(node.sides[-1], Listing) and node.operators == ("=",):
+        name, values = node.sides
+        assert isinstance(values, Listing)
+        relations = (Relation((name, value), ("=",)) for value in values.items)
+        return [part for relation in relations for part in _opened(relation, other_signs)]
+    if isinstance(node, SetOf):
+        return [flattened(node, other_signs=other_signs)]
+    if isinstance(node, SetOperation) and node.kind == "union":
+        left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
+        if isinstance(left, SetOf) and isinstance(right, SetOf):
+            return [SetOf((*left.items, *right.items))]
+    return _both(node, other_signs)
+
+
+def _both(node: Node, other_signs: bool) -> list[Node]:
+    """One node for every choice of signs; one for each of the two signs where they belong together.
+
+    They do where a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but
+    (±1, ±2) are four points.
+    """
+    found = [part for part in walk(node) if isinstance(part, PlusMinus)]
+    if not found:
+        return [node]
+    together = len(found) == 1 or any(part.flipped for part in found)
+    if isinstance(node, Brackets) and not together:
+        together = other_signs != any(part.left != number(0) for part in found)
+    if not together and len(found) > MAX_SIGNS:
+        raise NoValue("too many signs")
+    choices = (
+        [[sign] * len(found) for sign in (1, -1)]
+        if together
+        else [list(one) for one in product((1, -1), repeat=len(found))]
+    )
+    return [_chosen(node, choice) for choice in choices]
+
+
+def _chosen(node: Any, signs: list[int]) -> Node:
+    """The node with its ± replaced, in the order in which they stand, by the signs."""
+    if isinstance(node, PlusMinus):
+        left = _chosen(node.left, signs)
+        sign = signs.pop(0) * (-1 if node.flipped else 1)
+        right = _chosen(node.right, signs)
+        return Sum((left, right if sign > 0 else negative(right)))
+    if isinstance(node, tuple):
+        return cast(Node, tuple(_chosen(part, signs) for part in node))
+    if not hasattr(node, "__dataclass_fields__"):
+        return cast(Node, node)
+    changed: Any = replace(
+        node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)}
+    )
+    return cast(Node, changed)

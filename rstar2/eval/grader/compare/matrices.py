@@ -57,7 +57,7 @@ def _table(node: Node) -> Table | None:
             table = _table(base)
             if table is not None:
                 if value.denominator != 1 or not 1 <= value <= 5 or not isinstance(base, Matrix):
-                    raise NoValue("a matrix to a strange power")
+                    raise NoValue("a matrix to a power that is not supported")
                 return _product([(base, table)] * int(value))
     return None
 

@@ -87,5 +87,12 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
             return False
         difference = Quotient(Sum((a.value, negative(b.value))), a.modulus)
         return same(a.value, b.value) or equal(Call("floor", (difference,)), difference)
-    value, other = (a.value, b) if isinstance(a, Residue) else (a, b.value if isinstance(b, Residue) else b)
-    return same(value, other)
+    residue, plain = (a, b) if isinstance(a, Residue) else (b, a)
+    assert isinstance(residue, Residue)
+    if not residue.is_remainder or variables(residue):
+        return same(residue.value, plain)
+    if equal(residue, plain):
+        return True
+    if same(residue.value, plain):
+        raise NoValue("a remainder, or a number with the modulus it is meant for")
+    return False

@@ -1,10 +1,16 @@
-"""The grammar of answers: what stands around expressions, such as lists, intervals, relations and units."""
+"""What stands around expressions in an answer: lists, relations, units, sets, tuples and intervals.
+
+The rules `answer` to `collection` of the grammar in `rstar2.eval.grader.parse`.
+"""
 
 from __future__ import annotations
 
+import re
+
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
-from rstar2.eval.grader.parse.expression import ExpressionParser
+from rstar2.eval.grader.parse.expression import Expression
 from rstar2.eval.grader.parse.nodes import (
+    Apply,
     Brackets,
     Call,
     Listing,
@@ -25,7 +31,7 @@ from rstar2.eval.grader.parse.nodes import (
     number,
     walk,
 )
-from rstar2.eval.grader.parse.tokens import ParseError, Token
+from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
 
 _OPERATORS = {
@@ -40,9 +46,6 @@ _BETWEEN = {
     "for",
     "with",
     "such that",
-    "for all",
-    "for any",
-    "for some",
     "if",
     "when",
     "and",
@@ -51,24 +54,36 @@ _BETWEEN = {
     "and also",
     "and/or",
 }
+_ARGUMENTS = frozenset("xtzn")
+"""Letters that, alone between parentheses before an equals sign, are the argument of a function."""
+_QUANTIFIER = re.compile(
+    r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
+    re.IGNORECASE,
+)
+_NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
+"""Words before a colon that announce the answer and are no part of it."""
 
 
-class AnswerParser(ExpressionParser):
+class Answer:
     """Reads a whole answer from its tokens."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        super().__init__(tokens)
+        self._tokens = TokenStream(tokens)
+        self._expression = Expression(self._tokens, self._listing, self._collection)
         self._money = False
+        self._labels = 0
 
-    def answer(self) -> Node:
+    def read(self) -> Node:
         """The whole of the tokens as one node.
 
         Raises:
             ParseError: something is left over or does not fit.
         """
         node = self._listing()
-        if self._next.kind != "end":
-            raise ParseError(f"unexpected {self._next.text!r}")
+        if self._labels == 1:
+            raise ParseError("a label before a single value is no part of the answer")
+        if self._tokens.next.kind != "end":
+            raise ParseError(f"unexpected {self._tokens.next.text!r}")
         return node
 
     # --- lists and relations ---
@@ -76,28 +91,42 @@ class AnswerParser(ExpressionParser):
     def _listing(self) -> Node:
         items, alternatives = [self._relation()], False
         while self._separators():
-            alternatives |= self._tokens[self._at - 1].text.lower() == "or"
-            if self._next.kind == "end" or self._is("sign", "}", ")"):
+            alternatives |= self._tokens.peek(-1).text.lower() == "or"
+            if self._tokens.next.kind == "end" or self._tokens.at("sign", "}", ")"):
                 break
             items.append(self._relation())
         return items[0] if len(items) == 1 else Listing(tuple(items), alternatives)
 
-    def inside(self) -> Node:
-        """What a braced group may hold: also a list or a relation."""
-        return self._listing()
-
     def _separators(self) -> bool:
         """Skip what separates two answers; whether there was anything."""
-        start = self._at
+        start = self._tokens.place
         while (
-            self._is("sign", ",", ";", "&")
-            or self._is("command", "\\", "land", "lor", "wedge", "vee", "newline")
-            or (self._next.kind in {"word", "text"} and self._next.text.lower() in _BETWEEN)
+            self._tokens.at("sign", ",", ";", "&")
+            or self._tokens.at("command", "\\", "land", "lor", "wedge", "vee", "newline")
+            or (self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in _BETWEEN)
         ):
-            self._take()
-        return self._at > start
+            self._refuse_quantifier()
+            self._tokens.take()
+        return self._tokens.place > start
+
+    def _refuse_quantifier(self) -> None:
+        """Refuse `for all x > 0` and the like, which restrict an answer.
+
+        Raises:
+            ConditionError: the next words begin a condition.
+        """
+        words = " ".join(self._tokens.peek(ahead).text for ahead in range(3))
+        if self._tokens.next.kind in {"word", "text"} and _QUANTIFIER.match(words):
+            raise ConditionError("a condition")
 
     def _relation(self) -> Node:
+        label = self._label()
+        if not label:
+            return self._chain()
+        self._labels += 1
+        return Relation((Symbol(label), self._chain()), ("=",))
+
+    def _chain(self) -> Node:
         sides, operators = [self._side()], list[str]()
         while True:
             operator = self._operator()
@@ -108,14 +137,14 @@ class AnswerParser(ExpressionParser):
         return Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def _operator(self) -> str | None:
-        token = self._next
+        token = self._tokens.next
         if token.kind == "command" and token.text == "not":
-            self._take()
+            self._tokens.take()
             return {"=": "!=", "in": "notin"}.get(self._operator() or "", "!=")
-        if token.text == ":" and self._peek().text == "=":
-            self._take()
-        if token.kind in {"sign", "command"} and self._next.text in _OPERATORS:
-            return _OPERATORS[self._take().text]
+        if token.text == ":" and self._tokens.peek().text == "=":
+            self._tokens.take()
+        if token.kind in {"sign", "command"} and self._tokens.next.text in _OPERATORS:
+            return _OPERATORS[self._tokens.take().text]
         return None
 
     # --- one side ---
@@ -123,52 +152,71 @@ class AnswerParser(ExpressionParser):
     def _side(self) -> Node:
         self._money = False
         node = self._set_expression()
-        if self._accept("command", "money") or self._money:
+        if self._tokens.accept("command", "money") or self._money:
             self._money = False
             return Quantity(self._scaled(node), "dollar")
-        if self._is("command", "pmod", "bmod", "mod") or self._is("word", "mod"):
+        if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
-        if self._is("sign", ":") and self._peek().text != "=":
+        if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
             node = self._ratio(node)
         return self._with_unit(node)
 
     def _set_expression(self) -> Node:
-        node = self._named_side() or self.sum()
-        if self._accept("command", "choose"):
-            node = Call("binom", (node, self.sum()))
-        elif self._accept("command", "over"):
-            node = Quotient(node, self.sum())
-        while self._next.kind == "command" and self._next.text in _SETS:
-            kind = _SETS[self._take().text]
-            node = SetOperation(kind, node, self.sum())
+        node = self._named_side() or self._expression.sum()
+        if self._tokens.accept("command", "choose"):
+            node = Call("binom", (node, self._expression.sum()))
+        elif self._tokens.accept("command", "over"):
+            node = Quotient(node, self._expression.sum())
+        while self._tokens.next.kind == "command" and self._tokens.next.text in _SETS:
+            kind = _SETS[self._tokens.take().text]
+            node = SetOperation(kind, node, self._expression.sum())
         return node
 
     def _named_side(self) -> Node | None:
-        """A word before an equals sign, as in \\text{Area} = 5."""
-        if (
-            self._next.kind in {"text", "word"}
-            and len(self._next.text) > 3
-            and self._peek().text in {"=", ":"}
-        ):
-            name = Symbol(self._take().text)
-            if self._is("sign", ":"):
-                raise ParseError("a word before a colon")
-            return name
+        """A word before an equals sign, as in \\text{Area} = 5, or a function that is defined, as y(x) = 5."""
+        tokens, word = self._tokens, self._tokens.next.text
+        if tokens.next.kind not in {"text", "word"}:
+            return None
+        if len(word) > 3 and tokens.peek().text == "=":
+            tokens.take()
+            return Symbol(word.lower())
+        argument, closing = tokens.peek(2), tokens.peek(3).text
+        if len(word) == 1 and tokens.peek().text + closing == "()" and argument.text in _ARGUMENTS:
+            after = tokens.peek(4)
+            if after.kind == "sign" and after.text == "=":
+                tokens.place += 4
+                return Apply(word, (Symbol(argument.text),))
         return None
 
+    def _label(self) -> str:
+        """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
+        ahead = 0
+        while self._tokens.peek(ahead).kind in {"text", "word"}:
+            ahead += 1
+        words = [self._tokens.peek(i).text for i in range(ahead)]
+        if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
+            return ""
+        if not (self._tokens.peek(ahead).text == ":" and self._tokens.peek(ahead + 1).text != "="):
+            return ""
+        label = " ".join(words).lower()
+        if _NO_LABEL.search(label):
+            raise ParseError("what announces the answer is no part of it")
+        self._tokens.place += ahead + 1
+        return label
+
     def _residue(self, value: Node) -> Node:
-        self._take()
-        closed = self._accept("sign", "{") or self._accept("sign", "(")
-        modulus = self.sum()
-        if closed and not self._accept("sign", "}"):
-            self._expect("sign", ")")
-        return Residue(value, modulus)
+        is_remainder = self._tokens.take().text in {"bmod", "mod"}
+        closed = self._tokens.accept("sign", "{") or self._tokens.accept("sign", "(")
+        modulus = self._expression.sum()
+        if closed and not self._tokens.accept("sign", "}"):
+            self._tokens.expect("sign", ")")
+        return Residue(value, modulus, is_remainder)
 
     def _ratio(self, first: Node) -> Node:
-        parts, written = [first], [self._tokens[self._at - 1].text]
-        while self._accept("sign", ":"):
-            parts.append(self.sum())
-            written.append(self._tokens[self._at - 1].text)
+        parts, written = [first], [self._tokens.peek(-1).text]
+        while self._tokens.accept("sign", ":"):
+            parts.append(self._expression.sum())
+            written.append(self._tokens.peek(-1).text)
         clock = written[0].isdigit() and all(len(part) == 2 and part.isdigit() for part in written[1:])
         return Ratio(tuple(parts), clock)
 
@@ -176,6 +224,7 @@ class AnswerParser(ExpressionParser):
 
     def _with_unit(self, node: Node) -> Node:
         node = self._scaled(node)
+        self._refuse_quantifier()
         unit = self._unit_words()
         if not unit:
             return node
@@ -187,7 +236,7 @@ class AnswerParser(ExpressionParser):
             return Call("percent", (node,))
         if unit.lower() in DEGREES:
             return Call("degree", (node,))
-        if self._next.kind == "number":
+        if self._tokens.next.kind == "number":
             return self._compound(Quantity(node, unit))
         return Quantity(node, unit)
 
@@ -202,12 +251,12 @@ class AnswerParser(ExpressionParser):
         )
 
     def _scaled(self, node: Node) -> Node:
-        while self._next.kind in {"word", "text"} and self._next.text.lower() in SCALES:
-            node = Product((node, number(SCALES[self._take().text.lower()])))
+        while self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in SCALES:
+            node = Product((node, number(SCALES[self._tokens.take().text.lower()])))
         return node
 
     def _starts_unit(self) -> bool:
-        token = self._next
+        token = self._tokens.next
         if token.kind == "text":
             return token.text.lower() not in _BETWEEN
         return token.kind == "word" and token.text not in _BETWEEN and is_unit_word(token)
@@ -215,124 +264,115 @@ class AnswerParser(ExpressionParser):
     def _unit_words(self) -> str:
         if not self._starts_unit():
             return ""
-        taken = [self._take().text]
+        taken = [self._tokens.take().text]
         while True:
-            if (self._next.kind in {"text", "word"} and self._next.text.lower() not in _BETWEEN) or self._is(
-                "sign", "/"
-            ):
-                taken.append(self._take().text)
-            elif self._is("sign", "^", "**"):
+            if (
+                self._tokens.next.kind in {"text", "word"} and self._tokens.next.text.lower() not in _BETWEEN
+            ) or self._tokens.at("sign", "/"):
+                taken.append(self._tokens.take().text)
+            elif self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())
             else:
                 return " ".join(taken)
 
     def _unit_power(self) -> str:
-        self._take()
-        braced = self._accept("sign", "{")
-        sign = "-" if self._accept("sign", "-") else ""
-        power = self._take()
+        self._tokens.take()
+        braced = self._tokens.accept("sign", "{")
+        sign = "-" if self._tokens.accept("sign", "-") else ""
+        power = self._tokens.take()
         if braced:
-            self._expect("sign", "}")
+            self._tokens.expect("sign", "}")
         if power.kind != "number" or len(power.text) > 1:
-            raise ParseError("a unit to a strange power")
+            raise ParseError("a unit to a power that is not supported")
         return f"^{sign}{power.text}"
 
     # --- brackets ---
 
-    def _grouped(self) -> Node:
-        braced = self._is("sign", "{")
-        node = super()._grouped()
-        return SetOf(node.items) if braced and isinstance(node, Listing) else node
-
-    def bracketed(self) -> Node:
+    def _bracketed(self) -> Node:
         """A group, tuple, list, interval or vector."""
-        opening = self._take().text
-        if opening not in {"(", "[", "]"}:
-            raise ParseError(f"unexpected {opening!r}")
-        if opening == "[" and self._accept("sign", "]"):
+        before, opening = self._tokens.peek(-1), self._tokens.take().text
+        if opening == "[" and self._tokens.accept("sign", "]"):
             return Brackets("[", "]", ())
         items = [self._relation()]
-        while self._accept("sign", ",", ";"):
+        while self._tokens.accept("sign", ",", ";"):
             items.append(self._relation())
-        closing = self._take().text
+        closing = self._tokens.take().text
         if closing not in {")", "]", "["}:
             raise ParseError(f"unexpected {closing!r}")
         if len(items) == 1:
             if (opening, closing) not in {("(", ")"), ("[", "]")}:
                 raise ParseError("brackets do not match")
+            if opening == "[" and isinstance(items[0], Number | Symbol):
+                self._refuse_list(before)
             return Brackets("[", "]", (items[0],)) if _is_row(items[0], opening) else items[0]
         return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
 
-    def _bracket_is_group(self) -> bool:
-        after = self._peek()
-        return after.kind != "end" and after.text not in {")", ",", ";", "]", "cup", "cap", "setminus", "}"}
+    def _collection(self) -> Node | None:
+        tokens, token = self._tokens, self._tokens.next
+        if token.kind == "sign" and token.text in {"(", "[", "]"}:
+            with tokens.enclosed():
+                return self._bracketed()
+        if token.kind != "command":
+            return None
+        if token.text in {"R", "Z", "N", "Q", "C"}:
+            return self._number_set()
+        if tokens.accept("command", "{"):
+            return self._set()
+        if tokens.accept("command", "emptyset", "varnothing"):
+            return SetOf(())
+        if tokens.accept("command", "langle"):
+            return self._vector()
+        if tokens.accept("command", "money"):
+            self._money = True
+            return self._expression.factor()
+        return None
 
-    def _primary(self) -> Node:
-        token = self._next
-        if token.kind == "command":
-            if token.text == "{":
-                return self._set()
-            if token.text in {"emptyset", "varnothing"}:
-                self._take()
-                return SetOf(())
-            if token.text in {"R", "Z", "N", "Q", "C"}:
-                return self._number_set()
-            if token.text == "langle":
-                return self._vector()
-            if token.text == "money":
-                self._take()
-                self._money = True
-                return self._factor()
-        if token.kind == "sign" and token.text == "]":
-            return self.bracketed()
-        return super()._primary()
+    def _refuse_list(self, before: Token) -> None:
+        """Refuse [0] * 10, [0][0] and the like: lists of one member as programs write them, not groups."""
+        if before.text in {"*", "**", "+", "]"} or self._tokens.next.text in {"*", "**", "+", "[", "("}:
+            raise ParseError("a list in a calculation")
 
     def _number_set(self) -> Node:
-        name = self._take().text
-        if name == "R" and self._is("sign", "^", "_"):
+        name = self._tokens.take().text
+        if name == "R" and self._tokens.at("sign", "^", "_"):
             ends: dict[str, tuple[Node, Node]] = {
                 "+": (number(0), Symbol("infinity")),
                 "-": (negative(Symbol("infinity")), number(0)),
             }
             for size in (1, 3):
-                written = "".join(token.text for token in self._tokens[self._at + 1 : self._at + 1 + size])
+                written = "".join(self._tokens.peek(i).text for i in range(1, 1 + size))
                 if written.strip("{}") in ends:
-                    self._at += 1 + size
+                    self._tokens.place += 1 + size
                     return Brackets("(", ")", ends[written.strip("{}")])
         return NumberSet(name)
 
     def _vector(self) -> Node:
-        self._take()
-        items = [self.sum()]
-        while self._accept("sign", ",", ";"):
-            items.append(self.sum())
-        self._expect("command", "rangle")
+        items = [self._expression.sum()]
+        while self._tokens.accept("sign", ",", ";"):
+            items.append(self._expression.sum())
+        self._tokens.expect("command", "rangle")
         return Brackets("<", ">", tuple(items))
 
     def _set(self) -> Node:
-        self._take()
-        if self._accept("command", "}"):
+        if self._tokens.accept("command", "}"):
             return SetOf(())
-        bars, self._bars = self._bars, 0
-        condition = self._such_that()
-        if condition is not None:
-            node: Node = condition
-        else:
-            listed = self._listing()
-            node = SetOf(listed.items if isinstance(listed, Listing) else (listed,))
-        self._bars = bars
-        self._expect("command", "}")
+        with self._tokens.enclosed():
+            node = self._such_that()
+            if node is None:
+                listed = self._listing()
+                node = SetOf(listed.items if isinstance(listed, Listing) else (listed,))
+            self._tokens.expect("command", "}")
         return node
 
     def _such_that(self) -> Node | None:
         """The condition of { x | condition }, which says what the set is."""
-        start = self._at
-        if self._take().kind == "word":
-            if self._accept("command", "in"):
-                self._take()
-            if self._accept("sign", "|", ":") or self._accept("command", "mid", "colon"):
+        start = self._tokens.place
+        if self._tokens.take().kind == "word":
+            if self._tokens.accept("command", "in"):
+                self._tokens.take()
+            if self._tokens.accept("sign", "|", ":") or self._tokens.accept("command", "mid", "colon"):
                 return self._listing()
-        self._at = start
+        self._tokens.place = start
         return None
 
 

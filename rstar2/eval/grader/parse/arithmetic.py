@@ -1,10 +1,13 @@
-"""The grammar of sums, products, powers and indices; `expression` adds what stands between the signs."""
+"""Sums, products, powers and indices: the signs of an expression and how strongly they bind.
+
+The rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from rstar2.eval.grader.parse.cursor import Cursor
 from rstar2.eval.grader.parse.nodes import (
     Apply,
     Call,
@@ -21,7 +24,7 @@ from rstar2.eval.grader.parse.nodes import (
     number,
 )
 from rstar2.eval.grader.parse.numerals import MAX_DIGITS, based, numeral
-from rstar2.eval.grader.parse.tokens import ParseError, Token
+from rstar2.eval.grader.parse.tokens import ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import is_unit
 from rstar2.eval.grader.parse.vocabulary import (
     CONSTANTS,
@@ -30,86 +33,102 @@ from rstar2.eval.grader.parse.vocabulary import (
     FUNCTIONS,
     LETTERS,
     MATRICES,
+    PAIRED,
 )
 
-_FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
-_PAIRED = {
-    "lvert": ("rvert", "abs"),
-    "lfloor": ("rfloor", "floor"),
-    "lceil": ("rceil", "ceil"),
-    "lVert": ("rVert", "norm"),
-}
+FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
+"""A function and its argument typed without a space, as in sinx."""
 _TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
 _OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
+_FIRST_COMMANDS = (
+    DOTS | LETTERS | DECORATIONS | FUNCTIONS | PAIRED.keys() | CONSTANTS.keys()
+    | {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
+)  # fmt: skip
+"""Commands with which a factor begins."""
+_DEGREE = frozenset({"circ", "degree"})
 
 
-class ArithmeticParser(Cursor):
-    """Reads sums of products of powers."""
+class Arithmetic:
+    """Reads sums of products of powers.
+
+    Args:
+        tokens: what is read.
+        operand: reads what the signs stand between: a number, a name, a function, a group.
+        listing: reads what the braces of an argument may hold.
+    """
+
+    def __init__(self, tokens: TokenStream, operand: Callable[[], Node], listing: Callable[[], Node]) -> None:
+        self._tokens = tokens
+        self._operand = operand
+        self._listing = listing
+
+    # --- sums ---
 
     def sum(self) -> Node:
         """Terms joined by + - and ±."""
-        self._deeper()
-        left = self._signed_term()
-        while True:
-            if self._is("sign", "+", "-"):
-                sign = self._take().text
-                term = self._signed_term()
-                added = term if sign == "+" else negative(term)
-                terms = left.terms if isinstance(left, Sum) else (left,)
-                left = Sum((*terms, added))
-            elif self._is("command", "pm", "mp") or (self._is("sign", "+") and self._peek().text == "/"):
-                left = PlusMinus(left, *self._plus_minus())
-            else:
-                self._depth -= 1
-                return left
+        tokens = self._tokens
+        with tokens.deeper():
+            left = self._signed_term()
+            while True:
+                if tokens.at("sign", "+", "-"):
+                    sign = tokens.take().text
+                    term = self._signed_term()
+                    terms = left.terms if isinstance(left, Sum) else (left,)
+                    left = Sum((*terms, term if sign == "+" else negative(term)))
+                elif tokens.at("command", "pm", "mp"):
+                    left = self._plus_minus(left)
+                else:
+                    return left
 
-    def _plus_minus(self) -> tuple[Node, bool]:
-        flipped = self._take().text == "mp"
-        return self._signed_term(), flipped
+    def _plus_minus(self, left: Node) -> Node:
+        flipped = self._tokens.take().text == "mp"
+        return PlusMinus(left, self._signed_term(), flipped)
 
     def _signed_term(self) -> Node:
-        if self._is("sign", "+", "-"):
-            sign = self._take().text
-            self._deeper()
-            term = self._signed_term()
-            self._depth -= 1
+        if self._tokens.at("sign", "+", "-"):
+            sign = self._tokens.take().text
+            with self._tokens.deeper():
+                term = self._signed_term()
             return negative(term) if sign == "-" else term
-        if self._is("command", "pm", "mp"):
-            return PlusMinus(number(0), *self._plus_minus())
-        return self._term()
+        if self._tokens.at("command", "pm", "mp"):
+            return self._plus_minus(number(0))
+        return self.term()
 
-    def _term(self) -> Node:
-        left = self._factor()
+    # --- products ---
+
+    def term(self) -> Node:
+        """Factors joined by signs of multiplication and division, or side by side."""
+        left = self.factor()
         while True:
-            here = (self._next.kind, self._next.text)
+            here = (self._tokens.next.kind, self._tokens.next.text)
             if here in _TIMES:
-                self._take()
-                left = _times(left, self._signed_factor())
+                self._tokens.take()
+                left = _times(left, self.signed_factor())
             elif here in _OVER:
-                self._take()
-                left = self._over(left)
-            elif self._starts_factor():
-                left = self._juxtaposed(left)
+                self._tokens.take()
+                left = Quotient(left, self.signed_factor())
+            elif self.starts_factor():
+                left = self.side_by_side(left)
             else:
                 return left
 
-    def _signed_factor(self) -> Node:
-        if self._is("sign", "+", "-"):
-            return negative(self._signed_factor()) if self._take().text == "-" else self._signed_factor()
-        return self._factor()
+    def signed_factor(self) -> Node:
+        """A factor, perhaps with a sign before it."""
+        negated = False
+        while self._tokens.at("sign", "+", "-"):
+            negated ^= self._tokens.take().text == "-"
+        return negative(self.factor()) if negated else self.factor()
 
-    def _over(self, left: Node) -> Node:
-        return Quotient(left, self._signed_factor())
-
-    def _juxtaposed(self, left: Node) -> Node:
+    def side_by_side(self, left: Node) -> Node:
         """What follows without a sign: a mixed number's fraction, or a factor."""
+        tokens = self._tokens
         whole = isinstance(left, Number) and left.value.denominator == 1 and not left.digits
-        if whole and self._next.kind == "number":
+        if whole and tokens.next.kind == "number":
             return self._mixed(left)
-        if self._next.kind == "number" and not isinstance(left, Quotient | Symbol | Power | Call | Apply):
+        if tokens.next.kind == "number" and not isinstance(left, Quotient | Symbol | Power | Call | Apply):
             raise ParseError("two numbers side by side")
-        is_fraction = self._is("command", "frac")
-        right = self._factor()
+        is_fraction = tokens.at("command", "frac")
+        right = self.factor()
         if whole and is_fraction and isinstance(right, Call) and _is_proper(right.args[0]):
             return Call(right.name, (Sum((left, right.args[0])),))  # 33 1/3 %
         if whole and is_fraction and _is_proper(right):
@@ -118,112 +137,87 @@ class ArithmeticParser(Cursor):
 
     def _mixed(self, whole: Node) -> Node:
         """1 1/2."""
-        over, slash, under = self._next, self._peek(), self._peek(2)
+        over, slash, under = (self._tokens.peek(ahead) for ahead in range(3))
         if over.text.isdigit() and slash.text == "/" and under.kind == "number" and under.text.isdigit():
-            self._at += 3
-            return Sum(
-                (whole, Quotient(number(int(over.text[:MAX_DIGITS])), number(int(under.text[:MAX_DIGITS]))))
-            )
+            self._tokens.place += 3
+            fraction = (number(int(part.text[:MAX_DIGITS])) for part in (over, under))
+            return Sum((whole, Quotient(*fraction)))
         raise ParseError("two numbers side by side")
 
-    def _starts_factor(self) -> bool:
-        token = self._next
+    def starts_factor(self) -> bool:
+        """Whether the next token begins another factor of the same product."""
+        token = self._tokens.next
         if token.kind == "number":
             return True
         if token.kind == "word":
             return token.text not in {"and", "or", "mod", "base"} and not is_unit_word(token)
         if token.kind == "text":
-            return self._is_function_text()
+            return is_upright_function(self._tokens)
         if token.kind == "sign":
             return (
                 token.text in {"(", "{"}
-                or (token.text == "[" and self._bracket_is_group())
-                or (token.text == "|" and not self._bars)
+                or (token.text == "[" and _opens_group(self._tokens.peek()))
+                or (token.text == "|" and not self._tokens.inside_bars)
             )
-        known = DOTS | LETTERS | DECORATIONS | FUNCTIONS | _PAIRED.keys() | CONSTANTS.keys()
-        return token.kind == "command" and (
-            token.text in known
-            or token.text in {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
-            or (token.text == "begin" and self._matrix_name() is not None)
-        )
+        if token.kind != "command":
+            return False
+        if token.text == "begin":
+            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in MATRICES
+        return token.text in _FIRST_COMMANDS
 
-    def _is_function_text(self) -> bool:
-        """Whether the next token is a function set upright; min is minutes unless arguments follow."""
-        minutes = self._next.text == "min" and self._peek().text not in {"(", "{", "_"}
-        return self._next.kind == "text" and self._next.text in FUNCTIONS and not minutes
+    # --- powers and indices ---
 
-    def _matrix_name(self) -> str | None:
-        """The matrix environment that starts at `\\begin`, if the next token is that."""
-        name = self._peek(2)
-        return name.text if self._peek().text == "{" and name.text in MATRICES else None
-
-    def _bracket_is_group(self) -> bool:
-        return True
-
-    def _factor(self) -> Node:
-        node = self._primary()
+    def factor(self) -> Node:
+        """An operand with the powers, indices and signs behind it."""
+        node, tokens = self._operand(), self._tokens
         while True:
-            if self._is("sign", "^", "**"):
-                self._take()
+            if tokens.accept("sign", "^", "**"):
                 node = self._raised(node)
-            elif self._is("sign", "_"):
+            elif tokens.at("sign", "_"):
                 node = self._lowered(node)
-            elif self._is("sign", "!"):
-                while self._accept("sign", "!"):
-                    node = Call("factorial", (node,))
-            elif self._is("sign", "'") or self._is("command", "prime"):
-                self._take()
+            elif tokens.accept("sign", "!"):
+                node = Call("factorial", (node,))
+            elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
                 node = _primed(node)
-            elif self._is("sign", "%") or self._is("command", "%"):
-                self._take()
+            elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
                 node = Call("percent", (node,))
-            elif self._is("command", "degree"):
-                self._take()
+            elif tokens.accept("command", "degree"):
                 node = self._degrees(node)
             else:
                 return node
 
     def _raised(self, base: Node) -> Node:
-        degree = {"circ", "degree"}
-        if self._next.kind == "command" and self._next.text in degree:
-            self._take()
+        tokens = self._tokens
+        if tokens.accept("command", *_DEGREE):
             return self._degrees(base)
-        if self._is("sign", "{") and self._peek().text in degree and self._peek(2).text == "}":
-            self._at += 3
+        if tokens.at("sign", "{") and tokens.peek().text in _DEGREE and tokens.peek(2).text == "}":
+            tokens.place += 3
             return self._degrees(base)
-        if self._is("command", "prime"):
-            self._take()
+        if tokens.accept("command", "prime"):
             return _primed(base)
-        if self._is("word", "T") or (self._is("sign", "{") and self._peek().text in {"T", "top"}):
-            transposed = self._transposed(base)
-            if transposed is not None:
-                return transposed
-        sign = -1 if self._accept("sign", "-") else 1
-        self._deeper()
-        exponent = self._argument(whole_number=True)
-        if self._is("sign", "^"):
-            self._take()
-            exponent = self._raised(exponent)
-        self._depth -= 1
-        return Power(base, negative(exponent) if sign < 0 else exponent)
+        if isinstance(base, Matrix) and (
+            tokens.at("word", "T") or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
+        ):
+            tokens.place += 3 if tokens.at("sign", "{") else 1
+            return Matrix(tuple(zip(*base.rows, strict=True)))
+        negated = tokens.accept("sign", "-")
+        with tokens.deeper():
+            exponent = self.argument(whole_number=True)
+            if tokens.accept("sign", "^"):
+                exponent = self._raised(exponent)
+        return Power(base, negative(exponent) if negated else exponent)
 
     def _degrees(self, value: Node) -> Node:
         """Degrees of arc, or of temperature where C or F follows."""
-        self._accept("word", "C", "F")
+        self._tokens.accept("word", "C", "F")
         return Call("degree", (value,))
-
-    def _transposed(self, base: Node) -> Node | None:
-        if not isinstance(base, Matrix):
-            return None
-        self._at += 3 if self._is("sign", "{") else 1
-        return Matrix(tuple(zip(*base.rows, strict=True)))
 
     def _lowered(self, base: Node) -> Node:
         """An index: a base for numerals, part of the name otherwise."""
-        self._expect("sign", "_")
+        self._tokens.expect("sign", "_")
         if isinstance(base, Number):
             return based(str(base.value), self._base())
-        index = self._argument(whole_number=True)
+        index = self.argument(whole_number=True)
         if isinstance(base, Symbol):
             return Apply(base.name + "_", (index,))
         if isinstance(base, Apply):
@@ -231,39 +225,31 @@ class ArithmeticParser(Cursor):
         raise ParseError("an index on an expression")
 
     def _base(self) -> str:
-        braced = self._accept("sign", "{")
-        parens = self._accept("sign", "(")
-        token = self._take()
+        braced = self._tokens.accept("sign", "{")
+        parens = self._tokens.accept("sign", "(")
+        token = self._tokens.take()
         if parens:
-            self._expect("sign", ")")
+            self._tokens.expect("sign", ")")
         if braced:
-            self._expect("sign", "}")
+            self._tokens.expect("sign", "}")
         return token.text
 
-    def _argument(self, whole_number: bool = False) -> Node:
+    def argument(self, whole_number: bool = False) -> Node:
         """A command's argument: a braced group, or the next single token (one digit, as in TeX)."""
-        if self._accept("sign", "{"):
-            self._deeper()
-            node = self.inside()
-            self._expect("sign", "}")
-            self._depth -= 1
+        tokens = self._tokens
+        if tokens.accept("sign", "{"):
+            with tokens.deeper():
+                node = self._listing()
+                tokens.expect("sign", "}")
             return node
-        token = self._next
+        token = tokens.next
         if token.kind == "number" and not whole_number and len(token.text) > 1 and token.text.isdigit():
-            self._tokens[self._at] = Token("number", token.text[1:])
+            tokens.keep_rest(1)
             return numeral(token.text[0])
         if token.kind == "word" and len(token.text) > 1:
-            self._tokens[self._at] = Token("word", token.text[1:])
+            tokens.keep_rest(1)
             return Symbol(token.text[0])
-        return self._primary()
-
-    def inside(self) -> Node:
-        """What a group may hold."""
-        return self.sum()
-
-    def _primary(self) -> Node:
-        """What the signs stand between: a number, a name, a group."""
-        raise NotImplementedError
+        return self._operand()
 
 
 def is_unit_word(token: Token) -> bool:
@@ -271,7 +257,19 @@ def is_unit_word(token: Token) -> bool:
     word = token.text
     if len(word) < 2 or word in FUNCTIONS or word in LETTERS or word in CONSTANTS:
         return False
-    return is_unit(word) or (len(word) > 3 and word.islower() and not _FUNCTION_THEN_LETTER.fullmatch(word))
+    return is_unit(word) or (len(word) > 3 and word.islower() and not FUNCTION_THEN_LETTER.fullmatch(word))
+
+
+def is_upright_function(tokens: TokenStream) -> bool:
+    """Whether the next token is a function set upright; min is minutes unless arguments follow."""
+    token = tokens.next
+    minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
+    return token.kind == "text" and token.text in FUNCTIONS and not minutes
+
+
+def _opens_group(after: Token) -> bool:
+    """Whether a square bracket groups a factor, by the token behind it, rather than closing ]1,2[."""
+    return after.kind != "end" and after.text not in {")", ",", ";", "]", "cup", "cap", "setminus", "}"}
 
 
 def _is_proper(node: Node) -> bool:

@@ -1,15 +1,23 @@
-"""The grammar of what arithmetic is made of: numbers, names, groups, functions, roots, series and matrices."""
+"""What stands between the signs of an expression: numbers, names, groups, functions, roots, series and matrices.
+
+The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
+"""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from fractions import Fraction
 
-from rstar2.eval.grader.parse.arithmetic import ArithmeticParser
+from rstar2.eval.grader.parse.arithmetic import (
+    FUNCTION_THEN_LETTER,
+    Arithmetic,
+    is_upright_function,
+)
 from rstar2.eval.grader.parse.nodes import (
     UNKNOWN,
     Apply,
     Call,
+    Listing,
     Matrix,
     Node,
     Number,
@@ -17,13 +25,14 @@ from rstar2.eval.grader.parse.nodes import (
     Product,
     Quotient,
     Series,
+    SetOf,
     Sum,
     Symbol,
     negative,
     number,
 )
 from rstar2.eval.grader.parse.numerals import numeral
-from rstar2.eval.grader.parse.tokens import END, ParseError, Token
+from rstar2.eval.grader.parse.tokens import END, ParseError, TokenStream
 from rstar2.eval.grader.parse.vocabulary import (
     CONSTANTS,
     DECORATIONS,
@@ -33,38 +42,45 @@ from rstar2.eval.grader.parse.vocabulary import (
     LETTERS,
     MATRICES,
     NOT_NAMES,
+    PAIRED,
     RENAMED,
     TYPED_FUNCTIONS,
     UNKNOWN_FUNCTIONS,
 )
 
-_FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
-_PAIRED = {
-    "lvert": ("rvert", "abs"),
-    "lfloor": ("rfloor", "floor"),
-    "lceil": ("rceil", "ceil"),
-    "lVert": ("rVert", "norm"),
-}
-_TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
-_OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
 
+class Expression:
+    """Reads expressions.
 
-class ExpressionParser(ArithmeticParser):
-    """Reads expressions; `AnswerParser` adds what stands around them."""
+    Args:
+        tokens: what is read.
+        listing: reads what a braced group may hold.
+        collection: reads a set, tuple, interval or vector, or money, where one starts; None where none does.
+    """
 
-    def _primary(self) -> Node:
-        token = self._next
+    def __init__(
+        self, tokens: TokenStream, listing: Callable[[], Node], collection: Callable[[], Node | None]
+    ) -> None:
+        self._tokens = tokens
+        self._listing = listing
+        self._collection = collection
+        self._arithmetic = Arithmetic(tokens, self._operand, listing)
+        self.sum = self._arithmetic.sum
+        self.factor = self._arithmetic.factor
+
+    def _operand(self) -> Node:
+        collection = self._collection()
+        if collection is not None:
+            return collection
+        token = self._tokens.next
         if token.kind == "number":
-            self._take()
-            return (
-                self._repeating(token.text)
-                if self._is("command", "overline", "dot", "bar")
-                else numeral(token.text)
-            )
+            self._tokens.take()
+            repeats = self._tokens.at("command", "overline", "dot", "bar")
+            return self._repeating(token.text) if repeats else numeral(token.text)
         if token.kind == "word":
             return self._word()
-        if self._is_function_text():
-            self._take()
+        if is_upright_function(self._tokens):
+            self._tokens.take()
             return self._function(token.text)
         if token.kind == "command":
             return self._command()
@@ -73,85 +89,71 @@ class ExpressionParser(ArithmeticParser):
         raise ParseError(f"unexpected {token.text or 'end'!r}")
 
     def _grouped(self) -> Node:
-        self._deeper()
-        bars, self._bars = self._bars, 0
-        if self._accept("sign", "|"):
-            self._bars = 1
-            node: Node = Call("abs", (self.sum(),))
-            self._expect("sign", "|")
-        elif self._accept("sign", "{"):
-            node = self.inside()
-            self._expect("sign", "}")
-        else:
-            node = self.bracketed()
-        self._bars = bars
-        self._depth -= 1
-        return node
-
-    def bracketed(self) -> Node:
-        """A parenthesised expression."""
-        self._expect("sign", "(")
-        node = self.sum()
-        self._expect("sign", ")")
-        return node
+        if self._tokens.accept("sign", "|"):
+            with self._tokens.enclosed(bars=True):
+                node: Node = Call("abs", (self.sum(),))
+                self._tokens.expect("sign", "|")
+            return node
+        self._tokens.expect("sign", "{")
+        with self._tokens.enclosed():
+            node = self._listing()
+            self._tokens.expect("sign", "}")
+        return SetOf(node.items) if isinstance(node, Listing) else node
 
     def _word(self) -> Node:
-        word = self._next.text
+        word = self._tokens.next.text
         if word in TYPED_FUNCTIONS or (word in FUNCTIONS and len(word) > 1):
-            self._take()
+            self._tokens.take()
             return self._function(word)
         if word in CONSTANTS:
-            self._take()
+            self._tokens.take()
             return Symbol(CONSTANTS[word])
         if word in LETTERS and len(word) > 2:
-            self._take()
+            self._tokens.take()
             return Symbol(word)
         if len(word) > 1:
             return self._letters(word)
-        self._take()
+        self._tokens.take()
         return self._letter(word)
 
     def _letters(self, word: str) -> Node:
         """A run of letters as a product, one letter at a time; longer lower-case runs are words."""
-        function = _FUNCTION_THEN_LETTER.fullmatch(word)
+        function = FUNCTION_THEN_LETTER.fullmatch(word)
         if function:
-            self._tokens[self._at] = Token("word", word[function.end(1) :], self._next.spaced)
+            self._tokens.keep_rest(function.end(1))
             return self._function(function[1])
         if len(word) > 3 and not (word.isupper() and len(word) <= 6):
             raise ParseError(f"{word!r} is a word")
-        self._tokens[self._at] = Token("word", word[1:])
+        self._tokens.keep_rest(1)
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:
-        if letter in UNKNOWN_FUNCTIONS and self._is("sign", "("):
+        if letter in UNKNOWN_FUNCTIONS and self._tokens.at("sign", "("):
             return self._applied(letter)
         return Symbol(letter)
 
     def _applied(self, name: str) -> Node:
-        self._expect("sign", "(")
+        self._tokens.expect("sign", "(")
         args = self._arguments(")")
         return Apply(name, args)
 
     def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
-        self._deeper()
-        bars, self._bars = self._bars, 0
-        args = [self.sum()]
-        while self._accept("sign", ",", ";"):
-            args.append(self.sum())
-        self._expect(kind, closing)
-        self._bars = bars
-        self._depth -= 1
+        with self._tokens.enclosed():
+            args = [self.sum()]
+            while self._tokens.accept("sign", ",", ";"):
+                args.append(self.sum())
+            self._tokens.expect(kind, closing)
         return tuple(args)
 
     def _command(self) -> Node:
-        name = self._take().text
+        name = self._tokens.take().text
         if name == "frac":
-            over = self._argument()
-            return Quotient(over, self._argument())
+            over = self._arithmetic.argument()
+            return Quotient(over, self._arithmetic.argument())
         if name == "sqrt":
             return self._root()
         if name == "binom":
-            return Call("binom", (self._argument(), self._argument()))
+            return Call("binom", (self._arithmetic.argument(), self._arithmetic.argument()))
         if name in FUNCTIONS:
             return self._function(name)
         if name in CONSTANTS:
@@ -159,19 +161,23 @@ class ExpressionParser(ArithmeticParser):
         if name in LETTERS:
             return (
                 self._applied(name)
-                if self._is("sign", "(") and name in {"phi", "varphi", "Gamma"}
+                if self._tokens.at("sign", "(") and name in {"phi", "varphi", "Gamma"}
                 else Symbol(name)
             )
         if name in DOTS:
             return Symbol("dots")
-        if name in {"overline", "bar", "dot"} and self._next.kind in {"number", "sign"} and self._repeats():
+        if (
+            name in {"overline", "bar", "dot"}
+            and self._tokens.next.kind in {"number", "sign"}
+            and self._repeats()
+        ):
             return self._repeating("0")
         if name == "underline":
-            return self._argument()
+            return self._arithmetic.argument()
         if name in DECORATIONS:
-            return Apply(name, (self._argument(),))
-        if name in _PAIRED:
-            return self._paired(*_PAIRED[name])
+            return Apply(name, (self._arithmetic.argument(),))
+        if name in PAIRED:
+            return self._paired(*PAIRED[name])
         if name == "|":
             return self._paired("|", "norm")
         if name in {"sum", "prod", "lim"}:
@@ -185,31 +191,32 @@ class ExpressionParser(ArithmeticParser):
         raise ParseError(f"\\{name} is not in the grammar")
 
     def _repeats(self) -> bool:
-        token = self._peek() if self._is("sign", "{") else self._next
+        token = self._tokens.peek() if self._tokens.at("sign", "{") else self._tokens.next
         return token.kind == "number"
 
     def _paired(self, closing: str, function: str) -> Node:
-        bars, self._bars = self._bars, 0
-        node = self.sum()
-        self._expect("command", closing)
-        self._bars = bars
+        with self._tokens.enclosed():
+            node = self.sum()
+            self._tokens.expect("command", closing)
         return Call(function, (node,))
 
     def _root(self) -> Node:
         index: Node = number(2)
-        if self._accept("sign", "["):
+        if self._tokens.accept("sign", "["):
             index = self.sum()
-            self._expect("sign", "]")
-        under = self._primary() if self._is("sign", "(") else self._argument(whole_number=True)
+            self._tokens.expect("sign", "]")
+        under = (
+            self._operand() if self._tokens.at("sign", "(") else self._arithmetic.argument(whole_number=True)
+        )
         return Call("root", (under, index))
 
     def _function(self, name: str) -> Node:
         """A function and its argument: a group, or the factors up to the next sign or function."""
         power: Node | None = None
         base: Node | None = None
-        if self._accept("sign", "_"):
-            base = self._argument(whole_number=True)
-        if self._accept("sign", "^"):
+        if self._tokens.accept("sign", "_"):
+            base = self._arithmetic.argument(whole_number=True)
+        if self._tokens.accept("sign", "^"):
             power = self._exponent_of_function()
         if power == number(-1) and name in INVERSES:
             name, power = INVERSES[name], None
@@ -223,32 +230,33 @@ class ExpressionParser(ArithmeticParser):
         return node if power is None else Power(node, power)
 
     def _exponent_of_function(self) -> Node:
-        sign = -1 if self._accept("sign", "-") else 1
-        exponent = self._argument(whole_number=True)
+        sign = -1 if self._tokens.accept("sign", "-") else 1
+        exponent = self._arithmetic.argument(whole_number=True)
         return negative(exponent) if sign < 0 else exponent
 
     def _function_arguments(self) -> tuple[Node, ...]:
-        if self._accept("sign", "("):
+        if self._tokens.accept("sign", "("):
             return self._arguments(")")
-        if self._accept("sign", "{"):
+        if self._tokens.accept("sign", "{"):
             return self._arguments("}")
-        if self._accept("command", "{"):
+        if self._tokens.accept("command", "{"):
             return self._arguments("}", kind="command")
-        node = self._signed_factor()
-        while self._starts_factor() and not self._starts_function() and not self._is("sign", "("):
-            node = self._juxtaposed(node)
+        node = self._arithmetic.signed_factor()
+        while (
+            self._arithmetic.starts_factor()
+            and self._tokens.next.text not in FUNCTIONS
+            and not self._tokens.at("sign", "(")
+        ):
+            node = self._arithmetic.side_by_side(node)
         return (node,)
-
-    def _starts_function(self) -> bool:
-        return self._next.text in FUNCTIONS
 
     def _repeating(self, before: str) -> Node:
         """0.1 and then the digits that repeat, as \\overline{6}."""
-        self._accept("command", "overline", "dot", "bar")
-        braced = self._accept("sign", "{")
-        token = self._take()
+        self._tokens.accept("command", "overline", "dot", "bar")
+        braced = self._tokens.accept("sign", "{")
+        token = self._tokens.take()
         if braced:
-            self._expect("sign", "}")
+            self._tokens.expect("sign", "}")
         whole, _, fixed = before.partition(".")
         if not token.text.isdigit() or len(token.text) > 100:
             raise ParseError("only digits repeat")
@@ -260,23 +268,23 @@ class ExpressionParser(ArithmeticParser):
         low: Node = Symbol("none")
         high: Node = Symbol("none")
         index = ""
-        while self._is("sign", "_", "^"):
-            if self._take().text == "^":
-                high = self._argument(whole_number=True)
+        while self._tokens.at("sign", "_", "^"):
+            if self._tokens.take().text == "^":
+                high = self._arithmetic.argument(whole_number=True)
                 continue
-            braced = self._accept("sign", "{")
-            index = self._take().text
-            if self._accept("sign", "=") or self._accept("command", "to", "rightarrow"):
+            braced = self._tokens.accept("sign", "{")
+            index = self._tokens.take().text
+            if self._tokens.accept("sign", "=") or self._tokens.accept("command", "to", "rightarrow"):
                 low = self.sum()
             if braced:
-                self._expect("sign", "}")
-        return Series(kind, index, low, high, self._term())
+                self._tokens.expect("sign", "}")
+        return Series(kind, index, low, high, self._arithmetic.term())
 
     def _integral(self, kind: str) -> Node:
         limits: dict[str, Node] = {}
-        while self._is("sign", "_", "^"):
-            sign = self._take().text
-            limits[sign] = self._argument(whole_number=True)
+        while self._tokens.at("sign", "_", "^"):
+            sign = self._tokens.take().text
+            limits[sign] = self._arithmetic.argument(whole_number=True)
         body = self.sum()
         integrand = _before_differential(body)
         if kind == "int" and len(limits) == 2 and integrand is not None:
@@ -285,24 +293,24 @@ class ExpressionParser(ArithmeticParser):
         return Apply(kind, (*limits.values(), body))
 
     def _matrix(self) -> Node:
-        self._expect("sign", "{")
-        name = self._take().text
-        self._expect("sign", "}")
+        self._tokens.expect("sign", "{")
+        name = self._tokens.take().text
+        self._tokens.expect("sign", "}")
         if name not in MATRICES:
             raise ParseError(f"{name} is not a matrix")
-        if name == "array" and self._accept("sign", "{"):
-            while not self._accept("sign", "}"):
-                if self._take() is END:
+        if name == "array" and self._tokens.accept("sign", "{"):
+            while not self._tokens.accept("sign", "}"):
+                if self._tokens.take() is END:
                     raise ParseError("unclosed array")
         rows: list[list[Node]] = [[]]
-        while not self._accept("command", "end"):
-            if self._accept("command", "\\"):
+        while not self._tokens.accept("command", "end"):
+            if self._tokens.accept("command", "\\"):
                 rows.append([])
-            elif not self._accept("sign", "&") and not self._accept("command", "hline"):
+            elif not self._tokens.accept("sign", "&") and not self._tokens.accept("command", "hline"):
                 rows[-1].append(self.sum())
-        self._expect("sign", "{")
-        self._take()
-        self._expect("sign", "}")
+        self._tokens.expect("sign", "{")
+        self._tokens.take()
+        self._tokens.expect("sign", "}")
         filled = tuple(tuple(row) for row in rows if row)
         if not filled or len({len(row) for row in filled}) != 1:
             raise ParseError("rows of different length")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Symbol:
     """A variable, or a named constant where the name is one of `CONSTANTS`."""
 
     name: str
+    bound: bool = field(default=False, compare=False)
+    """Whether the answer says that it stands for every whole number."""
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
@@ -160,10 +162,12 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """A value taken modulo another."""
+    """A value modulo another: a class of congruent numbers, or the remainder of a division."""
 
     value: Node
     modulus: Node
+    is_remainder: bool = False
+    """Whether it was written as an operation, 17 \\bmod 5, rather than behind a congruence, 2 \\pmod 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +225,17 @@ def negative(node: Node) -> Node:
     return Product((number(-1), node))
 
 
+def renamed(node: Any, names: Mapping[str, Symbol]) -> Any:
+    """The node, or the tuple of nodes, with symbols replaced, all at once."""
+    if isinstance(node, Symbol):
+        return names.get(node.name, node)
+    if isinstance(node, tuple):
+        return tuple(renamed(part, names) for part in node)
+    if not hasattr(node, "__dataclass_fields__"):
+        return node
+    return replace(node, **{part.name: renamed(getattr(node, part.name), names) for part in fields(node)})
+
+
 def walk(node: Node) -> Iterator[Node]:
     """The node and everything below it."""
     pending: list[object] = [node]
@@ -230,4 +245,4 @@ def walk(node: Node) -> Iterator[Node]:
             pending.extend(here)
         elif hasattr(here, "__dataclass_fields__"):
             yield here  # type: ignore[misc]
-            pending.extend(getattr(here, field.name) for field in fields(here))  # type: ignore[arg-type]
+            pending.extend(getattr(here, part.name) for part in fields(here))  # type: ignore[arg-type]

@@ -77,13 +77,13 @@ _DOUBLED = re.compile(
     r"(?![A-Za-z])|(?:[%$!;](?!\s*-?\d)))"
 )
 _ROW_SKIP = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|cm|mm)\s*\]")
-_SILENT = re.compile(
+_LAYOUT = re.compile(
     r"\\(?:left|right|middle)(?:\s*\.)?(?![A-Za-z])|\\[bB]ig{1,2}[lrm]?(?![A-Za-z])"
     r"|\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|nonumber|notag|tiny|small|large|Large|bf|rm|it|cal|tt|sf|sl|pmb)"
     r"(?![A-Za-z])|\\(?:hspace|vspace|phantom|hphantom|vphantom|label|tag|color|textcolor)\*?\s*\{[^{}]*\}"
     r"|\\(?:begin|end)\{(?:align|aligned|equation|gather|gathered|split|math|displaymath|center|cases)\*?\}"
 )
-_THIN = re.compile(
+_SPACING = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
@@ -102,16 +102,16 @@ def clean(text: str) -> str:
         )
         cleaned = "".join(map(_character, cleaned))
     cleaned = re.sub(r"\\([dtc]frac|[dt]binom)(?![A-Za-z])", lambda match: "\\" + match[1][1:], cleaned)
-    cleaned = cleaned.replace('\\"', '"')
+    cleaned = cleaned.replace('\\"', '"').replace("+/-", r"\pm ")
     cleaned = _ROOT.sub(_root, cleaned)
     cleaned = _ROW_SKIP.sub(r"\\\\", cleaned)
     cleaned = _DOUBLED.sub(r"\\", cleaned)
     cleaned = cleaned.replace(r"\$", r"\money ").replace("$", " ")
     cleaned = re.sub(r"(?<!\\)\\[()\[\]]", " ", cleaned)
-    cleaned = _SILENT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
+    cleaned = _LAYOUT.sub(" ", cleaned).replace(r"\lnot", r"\neg")
     cleaned = re.sub(r",\s*\\!\s*", ",", cleaned).replace("{,}", ",").replace(r"\!", "")
     cleaned = re.sub(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3})", " ", cleaned)
-    cleaned = _THIN.sub(" ", cleaned)
+    cleaned = _SPACING.sub(" ", cleaned)
     cleaned = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), cleaned)
     cleaned = re.sub(
         r"(?<![\w.])(\d{1,3})((?:_\d{3})+)(?!\d)", lambda match: match.group().replace("_", ""), cleaned
@@ -130,7 +130,10 @@ def key(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a textual answer, without commands, punctuation, case, articles and plurals."""
+    """The words of a textual answer, without commands, punctuation, case, articles and plurals.
+
+    An answer whose braces do not match, which was cut off, begins with a brace.
+    """
     plain = re.sub(
         r"\\(?:text\w*|mathrm|mathbf|mathit|mbox|operatorname)\s*|\\[,;:! ]|\\q?quad", " ", clean(text)
     )
@@ -138,7 +141,8 @@ def words(text: str) -> tuple[str, ...]:
         word[:-1] if len(word) > 3 and word.endswith("s") else word
         for word in re.findall(r"\\?[^\W_]+(?:'[a-z]+)?|[^\w\s{}().,;:!?\"']", plain.casefold())
     )
-    return tuple(word for word in found if word not in {"the", "a", "an"}) or found
+    kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found
+    return kept if plain.count("{") == plain.count("}") else ("{", *kept)
 
 
 def _without_outer_groups(text: str) -> str:

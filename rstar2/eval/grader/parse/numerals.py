@@ -19,9 +19,10 @@ def numeral(text: str) -> Node:
     mantissa, _, exponent = text.lower().partition("e")
     if abs(int(exponent or "0")) > MAX_DIGITS:
         raise ParseError("too large an exponent")
-    decimal = "." in mantissa and not exponent
+    decimal = "." in mantissa
     digits = len(mantissa.replace(".", "").lstrip("0")) if decimal else 0
-    return Number(Fraction(text), digits, len(mantissa.partition(".")[2]) if decimal else 0)
+    places = len(mantissa.partition(".")[2]) - int(exponent or "0") if decimal else 0
+    return Number(Fraction(text), digits, max(places, 0))
 
 
 def based(digits: str, base: str) -> Node:

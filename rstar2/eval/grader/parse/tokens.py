@@ -1,4 +1,4 @@
-"""Cut cleaned LaTeX, or what people and Python type instead, into tokens."""
+"""Tokens: cutting cleaned LaTeX, or what people and Python type instead, into them, and reading them one by one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
 MAX_TOKENS = 1500
 """Longer answers are not understood; the longest real ones have some two hundred tokens."""
+MAX_DEPTH = 40
+"""Answers nested more deeply are not understood."""
 
 
 class ParseError(Exception):
     """The text is outside the grammar."""
+
+
+class ConditionError(ParseError):
+    """The text is mathematics with a condition that cannot be taken into account."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,10 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         depth += _depth_change(match.group())
         token = _token(kind, match.group(), spaced)
         if kind == "command":
-            name, glued = _unglued(token.text)
+            name, joined = _split_command(token.text)
             tokens.append(Token("command", name, spaced))
-            if glued:
-                tokens.append(Token("word", glued))
+            if joined:
+                tokens.append(Token("word", joined))
         else:
             tokens.append(token)
     return tokens
@@ -98,8 +104,8 @@ def _token(kind: str, text: str, spaced: bool) -> Token:
     return Token(kind, text[1:] if kind == "command" else text, spaced)
 
 
-def _unglued(name: str) -> tuple[str, str]:
-    """A command and the letters that were glued to it when spaces were lost, as in \\cotx."""
+def _split_command(name: str) -> tuple[str, str]:
+    """A command and the letters that were joined to it when spaces were lost, as in \\cotx."""
     if name in COMMANDS or len(name) < 3:
         return name, ""
     known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
@@ -113,7 +119,7 @@ def _depth_change(text: str) -> int:
 
 
 def _group(text: str, start: int) -> tuple[str, int]:
-    """The text up to the brace that closes the one before `start`, and where to go on."""
+    """The text up to the brace that closes the one before `start`, and where to continue."""
     depth = 1
     for position in range(start, len(text)):
         if text[position] == "{":
@@ -131,8 +137,98 @@ def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> lis
     if not stripped:
         return []
     if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
+        nouns, _, last = stripped.rpartition(" ")
+        if nouns and last in {"and", "or"}:
+            return [Token("text", nouns.strip(), spaced), Token("word", last)]
         return [Token("text", stripped, spaced)]
     inner = tokenize(stripped)
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
         return inner
     return [Token("sign", "{", spaced), *inner, Token("sign", "}")]
+
+
+class TokenStream:
+    """The tokens of an answer and the place up to which they are read; all rules of the grammar share one."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = [*tokens, END]
+        self.depth = 0
+        self.place = 0
+        """Index of the next token. Setting it back reads tokens again."""
+        self.inside_bars = False
+        """Whether a | would close an absolute value rather than open one."""
+
+    @property
+    def next(self) -> Token:
+        """The next token, which stays where it is; `END` behind the last one."""
+        return self._tokens[self.place]
+
+    def peek(self, ahead: int = 1) -> Token:
+        """The token that stands so many places behind the next one, or before it where negative."""
+        at = self.place + ahead
+        return self._tokens[at] if at < len(self._tokens) else END
+
+    def take(self) -> Token:
+        """The next token, after which the one behind it is the next."""
+        token = self.next
+        self.place += token is not END
+        return token
+
+    def keep_rest(self, used: int) -> None:
+        """Take only the first characters of the next token; the others are the next token."""
+        token = self.next
+        self._tokens[self.place] = Token(token.kind, token.text[used:])
+
+    def at(self, kind: str, *texts: str) -> bool:
+        """Whether the next token is of that kind and one of those texts."""
+        token = self._tokens[self.place]
+        return token.kind == kind and token.text in texts
+
+    def accept(self, kind: str, *texts: str) -> bool:
+        """Take the next token if it is one of those; whether it was."""
+        if self.at(kind, *texts):
+            self.place += 1
+            return True
+        return False
+
+    def expect(self, kind: str, *texts: str) -> None:
+        """Take the next token, which must be one of those.
+
+        Raises:
+            ParseError: it is another.
+        """
+        if not self.accept(kind, *texts):
+            raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
+
+    def deeper(self) -> Nesting:
+        """For a `with` block: one level of nesting."""
+        return Nesting(self, self.inside_bars)
+
+    def enclosed(self, bars: bool = False) -> Nesting:
+        """For a `with` block: the inside of a pair of brackets, or of bars. Bars outside do not count in it."""
+        return Nesting(self, bars)
+
+
+class Nesting:
+    """One level of nesting, as a context manager.
+
+    Raises:
+        ParseError: on entering, if there are more than MAX_DEPTH levels.
+    """
+
+    __slots__ = ("_inside_bars", "_outside", "_tokens")
+
+    def __init__(self, tokens: TokenStream, inside_bars: bool) -> None:
+        self._tokens = tokens
+        self._inside_bars = inside_bars
+        self._outside = tokens.inside_bars
+
+    def __enter__(self) -> None:
+        self._tokens.depth += 1
+        if self._tokens.depth > MAX_DEPTH:
+            raise ParseError("too deep")
+        self._tokens.inside_bars = self._inside_bars
+
+    def __exit__(self, *_: object) -> None:
+        self._tokens.depth -= 1
+        self._tokens.inside_bars = self._outside

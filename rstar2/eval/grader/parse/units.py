@@ -71,9 +71,10 @@ SCALES = {
 _AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
 """Read as variables or functions unless they stand in `\\text{}`."""
 _REMARK = re.compile(
-    r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if"
-    r"|when|where)\b|(?:times|to) \w|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross"
-    rf"|lakhs?|crore|infinity|plus|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
+    r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if|when"
+    r"|where)\b|(?:times|to) \w"
+    r"|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross|lakhs?|crore|infinity|plus"
+    rf"|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )
 """Words that change a number, or begin a remark about it, rather than say what it counts."""
 _PLAIN = frozenset({"unit", "sq unit"})

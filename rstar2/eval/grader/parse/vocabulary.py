@@ -39,6 +39,13 @@ GREEK = _set("""
 
 DOTS = _set("ldots dots cdots dotsc dotsb vdots ddots")
 DECORATIONS = _set("vec hat bar tilde overline overrightarrow underline widehat dot")
+PAIRED = {
+    "lvert": ("rvert", "abs"),
+    "lfloor": ("rfloor", "floor"),
+    "lceil": ("rceil", "ceil"),
+    "lVert": ("rVert", "norm"),
+}
+"""Opening commands: what closes them, and the function they stand for."""
 MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix array")
 
 NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
@@ -59,7 +66,7 @@ COMMANDS = (
     top
 """)
 )
-"""Every command the grammar reads, to tell one from a command with a letter glued to it."""
+"""Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
 SHORT_WORDS = _set("""
     yes no odd all any one two six ten dne nil not may mon tue wed thu fri sat sun jan feb mar apr jun jul aug sep
@@ -75,3 +82,23 @@ NUMBER_WORDS = {
     )
 }
 """Numbers written out."""
+
+ORDINAL_WORDS = {
+    word: value
+    for value, word in enumerate(
+        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "  # noqa: SIM905
+        "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth".split(),
+        start=1,
+    )
+}
+"""Ordinal numbers written out."""
+
+NUMERAL_WORDS = (
+    NUMBER_WORDS.keys()
+    | ORDINAL_WORDS.keys()
+    | _set("""
+    half halve quarter thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen score
+    hundredth thousandth once twice thrice double triple pi root plus minus negative over squared cubed percent
+""")
+)
+"""Words with which numbers are written; a phrase with one of them may be equal to any number."""

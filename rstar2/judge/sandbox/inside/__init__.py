@@ -1,1 +1,5 @@
-"""What runs inside the jail: imported by a bare interpreter, so nothing here imports more than it must."""
+"""The code that runs inside the jail, in the interpreter that programs get.
+
+It imports itself and the standard library only, and of that no more than it must: every program carries what
+a zygote has loaded.
+"""

@@ -1,4 +1,4 @@
-"""What a freshly forked process gives up before a program's code runs in it."""
+"""Takes away a forked process's rights before a program's code runs in it: limits, user, Landlock, seccomp."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from rstar2.judge.sandbox.inside import namespaces, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rstar2.judge.sandbox.protocol import Plan, Start
+    from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 
 _MIB = 1 << 20
-_OPEN_FILES = 256
+_OPEN_FILES, _FILE_BYTES, _STACK_BYTES = 256, 256 * _MIB, 64 * _MIB
 _PAGE = resource.getpagesize()
 _NO_LIMIT = (1 << 63) - 1
 
 
 class Confinement:
-    """The rules of one zygote, prepared once so that applying them to a program costs little."""
+    """The restrictions on a zygote's programs, prepared once so that applying them to each costs little."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._strict = plan["tier"] == "strict"
-        self._filter = syscalls.SyscallFilter(plan["filter"]) if plan["filter"] else None
-        self._landlock = _landlock(plan, plan["place"])
+    def __init__(self, spec: JailSpec) -> None:
+        self._spec = spec
+        self._strict = spec["tier"] == "strict"
+        self._filter = syscalls.SyscallFilter(spec["seccomp_filter"]) if spec["seccomp_filter"] else None
+        self._landlock = _landlock(spec, spec["work_dir"])
         self._limits = [
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_NOFILE, _OPEN_FILES),
-            (resource.RLIMIT_FSIZE, plan["file_mb"] * _MIB),
-            (resource.RLIMIT_STACK, plan["stack_mb"] * _MIB),
+            (resource.RLIMIT_FSIZE, _FILE_BYTES),
+            (resource.RLIMIT_STACK, _STACK_BYTES),
         ]
-        if plan["processes"]:
-            self._limits.append((resource.RLIMIT_NPROC, plan["processes"]))
-        # Where the judge itself was started under a lower limit, that one stays.
+        if spec["max_processes"]:
+            self._limits.append((resource.RLIMIT_NPROC, spec["max_processes"]))
+        # Where the judge itself was started under a lower limit, that one holds.
         self._limits = [(kind, min(limit, _hard_limit(kind))) for kind, limit in self._limits]
         self._most_data, self._most_space = _hard_limit(resource.RLIMIT_DATA), _hard_limit(resource.RLIMIT_AS)
         # What a program may take comes on top of what the zygote takes.
@@ -41,17 +41,17 @@ class Confinement:
             pages = [int(field) for field in statm.read().split()]
         self._space, self._data = pages[0] * _PAGE, pages[5] * _PAGE
 
-    def renew(self) -> None:
-        """Take in the folders that are there now; those mounted earlier are gone."""
+    def reload_rules(self) -> None:
+        """Make the rules again for the folders mounted now; the old rules hold for the old ones only."""
         if self._landlock is not None:
             os.close(self._landlock.fd)
-        self._landlock = _landlock(self._plan, self._plan["place"])
+        self._landlock = _landlock(self._spec, self._spec["work_dir"])
 
-    def apply(self, start: Start, groups: list[int]) -> None:
+    def apply(self, command: StartCommand, groups: list[int]) -> None:
         """Confine this process for good.
 
         Args:
-            start: the order that came from outside.
+            command: as the worker sent it.
             groups: descriptors of the process lists of control groups to join.
         """
         for fd in groups:
@@ -61,29 +61,29 @@ class Confinement:
             score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
             os.write(score, b"1000")
             os.close(score)
-        if start["own_space"]:
-            landlock = self._own_space(start["place"])
-        os.chdir(start["place"])
-        self._limit(start["memory_mb"] * _MIB)
-        if start["uid"] >= 0:
-            syscalls.become_user(start["uid"])
+        if command["private_scratch"]:
+            landlock = self._enter_private_scratch(command["work_dir"])
+        os.chdir(command["work_dir"])
+        self._limit(command["memory_mb"] * _MIB)
+        if command["uid"] >= 0:
+            syscalls.become_user(command["uid"])
         if not self._strict:
             # No namespace dies with the zygote here.
             syscalls.prctl(syscalls.PR_SET_PDEATHSIG, 9)
-        if self._plan["tier"] != "none":
+        if self._spec["tier"] != "none":
             syscalls.drop_capabilities()
         if landlock is not None:
             landlock.enforce()
         if self._filter is not None:
             self._filter.load()
 
-    def _own_space(self, place: str) -> syscalls.Landlock | None:
-        """Move to a scratch space and a /proc of this program's own; the rules that fit them."""
+    def _enter_private_scratch(self, work_dir: str) -> syscalls.Landlock | None:
+        """Mount a scratch space and a /proc of this program's own. Returns the rules for them."""
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            namespaces.mount_scratch(self._plan)
+            namespaces.mount_scratch(self._spec)
             namespaces.mount_proc("/proc")
-        return _landlock(self._plan, place)
+        return _landlock(self._spec, work_dir)
 
     def _limit(self, memory: int) -> None:
         for kind, limit in self._limits:
@@ -96,19 +96,19 @@ class Confinement:
 
 
 def _hard_limit(kind: int) -> int:
-    """The most this process may set; programs start with the same."""
+    """The highest limit this process may set; programs start with the same."""
     hard = resource.getrlimit(kind)[1]
     return _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
 
 
-def _landlock(plan: Plan, place: str) -> syscalls.Landlock | None:
-    if not plan["landlock_abi"]:
+def _landlock(spec: JailSpec, work_dir: str) -> syscalls.Landlock | None:
+    if not spec["landlock_abi"]:
         return None
-    rules = syscalls.Landlock(plan["landlock_abi"])
-    for path in plan["readable"]:
+    rules = syscalls.Landlock(spec["landlock_abi"])
+    for path in spec["readable_paths"]:
         rules.allow_read(path)
     for name in namespaces.DEVICES:
         rules.allow_device(f"/dev/{name}")
-    for path in namespaces.WRITABLE if plan["tier"] == "strict" else (place,):
+    for path in namespaces.WRITABLE if spec["tier"] == "strict" else (work_dir,):
         rules.allow_all(path)
     return rules

@@ -1,8 +1,11 @@
-"""The strict tier's jail: namespaces and a private read-only root holding only what an interpreter needs.
+"""Builds the strict tier's jail: namespaces, and a read-only root with only what an interpreter needs.
 
 Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
-user namespace. One that is not enters first, which is what lets it mount at all. /proc must be mounted by the
-first process of the new PID namespace while the old /proc is still in sight.
+user namespace. One that is not root enters first, which is what lets it mount at all. /proc must be mounted by
+the first process of the new PID namespace while the old /proc is still visible.
+
+Programs of a worker share these namespaces, except for a PID namespace each. For speed only: a mount and an IPC
+namespace for each program would take milliseconds more of it.
 """
 
 from __future__ import annotations
@@ -15,41 +18,43 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rstar2.judge.sandbox.protocol import Plan
+    from rstar2.judge.sandbox.protocol import JailSpec
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
-_ASIDE = "/.aside"
-"""Where folders wait that the scratch space would cover, such as an interpreter installed below /tmp."""
-_STAGE = "/tmp"
-"""Where the new root waits, in this mount namespace only, until it becomes the root: anyone may enter it."""
-PLACE = "/box"
+_SCRATCH_MB, _SCRATCH_INODES = 256, 16384
+_COVERED = "/.covered"
+"""Where bound folders are kept that the scratch space covers, such as an interpreter installed below /tmp."""
+_NEW_ROOT = "/tmp"
+"""Where the new root is mounted, in this mount namespace only, until it becomes the root: a folder that every
+user may enter."""
+WORK_DIR = "/box"
 """The work folder of programs."""
-NURSERY = "/.nursery"
-"""Where libraries leave their caches while zygotes get warm."""
-_WRITABLE = {"box": PLACE, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
+PRELOAD_DIR = "/.preload"
+"""Where libraries leave their caches while zygotes load them."""
+_WRITABLE = {"box": WORK_DIR, "tmp": "/tmp", "vartmp": "/var/tmp", "shm": "/dev/shm"}
 WRITABLE = tuple(_WRITABLE.values())
-"""What a program may write, all parts of one small file system in memory."""
+"""What a program may write: parts of one small file system in memory."""
 
 
-def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
-    """Enter fresh namespaces and fork their first process; True in the process that stays and waited for it.
+def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
+    """Enter new namespaces and fork their first process. True in the process that waited outside for its end.
 
     Raises:
         OSError: the machine refuses a namespace or a mount.
     """
     uid, gid = os.geteuid(), os.getegid()
-    if plan["rooted"]:
+    if spec["is_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
-        _build_root(plan)
-    namespaces = syscalls.ALL_NAMESPACES
-    syscalls.unshare(namespaces if plan["user_namespace"] else namespaces & ~syscalls.CLONE_NEWUSER)
-    if not plan["rooted"]:
+        _build_root(spec)
+    flags = syscalls.ALL_NAMESPACES
+    syscalls.unshare(flags if spec["user_namespace"] else flags & ~syscalls.CLONE_NEWUSER)
+    if not spec["is_root"]:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"1000 {uid} 1")
         _write("/proc/self/gid_map", f"1000 {gid} 1")
-        _build_root(plan)
-    elif plan["user_namespace"]:
+        _build_root(spec)
+    elif spec["user_namespace"]:
         ask_for_mapping()
     child = os.fork()
     if child:
@@ -60,29 +65,29 @@ def enter_namespaces(plan: Plan, ask_for_mapping: Callable[[], None]) -> bool:
     return False
 
 
-def _build_root(plan: Plan) -> None:
-    """Lay out the new root at plan["root"]: what is needed is bound read-only at the path it has outside."""
-    root = plan["root"]
+def _build_root(spec: JailSpec) -> None:
+    """Lay out the new root at spec["mount_point"]: what is needed is bound, read-only, at the path it has outside."""
+    root = spec["mount_point"]
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
     syscalls.mount("rstar2", root, "tmpfs", syscalls.MS_NOSUID, "mode=755,size=4m,nr_inodes=4096")
-    for place in (_SCRATCH, NURSERY, "/proc", "/dev", "/etc", *WRITABLE):
-        os.makedirs(root + place, mode=0o755, exist_ok=True)
+    for path in (_SCRATCH, PRELOAD_DIR, "/proc", "/dev", "/etc", *WRITABLE):
+        os.makedirs(root + path, mode=0o755, exist_ok=True)
     for name in DEVICES:
         _bind_at(f"/dev/{name}", root + f"/dev/{name}", read_only=False)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
-    for link, target in plan["links"]:
+    for link, target in spec["symlinks"]:
         os.makedirs(os.path.dirname(root + link), exist_ok=True)
         os.symlink(target, root + link)
-    for path in plan["binds"]:
-        _bind_at(path, root + (_ASIDE if _is_covered(path) else "") + path)
-    for path, text in plan["files"]:
+    for path in spec["bound_paths"]:
+        _bind_at(path, root + (_COVERED if _is_covered(path) else "") + path)
+    for path, text in spec["generated_files"]:
         _write(root + path, text)
-    syscalls.mount(root, _STAGE, "", syscalls.MS_MOVE)
+    syscalls.mount(root, _NEW_ROOT, "", syscalls.MS_MOVE)
 
 
 def _is_covered(path: str) -> bool:
-    return any(path.startswith(place + "/") for place in WRITABLE)
+    return any(path.startswith(folder + "/") for folder in WRITABLE)
 
 
 def _bind_at(source: str, target: str, *, read_only: bool = True) -> None:
@@ -99,46 +104,47 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def enter_root(plan: Plan) -> None:
-    """In the first process: mount /proc and the scratch space, make the new root the only one there is.
+def enter_root(spec: JailSpec) -> None:
+    """In the first process: mount /proc and the scratch space, and make the new root the only root.
 
     Raises:
         OSError: the machine refuses a mount.
     """
-    # Mounts that came from the outer namespace are locked; a fresh bind of the whole is not, and can be
-    # pivoted to.
-    syscalls.mount(_STAGE, _STAGE, "", syscalls.MS_BIND | syscalls.MS_REC)
-    mount_proc(_STAGE + "/proc")
-    syscalls.make_root(_STAGE)
+    # Mounts from the outer namespace are locked; a new bind of the whole is not, and can be pivoted to.
+    syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
+    mount_proc(_NEW_ROOT + "/proc")
+    syscalls.make_root(_NEW_ROOT)
     syscalls.set_host_name("box")
-    syscalls.mount("nursery", NURSERY, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700,size=64m")
-    mount_scratch(plan)
+    syscalls.mount(
+        "preload", PRELOAD_DIR, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700,size=64m"
+    )
+    mount_scratch(spec)
     syscalls.mount(
         "none", "/", "", syscalls.MS_REMOUNT | syscalls.MS_BIND | syscalls.MS_RDONLY | syscalls.MS_NOSUID
     )
 
 
-def mount_proc(place: str) -> None:
-    """Mount the /proc of this process's PID namespace, without what other users and the kernel show there."""
+def mount_proc(path: str) -> None:
+    """Mount the /proc of this process's PID namespace, without other users' processes and the kernel's files."""
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
-    syscalls.mount("proc", place, "proc", flags, "hidepid=2,subset=pid")
+    syscalls.mount("proc", path, "proc", flags, "hidepid=2,subset=pid")
 
 
-def renew_scratch(plan: Plan) -> None:
-    """Put an empty scratch space in the place of the one there is, which goes once nothing holds it."""
-    for place in (*WRITABLE, _SCRATCH):
-        syscalls.unmount(place)
-    mount_scratch(plan)
+def replace_scratch(spec: JailSpec) -> None:
+    """Mount an empty scratch space instead of the old one, which the kernel frees when nothing uses it."""
+    for path in (*WRITABLE, _SCRATCH):
+        syscalls.unmount(path)
+    mount_scratch(spec)
 
 
-def mount_scratch(plan: Plan) -> None:
-    """Mount an empty scratch space over the writable places."""
-    size = f"mode=711,size={plan['scratch_mb']}m,nr_inodes={plan['scratch_files']}"
+def mount_scratch(spec: JailSpec) -> None:
+    """Mount an empty scratch space over the writable folders."""
+    size = f"mode=711,size={_SCRATCH_MB}m,nr_inodes={_SCRATCH_INODES}"
     syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
-    for name, place in _WRITABLE.items():
+    for name, path in _WRITABLE.items():
         os.mkdir(f"{_SCRATCH}/{name}")
         os.chmod(f"{_SCRATCH}/{name}", 0o1777)
-        syscalls.mount(f"{_SCRATCH}/{name}", place, "", syscalls.MS_BIND)
-    for path in filter(_is_covered, plan["binds"]):
+        syscalls.mount(f"{_SCRATCH}/{name}", path, "", syscalls.MS_BIND)
+    for path in filter(_is_covered, spec["bound_paths"]):
         os.makedirs(path, exist_ok=True)
-        syscalls.mount(_ASIDE + path, path, "", syscalls.MS_BIND | syscalls.MS_REC)
+        syscalls.mount(_COVERED + path, path, "", syscalls.MS_BIND | syscalls.MS_REC)

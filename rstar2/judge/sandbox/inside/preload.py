@@ -1,8 +1,10 @@
-"""What each zygote knows before its first program comes.
+"""Loads into each zygote the libraries that its programs will find already imported.
 
-Every page a zygote holds is a page table entry to copy at each fork, so the lightest one knows next to
-nothing. The libraries are not only imported but used, because much of what they do first they do once
+Every page a zygote holds is a page table entry to copy at each fork, so the smallest one holds next to
+nothing. The libraries are not only imported but used, because much of their first work is done once
 (sympy fills its caches and imports half of itself lazily).
+
+For speed only: a program gets numpy, sympy and pandas without the time they take to import.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import sys
 from rstar2.judge.sandbox.inside import program, syscalls
 
 ROUNDS = 4
-"""The interpreter specializes its code while it runs; after so many rounds a fork need not do it again."""
+"""The interpreter specializes its code while it runs; after this many rounds a fork need not do it again."""
 
 
 def bare() -> None:
-    """An interpreter as `python -c` gives it, with the names `site` would add."""
+    """An interpreter as `python -c` gives it, with the names that `site` would add."""
     import _sitebuiltins
     import builtins
 
@@ -28,7 +30,7 @@ def bare() -> None:
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="strict")  # type: ignore[union-attr]
     # The first syntax tree makes the interpreter build the types of all its nodes.
-    program.split("1\n1", "")
+    program.compile_program("1\n1", "")
 
 
 def numeric() -> None:
@@ -94,7 +96,7 @@ def full() -> None:
 
 
 class _Optional:
-    """A library that is not installed or is broken is left out; programs that want it get its error."""
+    """Skips a library that is missing or broken; a program that imports it gets its error."""
 
     def __enter__(self) -> None:
         return
@@ -103,10 +105,14 @@ class _Optional:
         return kind is not None and issubclass(kind, Exception)
 
 
-def settle() -> None:
-    """Put what was loaded out of the garbage collector's sight and into huge pages."""
+def freeze_memory() -> None:
+    """Have the garbage collector skip what was loaded, and move it into huge pages.
+
+    For speed only: collections in programs do not touch, and so do not copy, the zygote's pages; for what huge
+    pages give, see `syscalls.use_huge_pages`.
+    """
     if "tempfile" in sys.modules:
-        # Programs have another folder for temporary files, and names of their own.
+        # Programs have another folder for temporary files, and draw names of their own.
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]
         sys.modules["tempfile"]._name_sequence = None  # type: ignore[attr-defined]
     gc.collect()

@@ -1,9 +1,9 @@
-"""Run one program's source as `python main.py` would, in a process that is confined already.
+"""Runs one program's source as `python main.py` would, in a process that is confined already.
 
-Nothing that is decided about the program depends on what happens in here, except the text of its value, and
-whether a failure was for want of memory: a refused allocation leaves no trace that could be seen from outside.
-Both travel in a report that must carry the order's nonce, so that it takes more than a write to forge one; it
-can be done by code that searches this process's memory or replaces what is in here.
+No decision about the program depends on what happens here, except the text of its value, and whether a failure
+was for lack of memory: a refused allocation leaves no trace that is visible from outside. Both are in a report
+that must carry the start command's nonce, so that forging one takes more than a write; code that searches this
+process's memory or replaces functions of this module can do it.
 """
 
 from __future__ import annotations
@@ -19,71 +19,71 @@ if TYPE_CHECKING:
     from types import CodeType, TracebackType
     from typing import Any, NoReturn
 
-    # Kind of the report (empty: none), its text, what was raised.
+    # Kind of the report (empty: none), its text, the exception raised.
     _End = tuple[bytes, bytes, BaseException | None]
 
 _ONLY_AST = 0x400
 NAME = "main.py"
 _READERS = ("__file__", "spawn", "forkserver", "inspect", "runpy")
-"""Words of programs that may read their own source from its file."""
-# A program may replace names in modules; what is needed after it has run is bound before.
+"""A program with one of these words may read its own source from its file."""
+# A program may replace names in modules, so what is needed after it has run is bound before.
 _exit, _write, _getpid, _run_exit_functions = os._exit, os.write, os.getpid, atexit._run_exitfuncs
 # The same for the built-in names: the functions of this module look them up here.
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 NONCE = 16
 HEADER = 1 + NONCE + 4
-"""Bytes before a report: its kind, the nonce, and the length of what follows, big-endian."""
+"""Bytes before a report's text: its kind, the nonce, and the length of the text, big-endian."""
 VALUE_BYTES = (1 << 20) - HEADER
-"""Of a longer value the rest is left out."""
+"""A longer value is cut here."""
 
 
 class Program:
-    """One program: its source, the descriptor for its value, and its work folder."""
+    """One program: its source, the descriptor for its report, and its work folder."""
 
-    def __init__(self, code: str, report_fd: int, place: str, nonce: bytes) -> None:
-        self.code, self.report_fd, self.place = code, report_fd, place
+    def __init__(self, code: str, report_fd: int, work_dir: str, nonce: bytes) -> None:
+        self.code, self.report_fd, self.work_dir = code, report_fd, work_dir
         self._nonce = nonce
         self._pid = _getpid()
 
     def run(self) -> NoReturn:
-        """Run it and leave this process with its exit code."""
+        """Run it and end this process with its exit code."""
         code = 1
         try:
-            # While the program runs, the nonce is nowhere but on this frame's stack, which no Python code
-            # can look at.
-            code = wind_up(self._conclude(self._take_nonce(), _run(self)), self.code)
+            # While the program runs, the nonce is only on this frame's stack, which no Python code can
+            # look at.
+            code = finalize(self._report(self._take_nonce(), _run(self)), self.code)
         finally:
-            leave(code)
+            exit_now(code)
 
     def _take_nonce(self) -> bytes:
         nonce, self._nonce = self._nonce, b""
         return nonce
 
-    def _conclude(self, nonce: bytes, end: _End) -> int:
-        """Report the value or the want of memory, then show what was raised; the exit code."""
+    def _report(self, nonce: bytes, end: _End) -> int:
+        """Report the value or the lack of memory, then print what was raised. Returns the exit code."""
         kind, text, error = end
-        # A child that the program forked comes here too, and is not the program.
+        # A child that the program forked gets here too, and is not the program.
         if kind and _getpid() == self._pid:
-            send(self.report_fd, kind, nonce, text)
+            send_report(self.report_fd, kind, nonce, text)
         del nonce
         if error is None:
             return 0
         if isinstance(error, SystemExit):
             return exit_code(error.code)
-        show(error, self.code, f"{self.place}/{NAME}")
+        print_exception(error, self.code, f"{self.work_dir}/{NAME}")
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once."""
     _exit(code)
 
 
-def become_main(path: str, source: str | None = None) -> dict[str, Any]:
-    """Make a fresh __main__ and draw new random numbers; the namespace programs run in.
+def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
+    """Make a new __main__ and reseed random number generators. Returns the namespace for the program.
 
     Args:
-        source: the program, where it is known: reseeding takes time that most programs need not spend.
+        source: the program, where it is known. For speed only: most programs need no reseeding.
     """
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ def become_main(path: str, source: str | None = None) -> dict[str, Any]:
 
 
 def _reseed() -> None:
-    """Generators are the same in every fork; os.fork() reseeds only the `random` module's own."""
+    """Reseed what would be the same in every fork; os.fork() itself reseeds only the `random` module."""
     modules = sys.modules
     if "numpy.random" in modules:
         modules["numpy.random"].seed()
@@ -105,8 +105,8 @@ def _reseed() -> None:
         modules["sympy.core.random"].rng.seed()
 
 
-def split(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
-    """Compile into the statements and the last bare expression, if there is one."""
+def compile_program(source: str, path: str) -> tuple[CodeType | None, CodeType | None]:
+    """Compile into the statements and, if there is one, the last bare expression."""
     tree: Any = compile(source, path, "exec", _ONLY_AST, dont_inherit=True)
     if not tree.body or not isinstance(tree.body[-1], _ast.Expr):
         return compile(tree, path, "exec", dont_inherit=True), None
@@ -129,33 +129,33 @@ def _future_flags(tree: Any) -> int:
 
 
 def execute(source: str, path: str, namespace: dict[str, Any]) -> object:
-    """Run the source; the value of its last bare expression, or None. Raises whatever the source raises."""
-    body, last = split(source.removeprefix("\ufeff"), path)
+    """Run the source. Returns the value of its last bare expression, or None; raises whatever the source raises."""
+    body, last = compile_program(source.removeprefix("\ufeff"), path)
     if body is not None:
         exec(body, namespace)
     return None if last is None else eval(last, namespace)
 
 
 def _run(program: Program) -> _End:
-    path = f"{program.place}/{NAME}"
-    namespace = become_main(path, program.code)
+    path = f"{program.work_dir}/{NAME}"
+    namespace = make_main_module(path, program.code)
     if any(word in program.code for word in _READERS):
         _write_source(path, program.code)
         namespace["__file__"] = path
     try:
         value = execute(program.code, path, namespace)
-        return (b"", b"", None) if value is None else (b"v", shown(value), None)
+        return (b"", b"", None) if value is None else (b"v", repr_bytes(value), None)
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is its result
         return (b"m" if isinstance(error, MemoryError) else b""), b"", error
 
 
-def shown(value: object) -> bytes:
+def repr_bytes(value: object) -> bytes:
     """The beginning of the value's repr as UTF-8."""
     return str.encode(repr(value), "utf-8", "backslashreplace")[:VALUE_BYTES]
 
 
-def send(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
-    """Send a report outside; a program that closed the way goes without."""
+def send_report(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
+    """Send a report outside. Does nothing where the program has closed the descriptor."""
     data = memoryview(kind + nonce + len(text).to_bytes(4, "big") + text)
     try:
         while data:
@@ -164,26 +164,26 @@ def send(fd: int, kind: bytes, nonce: bytes, text: bytes) -> None:
         return
 
 
-def show(error: BaseException, source: str, path: str) -> None:
-    """Show an exception on standard error as the interpreter would, with lines of the source."""
+def print_exception(error: BaseException, source: str, path: str) -> None:
+    """Print an exception on standard error as the interpreter would, with lines of the source."""
     _write_source(path, source)
-    error.__traceback__ = _without_harness(error.__traceback__)
+    error.__traceback__ = _without_own_frames(error.__traceback__)
     flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_harness(trace: TracebackType | None) -> TracebackType | None:
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None and trace.tb_frame.f_globals.get("__package__") == __package__:
         trace = trace.tb_next
     return trace
 
 
 def exit_code(code: object) -> int:
-    """The exit code that SystemExit(code) stands for, with its message shown if it is one."""
+    """The exit code for SystemExit(code); if `code` is a message, print it."""
     if code is None:
         return 0
     if isinstance(code, int):
-        # As in C, where one too long to be a number is -1.
+        # As in C, where a number that is too large becomes -1.
         return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
     flush()
     print(code, file=sys.stderr)
@@ -191,7 +191,7 @@ def exit_code(code: object) -> int:
 
 
 def _write_source(path: str, source: str) -> None:
-    """Lay the source where tracebacks and `inspect` look for it; without it they show less."""
+    """Write the source where tracebacks and `inspect` look for it; without it they show less."""
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(source)
@@ -199,32 +199,32 @@ def _write_source(path: str, source: str) -> None:
         return
 
 
-def wind_up(code: int, source: str = "") -> int:
-    """What the interpreter does at its end: wait for threads, call exit handlers, flush. The exit code."""
+def finalize(code: int, source: str = "") -> int:
+    """Do what the interpreter does at exit: wait for threads, call exit handlers, flush. Returns the exit code."""
     try:
-        # Before the threads: if they never end, what was printed must be out already.
+        # Before the threads: if they never end, printed text must have been written already.
         flush()
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
         _run_exit_functions()
         if "__del__" in source:
-            # What the interpreter does for all objects; for most it would only take time.
+            # The interpreter does this for all objects; for most it would only take time.
             namespace = sys.modules["__main__"].__dict__
             namespace.update({name: None for name in namespace if not name.startswith("__")})
     except BaseException as error:  # noqa: BLE001 - as above
-        error.__traceback__ = _without_harness(error.__traceback__)
+        error.__traceback__ = _without_own_frames(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
-    # 120 is what the interpreter says of output it could not write.
+    # 120 is the interpreter's exit code for output that it could not write.
     return code if flush() else code or 120
 
 
 def flush() -> bool:
-    """Flush both output streams, whatever a program has made of them; False if that failed."""
+    """Flush both output streams, whatever the program has put there; False if that failed."""
     flushed = True
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
                 stream.flush()
-        except Exception:  # noqa: BLE001 - a program may have put anything in their place
+        except Exception:  # noqa: BLE001 - the program may have replaced them by anything
             flushed = False
     return flushed

@@ -1,4 +1,4 @@
-"""The space programs may write, found empty by every program."""
+"""Empties the folders that programs may write, so that every program finds them empty."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_LINGER_S = 0.1
-"""How long the kernel may take to free files that nobody holds any more."""
+_FREE_TIMEOUT_S = 0.1
+"""How long the kernel may take to free files that no process holds any longer."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Scratch:
-    """Knows what an empty scratch space looks like and brings it back to that.
+    """Records what the empty scratch space looks like, and restores that.
 
     Args:
-        places: the folders programs may write.
-        own: they all lie on one file system that nothing else uses, so that its counters tell whether there
+        folders: the ones that programs may write.
+        own: they are all on one file system that nothing else uses, so that its counters say whether there
             is anything to remove.
     """
 
-    def __init__(self, places: tuple[str, ...], *, own: bool) -> None:
-        self._places = places
-        self._own = own
-        self.learn()
+    def __init__(self, folders: tuple[str, ...], *, dedicated: bool) -> None:
+        self._folders = folders
+        self._dedicated = dedicated
+        self.take_snapshot()
 
-    def learn(self) -> None:
-        """Take what is there now for empty."""
-        self._empty = [set(os.listdir(place)) for place in self._places]
-        self._use = self._measure()
+    def take_snapshot(self) -> None:
+        """Record what is there now as empty."""
+        self._empty = [set(os.listdir(folder)) for folder in self._folders]
+        self._usage_when_empty = self._usage()
 
-    def _measure(self) -> tuple[int, int]:
+    def _usage(self) -> tuple[int, int]:
         """(files, blocks) in use."""
-        if not self._own:
+        if not self._dedicated:
             return 0, 0
-        numbers = os.statvfs(self._places[0])
+        numbers = os.statvfs(self._folders[0])
         return numbers.f_files - numbers.f_ffree, numbers.f_blocks - numbers.f_bfree
 
     def is_clean(self) -> bool:
-        """Whether it is empty; one system call where the space is our own."""
-        if self._own:
-            return self._measure() == self._use
+        """Whether it is empty; one system call where the file system is dedicated."""
+        if self._dedicated:
+            return self._usage() == self._usage_when_empty
         try:
-            return all(set(os.listdir(place)) <= kept for place, kept in self._pairs())
+            return all(set(os.listdir(folder)) <= kept for folder, kept in self._pairs())
         except OSError:
             return False
 
     def _pairs(self) -> Iterator[tuple[str, set[str]]]:
-        return zip(self._places, self._empty, strict=True)
+        return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
         """Remove whatever a program left; False where something could not be removed.
 
-        Only call it when the program's processes are gone.
+        Call it only when the program's processes have ended.
         """
         try:
-            for place, kept in self._pairs():
-                empty_out(place, kept)
+            for folder, kept in self._pairs():
+                remove_contents(folder, kept)
         except OSError:
             return False
-        deadline = time.monotonic() + _LINGER_S
-        while self._measure() != self._use:
+        deadline = time.monotonic() + _FREE_TIMEOUT_S
+        while self._usage() != self._usage_when_empty:
             if time.monotonic() > deadline:
                 return False
             _collect_sockets()
@@ -74,24 +74,24 @@ class Scratch:
 
 
 def _collect_sockets() -> None:
-    """Have the kernel look for local sockets that hold only one another, and the files sent over them.
+    """Have the kernel free local sockets that only refer to each other, and the files sent over them.
 
-    It does so, in a thread of its own, when some local socket is closed; the end of their process is none.
+    It looks for them, in a thread of its own, when some local socket is closed; a process that ends does not count.
     """
     for end in _socket.socketpair():
         end.close()
 
 
-def empty_out(place: str, kept: set[str]) -> None:
-    """Remove everything below `place` but the names in `kept`. Nobody else may be writing there.
+def remove_contents(folder: str, kept: set[str]) -> None:
+    """Remove everything below `folder` but the names in `kept`. Nobody else may be writing there.
 
-    It goes down and up by one folder at a time, so that neither the depth of a tree nor the length of its
-    paths matters, and asks little of the disk: one change for each file and folder.
+    It goes down and up one folder at a time, so that neither the depth of a tree nor the length of its paths
+    matters, and changes the disk once per file and folder.
 
     Raises:
         OSError: something could not be removed.
     """
-    here = os.open(place, _FOLDER)
+    here = os.open(folder, _FOLDER)
     path: list[str] = []
     left = [_unlink_all(here, kept)]
     try:
@@ -112,7 +112,7 @@ def empty_out(place: str, kept: set[str]) -> None:
 
 
 def _step(name: str, here: int) -> int:
-    """Exchange an open folder for the one of this name in it."""
+    """Close an open folder and open the one of this name in it."""
     try:
         there = os.open(name, _FOLDER, dir_fd=here)
     except PermissionError:
@@ -123,7 +123,7 @@ def _step(name: str, here: int) -> int:
 
 
 def _unlink_all(here: int, kept: set[str]) -> list[str]:
-    """Remove the files and the empty folders of an open folder; the names of the other folders."""
+    """Remove the files and the empty folders in an open folder. Returns the names of the other folders."""
     with os.scandir(here) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     folders = []

@@ -1,4 +1,4 @@
-"""The system calls that Python does not offer: namespaces, mounts, Landlock, seccomp, bare processes, memory.
+"""Wraps the system calls that Python lacks: namespaces, mounts, Landlock, seccomp, bare processes, memory.
 
 Loaded inside the jail, so it imports nothing heavier than ctypes. Every call raises OSError on failure.
 Source: the Linux manual pages of the calls and the kernel's uapi headers (x86-64 and arm64 share the numbers
@@ -57,7 +57,7 @@ _pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
 _machine = os.uname().machine
 
 
-def _done(result: int, what: str) -> int:
+def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -65,22 +65,22 @@ def _done(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    _done(_libc.unshare(flags), "unshare")
+    _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
-    _done(_libc.setns(fd, kind), "setns")
+    _check(_libc.setns(fd, kind), "setns")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
     """mount(2); the error names the target."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), flags, data.encode())
-    _done(result, f"mount {target}")
+    _check(result, f"mount {target}")
 
 
-def unmount(place: str) -> None:
-    """Take away what is mounted at `place` and under it; what still uses it keeps it till it is done."""
-    _done(_libc.umount2(place.encode(), _MNT_DETACH), f"umount {place}")
+def unmount(path: str) -> None:
+    """Unmount `path` and everything under it; what still uses a mount keeps it until it ends."""
+    _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
@@ -88,23 +88,23 @@ def bind(source: str, target: str, *, read_only: bool = True) -> None:
     mount(source, target, "", MS_BIND | MS_REC)
     attributes = (ctypes.c_uint64 * 4)(_MOUNT_ATTR_NOSUID | (_MOUNT_ATTR_RDONLY if read_only else 0), 0, 0, 0)
     result = _syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, target.encode(), _AT_RECURSIVE, attributes, 32)
-    _done(result, f"mount_setattr {target}")
+    _check(result, f"mount_setattr {target}")
 
 
 def make_root(path: str) -> None:
     """Make the mount at `path` the root of this mount namespace and drop the old root."""
     os.chdir(path)
-    _done(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
-    _done(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
+    _check(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
     os.chdir("/")
 
 
 def set_host_name(name: str) -> None:
-    _done(_libc.sethostname(name.encode(), len(name)), "sethostname")
+    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def prctl(option: int, value: int) -> None:
-    _done(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
+    _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
 
 def become_user(uid: int) -> None:
@@ -112,21 +112,23 @@ def become_user(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    # Changing the user hides /proc/self from its own process; what may look is decided elsewhere.
+    # A change of user hides /proc/self from its own process; who may look is decided elsewhere.
     prctl(PR_SET_DUMPABLE, 1)
 
 
 def drop_capabilities() -> None:
-    """Give up every capability of this process for good (with no_new_privs none comes back)."""
-    _done(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
+    """Drop every capability of this process for good (with no_new_privs none can be regained)."""
+    _check(_syscall(_SYS_CAPSET[_machine], _CAPABILITIES, _NO_CAPABILITIES), "capset")
 
 
 class BareInit:
-    """The first process of a new PID namespace: it shares this process's memory and does nothing but wait.
+    """The first process of a new PID namespace: it shares this process's memory and only waits.
 
-    Sharing the memory makes it as cheap as a thread: no page table is copied. It runs only libc's pause()
-    on a stack of its own, deaf to all signals but the one that kills it. Killing it makes the kernel kill every
-    process of its namespace.
+    It runs libc's pause() on a stack of its own, with all signals blocked. Killing it makes the kernel kill every
+    process in its namespace.
+
+    For speed only: because it shares the memory, a namespace per program costs a thread, not a second copy of the
+    page table.
     """
 
     def __init__(self) -> None:
@@ -135,13 +137,13 @@ class BareInit:
         # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
         _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
         try:
-            self.pid = _done(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
+            self.pid = _check(_clone(_pause, top, CLONE_VM | CLONE_NEWPID | _SIGCHLD, None), "clone")
         finally:
             _libc.pthread_sigmask(_SIG_SETMASK, _signals_before, None)
         self.pidfd = os.pidfd_open(self.pid)
 
     def end(self) -> None:
-        """Kill the whole namespace and wait until it is gone. Its processes must have been reaped."""
+        """Kill the whole namespace and wait until it has ended. Its processes must have been reaped."""
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
@@ -158,9 +160,9 @@ class SyscallFilter:
         self._program = _FilterProgram(len(bpf) // 8, bpf)
 
     def load(self) -> None:
-        """Put this process, from now on, under the filter. no_new_privs must be set."""
+        """Put this process under the filter from now on. no_new_privs must be set."""
         number = _SYS_SECCOMP[_machine]
-        _done(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
+        _check(_syscall(number, _SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(self._program)), "seccomp")
 
 
 def landlock_abi() -> int:
@@ -185,7 +187,7 @@ class Landlock:
         scopes = 3 if abi >= 6 else 0
         attributes = (ctypes.c_uint64 * 3)(self._handled, net, scopes)
         size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-        self.fd = _done(_syscall(_SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
+        self.fd = _check(_syscall(_SYS_LANDLOCK_CREATE, attributes, size, 0), "landlock_create_ruleset")
 
     def allow_read(self, path: str) -> None:
         rights = self._EXECUTE | self._READ | (self._READ_DIR if os.path.isdir(path) else 0)
@@ -205,39 +207,39 @@ class Landlock:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             rule = Beneath(rights, fd)
-            _done(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
+            _check(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
         finally:
             os.close(fd)
 
     def enforce(self) -> None:
-        """Confine this process, from now on and for good. no_new_privs must be set."""
-        _done(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
+        """Confine this process from now on, for good. no_new_privs must be set."""
+        _check(_syscall(_SYS_LANDLOCK_RESTRICT, self.fd, 0), "landlock_restrict_self")
 
 
 def open_ring() -> int:
-    """An io_uring that can hold nothing but registered buffers. → its descriptor."""
-    return _done(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
+    """Open an io_uring that only serves to register buffers. Returns its descriptor."""
+    return _check(_syscall(_SYS_IO_URING_SETUP, 1, (ctypes.c_uint8 * _IO_URING_PARAMS)()), "io_uring_setup")
 
 
 def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
-    """Register parts of this process's memory, (address, bytes), with an io_uring that has none."""
+    """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
-    _done(
+    _check(
         _syscall(_SYS_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register"
     )
 
 
 def use_huge_pages() -> None:
-    """Collapse this process's private memory into huge pages where that can be done.
+    """Collapse this process's private memory into huge pages where possible.
 
-    A fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
+    For speed only: a fork copies one entry of a huge page instead of 512, which is most of what a fork costs here.
     """
     with open("/proc/self/maps") as maps:
         spans = [line.split() for line in maps if " rw-p " in line and " 00:00 0" in line]
     for span in spans:
         start, end = (int(edge, 16) for edge in span[0].split("-"))
         start, end = (start + (1 << 21) - 1) >> 21 << 21, end >> 21 << 21
-        # A refusal (no huge page free, none wanted by the administrator) costs speed and nothing else.
+        # A refusal (no huge page free, or the administrator wants none) costs speed and nothing else.
         if end > start and "[stack]" not in span:
             _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)

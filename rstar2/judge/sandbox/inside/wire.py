@@ -1,6 +1,7 @@
-"""Messages between the worker outside and the zygotes inside: one marshal value and some descriptors each.
+"""Sends and receives messages between the worker outside and the zygotes inside: a value and some descriptors.
 
-Both ends are ours and run the same interpreter; programs never hold one of these sockets.
+Values travel as marshal: both ends are ours and run the same interpreter, and programs never hold one of these
+sockets.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end has closed or died."""
 
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
     """Send one message.
 
     Raises:
-        Closed: the other end is gone.
+        Closed: the other end has closed or died.
     """
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
@@ -40,7 +41,7 @@ def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
     """Wait for one message and its descriptors, which are closed on exec.
 
     Raises:
-        Closed: the other end is gone.
+        Closed: the other end has closed or died.
     """
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)

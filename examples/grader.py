@@ -1,0 +1,34 @@
+"""Grade answers: the function for one, the pool for many, and what the verdicts mean.
+
+`python examples/grader.py`
+"""
+
+from __future__ import annotations
+
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.grade import grade
+
+PAIRS = [
+    ("\\frac{1}{2}", "It is \\boxed{0.5}."),
+    ("42", "\\boxed{41} or \\boxed{42}"),
+    ("(1,2]", "\\boxed{1 < x \\le 2}"),
+    ("2\\sqrt{3}", "\\boxed{\\sqrt{12}}"),
+    ("1/3", "\\boxed{0.333}"),
+    ("7", "\\boxed{\\unknown{7}}"),
+]
+"""Gold answer and model output."""
+
+
+def main() -> None:
+    # `grade` is pure: it starts no process and has no time limit. It suits short answers that you trust.
+    verdict = grade("\\frac{1}{2}", "It is \\boxed{0.5}.")
+    print(f"{verdict.verdict} by rule {verdict.rule!r}, from {verdict.extracted!r}")
+
+    # The pool gives every answer a limit of processor time, in a process that can be killed. Use it for models.
+    with GraderPool(workers=2, timeout_s=1.5) as pool:
+        for (gold, output), verdict in zip(PAIRS, pool.grade_many(PAIRS), strict=True):
+            print(f"{gold:12} {output:28} {verdict.verdict:9} {verdict.rule}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""GRPO-RoC on groups made by hand: which of a problem's 2G rollouts the update sees.
+
+Of the wrong rollouts half are kept, at random. The rest of G is drawn from the correct ones, and those with
+failed calls or a bad answer format are drawn less often. `python examples/roc.py`
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from rstar2.train.roc import RocSettings, Rollout, penalty, select
+
+CLEAN = Rollout(reward=1.0, calls=2, failed_calls=0, answer_blocks=1, turns=3)
+MESSY = Rollout(reward=1.0, calls=4, failed_calls=3, answer_blocks=1, turns=5)
+NO_CALL = Rollout(reward=1.0, calls=0, failed_calls=0, answer_blocks=1, turns=1)
+WRONG = Rollout(reward=0.0, calls=1, failed_calls=0, answer_blocks=1, turns=2)
+
+NAMES = {CLEAN: "clean", MESSY: "3 of 4 calls failed", NO_CALL: "no call", WRONG: "wrong"}
+GROUP = [CLEAN] * 2 + [MESSY] * 2 + [NO_CALL] * 2 + [WRONG] * 2
+"""2G = 8 rollouts of one problem."""
+
+
+def main() -> None:
+    settings = RocSettings(down_sample_to_n=4)
+    for rollout in (CLEAN, MESSY, NO_CALL):
+        print(f"{NAMES[rollout]}: p_total {penalty(rollout, settings):.2f}")
+
+    for variant in ("paper", "off"):
+        settings = RocSettings(down_sample_to_n=4, variant=variant)
+        rng = np.random.default_rng(0)
+        kept = Counter(NAMES[GROUP[at]] for _ in range(1000) for at in select(GROUP, settings, rng))
+        shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in NAMES.values())
+        print(f"variant {variant}: share of each kind that is kept: {shares}")
+
+    # A group with one reward teaches nothing; it can be dropped as a whole.
+    strict = RocSettings(down_sample_to_n=4, reject_equal_reward=True)
+    print("all correct:", select([CLEAN] * 8, strict, np.random.default_rng(0)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Shows an answer of the model in the terminal: text, the code of each call, each call's result."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.text import Text
+
+from rstar2.agent import parse_calls
+from rstar2.chat.stream import CallSplitter, TextStream
+from rstar2.prompts import ChatCodec
+from rstar2.trace import ToolCall, Trace
+
+
+class Screen:
+    """Shows one answer as it is generated.
+
+    Args:
+        out: for the answer.
+        err: for remarks about it.
+    """
+
+    def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
+        self._out = out
+        self._err = err
+        self._text = TextStream(codec)
+        self._pieces = CallSplitter()
+        self._at_margin = True
+
+    def tokens(self, token_ids: list[int]) -> None:
+        self._show(self._text.add(token_ids), False)
+
+    def result(self, call: ToolCall) -> None:
+        self._show("", True)
+        style = "red" if call.failed else "green"
+        title = f"{call.status}, {call.wall_s:.2f} s"
+        self._panel(Panel(Text(call.output), title=title, title_align="left", border_style=style))
+
+    def end(self, trace: Trace) -> None:
+        self._show("", True)
+        self._margin()
+        if trace.finish != "answer":
+            limit = "tokens" if trace.finish == "max_tokens" else "turns"
+            self._err.print(f"[yellow]the answer was cut: it is out of {limit}[/]")
+
+    def _show(self, text: str, whole: bool) -> None:
+        pieces = self._pieces.add(text) + (self._pieces.end() if whole else [])
+        for piece in pieces:
+            if piece.kind == "call":
+                self._call(piece.content)
+            elif piece.content.strip() or not self._at_margin:
+                self._out.print(piece.content, end="", markup=False, soft_wrap=True)
+                self._at_margin = piece.content.endswith("\n")
+
+    def _call(self, body: str) -> None:
+
+        (call,) = parse_calls(f"<tool_call>{body}")
+        if not isinstance(call, tuple):
+            self._panel(Panel(Text(body.strip()), title="not a call", title_align="left", border_style="red"))
+            return
+        name, arguments = call
+        code = Syntax(arguments["code"], "python", background_color="default", word_wrap=True)
+        self._panel(Panel(code, title=name, title_align="left", border_style="cyan"))
+
+    def _panel(self, panel: object) -> None:
+        self._margin()
+        self._out.print(panel)
+
+    def _margin(self) -> None:
+        if not self._at_margin:
+            self._out.print()
+            self._at_margin = True

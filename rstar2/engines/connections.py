@@ -1,0 +1,68 @@
+"""Lets the vLLM client keep hundreds of HTTP requests in flight, each on a connection of its own.
+
+httpx's connection pool looks at every connection for each connection it holds whenever a request starts or
+ends; from some hundred on that takes longer than the requests. Here each request borrows a pool of one.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+
+
+class OneConnectionEach(httpx.AsyncBaseTransport):
+    """As many one-connection pools as there were requests in flight at most, kept alive and used again."""
+
+    def __init__(self) -> None:
+        self._idle: list[httpx.AsyncHTTPTransport] = []
+        self._all: list[httpx.AsyncHTTPTransport] = []
+        # Each pool would read the certificate store again.
+        self._tls = ssl.create_default_context()
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        pool = self._idle.pop() if self._idle else self._open()
+
+        def release() -> None:
+            self._idle.append(pool)
+
+        try:
+            response = await pool.handle_async_request(request)
+        except BaseException:
+            release()
+            raise
+        assert isinstance(response.stream, httpx.AsyncByteStream)
+        response.stream = _ReleasingStream(response.stream, release)
+        return response
+
+    async def aclose(self) -> None:
+        for pool in self._all:
+            await pool.aclose()
+
+    def _open(self) -> httpx.AsyncHTTPTransport:
+        pool = httpx.AsyncHTTPTransport(
+            verify=self._tls, trust_env=False, limits=httpx.Limits(max_connections=1)
+        )
+        self._all.append(pool)
+        return pool
+
+
+class _ReleasingStream(httpx.AsyncByteStream):
+    """A response's body that releases its connection when it is closed."""
+
+    def __init__(self, stream: httpx.AsyncByteStream, release: Callable[[], None]) -> None:
+        self._stream = stream
+        self._release: Callable[[], None] | None = release
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        release, self._release = self._release, None
+        try:
+            await self._stream.aclose()
+        finally:
+            if release is not None:
+                release()

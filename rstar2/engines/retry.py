@@ -1,0 +1,181 @@
+"""Repeats requests to a server that does not answer, for as long as the user allows.
+
+The one retry policy for engines and judges: clients below make a single attempt, this module decides whether
+there is another. A restarted server therefore costs a run nothing but time: the turn that failed is requested
+again with the same seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
+from rstar2.errors import Failure, Unavailable
+
+T = TypeVar("T")
+
+ATTEMPTS = 4
+"""How often one request may fail while the server answers others."""
+FIRST_ANSWER_S = 5.0
+"""A server that has never answered is waited for no longer: most often its URL is wrong."""
+TURN_TIMEOUT_S = 3600.0
+_LONGEST_PAUSE_S = 15.0
+
+
+class ServiceGone(Failure):
+    """The engine or the judge did not answer for as long as the user allows."""
+
+
+class RetryPolicy:
+    """Decides, for all requests to one server, whether a failed one is sent again.
+
+    The wait has one clock, which starts at the server's last answer, or with the request where that is later.
+    Nothing is given up while a request sent earlier is under way: the server may be working on it.
+
+    Args:
+        service: what is asked, in messages, such as `engine`.
+        wait_s: seconds the server may answer nobody.
+        clock: seconds, never going back.
+        sleep: waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.trouble: str | None = None
+        """Why the server does not answer at the moment; None while it does."""
+        self._service = service
+        self._wait_s = wait_s
+        self._clock = clock
+        self._sleep = sleep
+        self._answers = 0
+        self._last_answer = float("-inf")
+        self._under_way: dict[object, float] = {}
+        """When each attempt under way began."""
+
+    async def call(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make attempts until one succeeds; any error but `Unavailable` is passed on.
+
+        Raises:
+            Unavailable: this request keeps failing while the server answers others.
+            ServiceGone: the server answers nobody.
+        """
+        began, answers_before, failures = self._clock(), self._answers, 0
+        while True:
+            attempt_began = self._clock()
+            try:
+                result = await self._tracked(attempt, attempt_began)
+            except Unavailable as error:
+                failures += 1
+                self.trouble = error.message
+                pause_s = self._pause(error, failures, began, attempt_began, self._answers > answers_before)
+            else:
+                self.trouble = None
+                self._answers += 1
+                self._last_answer = self._clock()
+                return result
+            await self._sleep(pause_s)
+
+    async def _tracked(self, attempt: Callable[[], Awaitable[T]], began: float) -> T:
+        key = object()
+        self._under_way[key] = began
+        try:
+            return await attempt()
+        finally:
+            del self._under_way[key]
+
+    def _pause(
+        self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
+    ) -> float:
+        """Seconds until the next attempt.
+
+        Raises:
+            Unavailable, ServiceGone: there is to be none.
+        """
+        now = self._clock()
+        if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
+            raise error
+        allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
+        left_s = allowed_s - (now - max(began, self._last_answer))
+        pause_s = min(_LONGEST_PAUSE_S, 0.25 * 2.0 ** min(failures, 6)) * random.uniform(0.5, 1.0)
+        if left_s > 0:
+            return min(pause_s, left_s)
+        if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
+            return pause_s
+        raise self._gone(error) from error
+
+    def _gone(self, error: Unavailable) -> ServiceGone:
+        if not self._answers:
+            return ServiceGone(error.message, error.hint)
+        return ServiceGone(
+            f"the {self._service} has not answered for {self._wait_s:g} seconds: {error.message}", error.hint
+        )
+
+
+class RetryingEngine:
+    """An engine whose turns are requested again while it does not answer.
+
+    Args:
+        wait_s: seconds it may answer nobody.
+        turn_timeout_s: wall-clock seconds one attempt at a turn may take.
+
+    Raises:
+        EngineError: from `generate`, when this turn fails while others do not, or part of it was shown.
+        ServiceGone: from `generate`, when nobody is answered.
+    """
+
+    def __init__(self, engine: Engine, wait_s: float, turn_timeout_s: float = TURN_TIMEOUT_S) -> None:
+        self.policy = RetryPolicy("engine", wait_s)
+        self.tokens = 0
+        """Tokens generated so far."""
+        self._engine = engine
+        self._turn_timeout_s = turn_timeout_s
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        shown = False
+
+        def show(token_ids: list[int]) -> None:
+            nonlocal shown
+            assert on_tokens is not None
+            shown = True
+            on_tokens(token_ids)
+
+        async def attempt() -> Generation:
+            try:
+                async with asyncio.timeout(self._turn_timeout_s):
+                    return await self._engine.generate(prompt_ids, sampling, show if on_tokens else None)
+            except TimeoutError as error:
+                failed = EngineUnavailable(
+                    f"{self.name} did not finish a turn within {self._turn_timeout_s:g} seconds"
+                )
+                raise _final(failed, shown) from error
+            except EngineUnavailable as error:
+                raise _final(error, shown) from error
+
+        generation = await self.policy.call(attempt)
+        self.tokens += len(generation.token_ids)
+        return generation
+
+    async def aclose(self) -> None:
+        await self._engine.aclose()
+
+
+def _final(error: EngineUnavailable, shown: bool) -> EngineError:
+    """The error of an attempt; once tokens were shown there is no other, which would show them twice."""
+    if not shown:
+        return error
+    return EngineError(f"{error.message}, in the middle of a turn", "See the server's log, then ask again.")

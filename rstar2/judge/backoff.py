@@ -1,0 +1,31 @@
+"""How long to wait before something that failed is tried again."""
+
+from __future__ import annotations
+
+
+class Backoff:
+    """Waits that double with each failure.
+
+    Args:
+        first_s: seconds of the first wait.
+        longest_s: seconds of the longest.
+    """
+
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._next_s = first_s
+
+    def reset(self, *, at_once: bool = False) -> None:
+        """It worked: the next failure is a first one again.
+
+        Args:
+            at_once: and the retry after it does not wait.
+        """
+        self._next_s = 0.0 if at_once else self._first_s
+
+    def next_s(self) -> float:
+        """Seconds to wait after one more failure."""
+        wait_s = self._next_s
+        self._next_s = min(max(2 * wait_s, self._first_s), self._longest_s)
+        return wait_s

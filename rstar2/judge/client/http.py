@@ -1,0 +1,135 @@
+"""A client's HTTP: one aiohttp client per event loop, and requests that are retried until an answer comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import aiohttp
+import yarl
+
+from rstar2.errors import Failure
+from rstar2.judge.backoff import Backoff
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 5.0
+CONNECTIONS = 512
+"""At the same time, those for programs and for cells together; a cell takes one for as long as it runs."""
+CONNECT_S = 10.0
+KEEP_S = 30.0
+"""How long an idle connection is kept; less than the judge keeps it, which could close it under a request."""
+STREAMED_BYTES = 1 << 20
+"""aiohttp warns of longer bodies that are no streams."""
+T = TypeVar("T")
+
+
+class JudgeError(Failure):
+    """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
+
+
+def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
+    """The HTTP client for one event loop.
+
+    Raises:
+        JudgeError: it is no URL of a judge.
+    """
+    check_url(url, token)
+    # httpx takes four times the processor time for a request, and knows no WebSockets.
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
+def check_url(url: str, token: str | None) -> None:
+    """Refuse at once what no retry would fix.
+
+    Raises:
+        JudgeError: it is no URL, or names a user although there is a token.
+    """
+    try:
+        parts = yarl.URL(url)
+        fit = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0
+        fit = fit and not re.search(r"[\s\x00]", url) and not (token and parts.user)
+    except ValueError:
+        fit = False
+    if not fit:
+        raise JudgeError(f"{url!r} is not the URL of a judge", "give one such as http://127.0.0.1:8088")
+
+
+def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:
+    """Close what a client that was never closed leaves, which aiohttp would complain of."""
+    if os.getpid() != pid:
+        # After a fork: closing would take the connections out of the parent's own event loop.
+        return
+    with contextlib.suppress(Exception):
+        # Its event loop may be over; what need not be waited for is done before the first wait.
+        closing = connector.close().__await__()
+        next(closing, None)
+
+
+async def request(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: str,
+    wait_s: float,
+    read: Callable[[str], T],
+    accepted: int = 200,
+) -> T:
+    """Send a request under one idempotency key, again until a good answer comes.
+
+    Args:
+        wait_s: seconds after which it is given up.
+        read: makes of an answer what is returned; raises ValueError for what is no answer of a judge.
+        accepted: a status that is a good answer, beside 200 to 299.
+
+    Raises:
+        JudgeError: the judge refuses the request, or does not answer in time.
+    """
+    headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
+    backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
+    trouble = "it is silent"
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                delay_s = backoff.next_s()
+                try:
+                    # A redirection is an answer like any other; a stream is made anew for every try.
+                    data = io.BytesIO(body.encode()) if len(body) > STREAMED_BYTES else body
+                    async with http.request(
+                        method, url, data=data, headers=headers, allow_redirects=False
+                    ) as answer:
+                        text = await answer.text(errors="replace")
+                    if answer.status < 300 or answer.status == accepted:
+                        return read(text)
+                    trouble = f"HTTP {answer.status} {text[:300]}"
+                    if answer.status < 500 and answer.status != 429:
+                        raise JudgeError(f"{method} {url} was refused: {trouble}")
+                    delay_s = max(delay_s, retry_after_s(answer.headers))
+                except (aiohttp.ClientError, OSError, ValueError) as error:
+                    trouble = describe(error)
+                await asyncio.sleep(delay_s)
+    except TimeoutError as error:
+        raise JudgeError(f"{method} {url} was not answered in time: {trouble}") from error
+
+
+def retry_after_s(headers: Mapping[str, str] | None) -> float:
+    """The seconds that `Retry-After` asks to wait; 0 where it names none, or a date."""
+    text = (headers or {}).get("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0
+
+
+def describe(error: BaseException) -> str:
+    """What went wrong, for a person."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.strerror or error.os_error}"
+    return repr(error)

@@ -1,0 +1,18 @@
+"""What a worker process is told when it starts."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from rstar2.judge.schema import Isolation
+
+
+class WorkerSettings(BaseModel):
+    """One worker process."""
+
+    name: str
+    """Unique among all workers of the queue."""
+    redis_url: str
+    folder: str
+    isolation: Isolation | None
+    """The tier to run under; None: the best this machine allows, never `none`."""

@@ -1,0 +1,55 @@
+// Elements of the page, tooltips, and the packed data that the page carries.
+
+const byId = (id) => document.getElementById(id);
+
+/**
+ * An HTML element. An attribute "onclick" and the like is a listener; a null or undefined attribute or child
+ * is left out, and children may be nested lists.
+ */
+function element(tag, attributes = {}, ...children) {
+  return fill(document.createElement(tag), attributes, children);
+}
+
+/** The same for SVG. */
+function svgElement(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  const present = (value) => value !== undefined && value !== null;
+  for (const [name, value] of Object.entries(attributes)) {
+    if (!present(value)) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.flat(Infinity).filter(present));
+  return node;
+}
+
+/** A table's head and body from nodes or texts: heads [column], rows [row] of <tr>. */
+function tableParts(heads, rows) {
+  return [element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows)];
+}
+
+/** Shows a text beside the pointer while it is over the node. Returns the node. */
+function withTooltip(node, text) {
+  node.addEventListener("pointermove", (event) => {
+    const tip = byId("tip");
+    tip.textContent = text;
+    tip.hidden = false;
+    const overflows = event.clientX + 14 + tip.offsetWidth > innerWidth;
+    tip.style.left = `${overflows ? event.clientX - 14 - tip.offsetWidth : event.clientX + 14}px`;
+    tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 6)}px`;
+  });
+  node.addEventListener("pointerleave", () => {
+    byId("tip").hidden = true;
+  });
+  return node;
+}
+
+/** The JSON value in a script element of the page: gzip in base64. */
+function unpack(id) {
+  const bytes = Uint8Array.from(atob(byId(id).textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}

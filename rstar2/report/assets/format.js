@@ -1,0 +1,36 @@
+// Numbers and verdicts as text. What is no number is shown as a dash.
+
+const WHOLE_NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const formatCount = (value) => (isNumber(value) ? WHOLE_NUMBER.format(value) : "–");
+const formatFixed = (value, digits = 2) => (isNumber(value) ? value.toFixed(digits) : "–");
+/** A share between 0 and 1 as a percentage. */
+const formatShare = (share, digits = 1) => (isNumber(share) ? `${(100 * share).toFixed(digits)} %` : "–");
+const plural = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
+function formatSeconds(value) {
+  if (!isNumber(value)) return "–";
+  return value < 120 ? `${value.toFixed(1)} s` : `${(value / 60).toFixed(1)} min`;
+}
+
+/** A number in few letters, for an axis: 1600, 25k, 1.2M. */
+function formatShort(value) {
+  if (Math.abs(value) >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
+  if (Math.abs(value) >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
+  return `${+value.toPrecision(4)}`;
+}
+
+/** The class of colours of a verdict: correct, wrong, none or unsure, as in viewer.css. */
+function verdictTone(verdict) {
+  if (verdict === "correct" || verdict === "wrong") return verdict;
+  return verdict === "no answer" || verdict === "ungraded" ? "none" : "unsure";
+}
+
+const VERDICT_TEXTS = {
+  unparsed: "could not verify",
+  timeout: "could not verify (timeout)",
+  invalid: "could not verify (gold unusable)",
+};
+
+const verdictText = (verdict) => VERDICT_TEXTS[verdict] ?? verdict;

@@ -1,0 +1,161 @@
+// The results of one benchmark in numbers: cards, the table of problems, settings.
+
+/** The cards of a summary, which is `summary` of results.json. */
+function summaryCards(summary) {
+  if (!summary.samples) return element("p", { class: "muted" }, "No sample has finished yet.");
+  const share = (key, label, hint) => card(formatShare(summary[key]), label, hint);
+  const largestK = Object.entries(summary["pass@k"] ?? {}).filter(([k]) => k !== "1").at(-1);
+  return element(
+    "div",
+    { class: "cards" },
+    accuracyCard(summary),
+    largestK
+      ? card(
+        formatShare(largestK[1]),
+        `pass@${largestK[0]}`,
+        "the unbiased chance that one of so many samples is right",
+      )
+      : null,
+    summary.n > 1
+      ? share("maj@n", `maj@${summary.n}`, "the share of problems whose most frequent answer is right")
+      : null,
+    card(formatCount(summary.mean_tokens), "mean tokens"),
+    card(formatCount(summary.p95_tokens), "95th percentile tokens"),
+    card(formatFixed(summary.calls_per_trace), "tool calls per trace"),
+    share("failed_call_ratio", "failed calls"),
+    share("failed_call_ratio_correct", "failed calls in correct traces"),
+    share("no_answer_share", "no answer"),
+    share("truncated_share", "truncated", "ended by the token or turn limit"),
+    share(
+      "could_not_verify_share",
+      "could not verify",
+      "an answer that the grader could not decide; it is not counted as correct, and not as known to be wrong",
+    ),
+    summary.lost_calls ? card(formatCount(summary.lost_calls), "calls the judge lost") : null,
+  );
+}
+
+function card(value, label, hint) {
+  const node = element("div", { class: "card" }, element("b", {}, value), element("span", {}, label));
+  return hint ? withTooltip(node, hint) : node;
+}
+
+function accuracyCard(summary) {
+  const sizes = `avg@${summary.n}, ${formatCount(summary.problems)} problems × ${summary.n} samples`;
+  const accuracy = (100 * summary.accuracy).toFixed(1);
+  return element(
+    "div",
+    { class: "card main" },
+    element(
+      "div",
+      {},
+      element("span", {}, sizes),
+      element("b", {}, accuracy, element("small", {}, " %")),
+    ),
+    element(
+      "div",
+      {},
+      intervalBar(
+        "problems like these",
+        summary.interval_clustered,
+        summary.accuracy,
+        "95 % interval, clustered by problem: where the average over all problems like these lies. " +
+          "Compare models with this one.",
+      ),
+      intervalBar(
+        "run to run",
+        summary.interval_run_to_run,
+        summary.accuracy,
+        "95 % interval, run to run: how far the average on these same problems moves when they are " +
+          "sampled again.",
+      ),
+    ),
+  );
+}
+
+/** A bar from 0 to 1 with an interval and the value inside it; all are shares. */
+function intervalBar(label, [low, high], value, hint) {
+  const style = `--low:${100 * low}%;--high:${100 * high}%;--at:${100 * value}%`;
+  const ends = `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}`;
+  const bar = element("div", { class: "range" }, label, element("i", { style }), element("em", {}, ends));
+  return withTooltip(bar, hint);
+}
+
+const PROBLEM_COLUMNS = [
+  "problem",
+  "correct",
+  "mean tokens",
+  "calls",
+  "no answer",
+  "truncated",
+  "not verified",
+];
+
+/**
+ * A folded table, one row per problem.
+ * @param problems `per_problem` of results.json
+ * @param onPick called with a problem's id
+ */
+function problemTable(problems, onPick) {
+  const heads = PROBLEM_COLUMNS.map((name) => element("th", {}, name));
+  heads.push(element("th", { class: "left" }, "gold"));
+  const rows = problems.map((problem) => problemRow(problem, onPick));
+  return fold(
+    `Table of ${formatCount(problems.length)} problems`,
+    element("table", {}, tableParts(heads, rows)),
+  );
+}
+
+function problemRow(problem, onPick) {
+  const numbers = [
+    formatCount(problem.mean_tokens),
+    formatFixed(problem.calls_per_trace, 1),
+    problem.no_answer,
+    problem.truncated,
+    problem.could_not_verify,
+  ];
+  const pick = () => onPick(problem.id);
+  const pickOnEnter = (event) => {
+    if (event.key === "Enter") pick();
+  };
+  const meter = element(
+    "span",
+    { class: "meter" },
+    element("i", { style: `width:${100 * problem.accuracy}%` }),
+  );
+  return element(
+    "tr",
+    { tabindex: 0, onclick: pick, onkeydown: pickOnEnter },
+    element("td", {}, problem.id),
+    element("td", {}, meter, `${problem.correct}/${problem.samples}`),
+    numbers.map((text) => element("td", {}, `${text}`)),
+    element("td", { class: "left" }, problem.gold ?? ""),
+  );
+}
+
+function fold(title, content) {
+  return element(
+    "details",
+    { class: "panel" },
+    element("summary", {}, title),
+    element("div", {}, content),
+  );
+}
+
+/** A folded list of the leaves of a JSON value, by dotted path; null when there are none. */
+function settingsFold(title, value) {
+  const leaves = flatten(value);
+  if (!leaves.length) return null;
+  const entries = leaves.map(([path, text]) => [element("dt", {}, path), element("dd", {}, text)]);
+  return fold(title, element("dl", {}, entries));
+}
+
+/** [[path, text]] of a JSON value's leaves; a list is one leaf. */
+function flatten(value, path = "") {
+  if (value === null || typeof value !== "object") return [[path, `${value}`]];
+  if (Array.isArray(value)) {
+    const items = value.map((item) => (typeof item === "object" ? JSON.stringify(item) : item));
+    return [[path, items.join(", ")]];
+  }
+  return Object.entries(value).flatMap(([key, inner]) => flatten(inner, path ? `${path}.${key}` : key));
+}

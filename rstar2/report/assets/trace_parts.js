@@ -1,0 +1,116 @@
+// One trace: its verdict, its problem, and each turn's thought, code, results and answer.
+
+const FINISH_TEXTS = {
+  answer: "",
+  max_turns: " · ended by the turn limit",
+  max_tokens: " · ended by the token limit",
+};
+
+/**
+ * The nodes of a trace.
+ * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish}, from the page's index
+ * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s}, from a chunk of the page
+ */
+function traceNodes(row, detail) {
+  const sample = `${row.problem.id}, sample ${row.sample + 1}`;
+  const turns = detail.turns.map((turn, number) => [
+    element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
+    turn.parts.map((part) => part.kind === "call" ? callNodes(part) : textNode(part, row.verdict)),
+  ]);
+  return [
+    verdictBar(row, detail),
+    element("p", { class: "muted sample" }, sample),
+    element("div", { class: "problem" }, row.problem.text),
+    ...turns.flat(Infinity),
+  ];
+}
+
+function verdictBar(row, detail) {
+  const facts = [
+    `${formatCount(row.tokens)} tokens`,
+    plural(detail.turns.length, "turn"),
+    `${row.calls} calls`,
+    `${formatSeconds(detail.wall_s)}${FINISH_TEXTS[row.finish]}`,
+  ];
+  return element(
+    "div",
+    { class: "verdict", "data-tone": verdictTone(row.verdict) },
+    element("strong", {}, verdictText(row.verdict)),
+    element(
+      "span",
+      { class: "pair" },
+      "answer ",
+      element("code", {}, detail.extracted ?? "none"),
+      "  gold ",
+      element("code", {}, row.problem.gold ?? "none"),
+      detail.rule ? element("span", { class: "muted" }, `  decided by ${detail.rule}`) : null,
+    ),
+    element("span", { class: "facts" }, facts.join(" · ")),
+  );
+}
+
+/** part: {kind: thought, text or answer; text} */
+function textNode(part, verdict) {
+  return element(
+    "div",
+    { class: `part ${part.kind}`, "data-tone": verdictTone(verdict) },
+    element("div", { class: "label" }, part.kind),
+    element("div", { class: "body" }, part.text),
+  );
+}
+
+/** part: {kind: "call", code, input, status, output, wall_s}; a call that never ran has no wall_s. */
+function callNodes(part) {
+  const ok = part.status === "ok";
+  const notRun = part.status === "lost" || part.status === "not run";
+  const code = element("div", { class: "part code" }, element("div", { class: "label" }, "python"));
+  code.append(element("pre", {}, highlighted(part.code)));
+  if (part.input) {
+    code.append(element("div", { class: "label" }, "standard input"), element("pre", {}, part.input));
+  }
+  const result = element(
+    "div",
+    {
+      class: `part result ${ok || notRun ? "" : "failed"}`,
+      "data-tone": ok ? "correct" : notRun ? "none" : "wrong",
+      "data-status": part.status,
+    },
+    element(
+      "div",
+      { class: "label" },
+      ok ? "result" : part.status.replaceAll("_", " "),
+      element("span", {}, part.wall_s ? formatSeconds(part.wall_s) : ""),
+    ),
+    element("pre", {}, part.output || (notRun ? "the rollout ended before it ran" : "")),
+  );
+  return [code, result];
+}
+
+const KEYWORDS = "and|as|assert|async|await|break|class|continue|def|del|elif|else|except|finally|for|from|" +
+  "global|if|import|in|is|lambda|None|nonlocal|not|or|pass|raise|return|True|False|try|while|with|yield";
+
+/** [class in viewer.css, what it colours], tried in this order. */
+const TOKENS = [
+  ["com", /#[^\n]*/],
+  [
+    "str",
+    /"""[\s\S]*?(?:"""|$)|'''[\s\S]*?(?:'''|$)|[rbfRBF]{0,2}(?:"(?:\\.|[^"\\\n])*"?|'(?:\\.|[^'\\\n])*'?)/,
+  ],
+  ["num", /\b\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?j?\b/],
+  ["kw", new RegExp(`\\b(?:${KEYWORDS})\\b`)],
+  ["fn", /\b[A-Za-z_]\w*(?=\()/],
+];
+const PYTHON = new RegExp(TOKENS.map(([, pattern]) => `(${pattern.source})`).join("|"), "g");
+
+/** Python code as texts and coloured spans. */
+function highlighted(code) {
+  const pieces = [];
+  let end = 0;
+  for (const match of code.matchAll(PYTHON)) {
+    const kind = match.slice(1).findIndex((group) => group !== undefined);
+    pieces.push(code.slice(end, match.index), element("span", { class: TOKENS[kind][0] }, match[0]));
+    end = match.index + match[0].length;
+  }
+  pieces.push(code.slice(end));
+  return pieces;
+}

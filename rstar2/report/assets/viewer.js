@@ -1,0 +1,255 @@
+// The trace viewer: a list that draws only the rows that can be seen, and one trace at a time.
+
+const ROW_HEIGHT = 46;
+/** Rows drawn above and below those that can be seen. */
+const EXTRA_ROWS = 4;
+const KEPT_CHUNKS = 6;
+
+const ORDER_NAMES = {
+  order: "in the order they finished",
+  problem: "by problem and sample",
+  tokens: "longest first",
+  shortest: "shortest first",
+  calls: "most calls first",
+  failed: "most failed calls first",
+};
+
+/**
+ * A trace is named by its place in the columns of the index.
+ * index: {problems: [{id, text, gold}], rows: {section, problem, sample, verdict, tokens, calls, failed, finish,
+ * extracted, chunk, place}}, where each of rows is a column with one value per trace of the run.
+ */
+class Viewer {
+  /** section: the number of the benchmark whose traces are listed. */
+  constructor(index, section) {
+    this.index = index;
+    this.rows = index.rows;
+    this.section = section;
+    this.traces = this.rows.section.flatMap((number, trace) => (number === section ? [trace] : []));
+    this.filters = { verdicts: new Set(), failedCalls: false, words: "", problem: null };
+    this.order = "order";
+    this.chunks = new Map();
+    this.listed = [];
+    this.current = null;
+    this.build();
+    this.applyFilters();
+  }
+
+  build() {
+    const onSearch = () => {
+      this.filters.words = this.search.value.toLowerCase();
+      this.filters.problem = null;
+      this.applyFilters();
+    };
+    const placeholder = "problem id or words in it";
+    this.search = element("input", {
+      type: "search",
+      placeholder,
+      "aria-label": "search",
+      oninput: onSearch,
+    });
+    const onOrder = (event) => {
+      this.order = event.target.value;
+      this.applyFilters();
+    };
+    const options = Object.entries(ORDER_NAMES).map(([value, name]) => element("option", { value }, name));
+    const order = element("select", { "aria-label": "order", onchange: onOrder }, options);
+    this.chips = element("div", { class: "chips" });
+    this.spacer = element("div", { class: "spacer" });
+    const listeners = { onscroll: () => this.drawList(), onkeydown: (event) => this.onKey(event) };
+    this.list = element("div", { class: "list", role: "list", tabindex: 0, ...listeners }, this.spacer);
+    this.counter = element("span");
+    this.pane = element("article", { class: "trace", tabindex: -1 });
+    const keys = element("span", {}, element("kbd", {}, "j"), " ", element("kbd", {}, "k"));
+    const side = element(
+      "div",
+      { class: "side" },
+      element("div", { class: "filters" }, this.search, order, this.chips),
+      this.list,
+      element("div", { class: "count" }, this.counter, keys),
+    );
+    this.node = element("section", { class: "panel viewer", id: "viewer" }, side, this.pane);
+    new ResizeObserver(() => this.drawList()).observe(this.list);
+  }
+
+  /** The buttons that filter: one per verdict, failed calls, and the problem picked. */
+  drawChips() {
+    const { filters, rows } = this;
+    const tally = new Map();
+    for (const trace of this.traces) {
+      tally.set(rows.verdict[trace], (tally.get(rows.verdict[trace]) ?? 0) + 1);
+    }
+    const chips = [...tally].sort().map(([verdict, number]) => {
+      const pressed = filters.verdicts.has(verdict);
+      const toggle = () => (pressed ? filters.verdicts.delete(verdict) : filters.verdicts.add(verdict));
+      return this.chip(verdictText(verdict), number, pressed, toggle, verdictTone(verdict));
+    });
+    const failed = this.traces.filter((trace) => rows.failed[trace]).length;
+    if (failed) {
+      const toggle = () => (filters.failedCalls = !filters.failedCalls);
+      chips.push(this.chip("failed calls", failed, filters.failedCalls, toggle));
+    }
+    if (filters.problem !== null) {
+      const clear = () => (filters.problem = null);
+      chips.push(this.chip(`${filters.problem} ×`, this.listed.length, true, clear));
+    }
+    this.chips.replaceChildren(...chips);
+  }
+
+  chip(name, number, pressed, toggle, tone) {
+    const onclick = () => {
+      toggle();
+      this.applyFilters();
+    };
+    const attributes = { "aria-pressed": pressed, "data-tone": tone, onclick };
+    return element("button", attributes, `${name} ${formatCount(number)}`);
+  }
+
+  fits(trace) {
+    const { verdicts, failedCalls, words, problem: picked } = this.filters;
+    const problem = this.problemOf(trace);
+    return (!verdicts.size || verdicts.has(this.rows.verdict[trace])) &&
+      (!failedCalls || this.rows.failed[trace] > 0) &&
+      (picked === null || problem.id === picked) &&
+      (problem.id.toLowerCase().includes(words) || problem.text.toLowerCase().includes(words));
+  }
+
+  compare(a, b) {
+    const { tokens, calls, failed, problem, sample } = this.rows;
+    switch (this.order) {
+      case "problem":
+        return problem[a] - problem[b] || sample[a] - sample[b];
+      case "tokens":
+        return tokens[b] - tokens[a];
+      case "shortest":
+        return tokens[a] - tokens[b];
+      case "calls":
+        return calls[b] - calls[a];
+      case "failed":
+        return failed[b] - failed[a];
+      default:
+        return a - b;
+    }
+  }
+
+  applyFilters() {
+    this.listed = this.traces.filter((trace) => this.fits(trace)).sort((a, b) => this.compare(a, b));
+    this.spacer.style.height = `${this.listed.length * ROW_HEIGHT}px`;
+    this.list.scrollTop = 0;
+    this.counter.textContent = `${formatCount(this.listed.length)} of ${
+      formatCount(this.traces.length)
+    } traces`;
+    this.drawChips();
+    this.drawList();
+    if (!this.listed.includes(this.current)) this.open(this.listed[0]);
+  }
+
+  drawList() {
+    const { scrollTop, clientHeight } = this.list;
+    const first = Math.max(0, Math.floor(scrollTop / ROW_HEIGHT) - EXTRA_ROWS);
+    const end = Math.ceil((scrollTop + clientHeight) / ROW_HEIGHT) + EXTRA_ROWS;
+    const nodes = this.listed.slice(first, end).map((trace, number) => this.rowNode(trace, first + number));
+    this.spacer.replaceChildren(...nodes);
+  }
+
+  rowNode(trace, place) {
+    const row = this.row(trace);
+    const verdict = verdictText(row.verdict);
+    const answer = row.extracted ? `answer ${row.extracted}` : verdict;
+    const failed = row.failed ? element("span", { class: "bad" }, ` (${row.failed} failed)`) : null;
+    return element(
+      "button",
+      {
+        class: "row",
+        role: "listitem",
+        style: `top:${place * ROW_HEIGHT}px`,
+        "data-tone": verdictTone(row.verdict),
+        "aria-current": trace === this.current,
+        title: verdict,
+        onclick: () => this.open(trace),
+      },
+      element("span", { class: "dot" }),
+      element(
+        "span",
+        { class: "what" },
+        `${row.problem.id} · ${row.sample + 1}`,
+        element("small", {}, answer),
+      ),
+      element(
+        "span",
+        { class: "nums" },
+        `${formatCount(row.tokens)} tok`,
+        element("small", {}, plural(row.calls, "call"), failed),
+      ),
+    );
+  }
+
+  onKey(event) {
+    const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const place = this.listed.indexOf(this.current) + step;
+    this.open(this.listed[Math.min(this.listed.length - 1, Math.max(0, place))]);
+    this.scrollToCurrent();
+  }
+
+  scrollToCurrent() {
+    const { list } = this;
+    const top = this.listed.indexOf(this.current) * ROW_HEIGHT;
+    const bottom = top + ROW_HEIGHT;
+    if (top < list.scrollTop) list.scrollTop = top;
+    if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
+  }
+
+  /** Lists one problem's traces. */
+  pick(problemId) {
+    this.filters.problem = problemId;
+    this.filters.words = this.search.value = "";
+    this.applyFilters();
+    this.node.scrollIntoView({ behavior: "smooth" });
+  }
+
+  /** Shows a trace, and names it in the address; undefined clears the pane. */
+  async open(trace) {
+    this.current = trace ?? null;
+    this.drawList();
+    if (trace === undefined) {
+      const reason = this.traces.length ? "No trace fits the filter." : "This run has no traces yet.";
+      this.pane.replaceChildren(element("p", { class: "muted" }, reason));
+      return;
+    }
+    const row = this.row(trace);
+    const detail = (await this.chunk(row.chunk))[row.place];
+    if (this.current !== trace) return;
+    const address = [this.section, row.problem.id, row.sample].map(encodeURIComponent).join("/");
+    history.replaceState(null, "", `#${address}`);
+    this.pane.replaceChildren(...traceNodes(row, detail));
+    this.pane.scrollTop = 0;
+  }
+
+  /** A chunk of details, [detail]; those used last are kept. */
+  chunk(number) {
+    const chunk = this.chunks.get(number) ?? unpack(`chunk-${number}`);
+    this.chunks.delete(number);
+    this.chunks.set(number, chunk);
+    if (this.chunks.size > KEPT_CHUNKS) this.chunks.delete(this.chunks.keys().next().value);
+    return chunk;
+  }
+
+  problemOf(trace) {
+    return this.index.problems[this.rows.problem[trace]];
+  }
+
+  /** A trace's values of all columns, with its problem in place of the problem's number. */
+  row(trace) {
+    const values = Object.entries(this.rows).map(([name, column]) => [name, column[trace]]);
+    return { ...Object.fromEntries(values), problem: this.problemOf(trace) };
+  }
+
+  /** The trace that an address names by problem and sample; undefined without one. */
+  find(problemId, sample) {
+    return this.traces.find((trace) =>
+      this.problemOf(trace).id === problemId && this.rows.sample[trace] === sample
+    );
+  }
+}

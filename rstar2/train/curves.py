@@ -1,0 +1,56 @@
+"""Pass rate, failed calls and length of the training rollouts, per step (the paper's figure 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rstar2.train.recipe import STAGES
+from rstar2.train.stages import step_metrics
+
+WINDOW = 5
+"""Steps that a smoothed point averages, itself the last."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured on all rollouts of a step, before RoC selects. Lists of equal length."""
+
+    steps: list[int]
+    """From 1, counted over all stages."""
+    pass_rate: list[float]
+    failed: list[float]
+    """Failed calls among the calls of correct traces."""
+    tokens: list[float]
+    starts: list[int]
+    """The first step of each stage."""
+
+    def smoothed(self) -> Curve:
+        """Means over the last WINDOW steps."""
+        return Curve(
+            self.steps, _trailing(self.pass_rate), _trailing(self.failed), _trailing(self.tokens), self.starts
+        )
+
+
+def curve(root: Path) -> Curve:
+    """Read the metrics of the stages below `root`."""
+    rows: list[dict[str, float]] = []
+    starts = []
+    for number in STAGES:
+        metrics = step_metrics(root / f"stage{number}")
+        if metrics:
+            starts.append(len(rows) + 1)
+        rows += list(metrics.values())
+    return Curve(
+        steps=list(range(1, len(rows) + 1)),
+        pass_rate=[row["rstar2/pass_rate"] for row in rows],
+        failed=[row["rstar2/failed_call_ratio_correct"] for row in rows],
+        tokens=[row["rstar2/tokens"] for row in rows],
+        starts=starts,
+    )
+
+
+def _trailing(values: list[float]) -> list[float]:
+    return [float(np.mean(values[max(0, i + 1 - WINDOW) : i + 1])) for i in range(len(values))]

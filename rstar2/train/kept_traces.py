@@ -1,0 +1,70 @@
+"""The rollouts of training that are kept as traces, for a person who wants to know why a reward changed.
+
+```
+STAGE/traces/
+  step-000012.jsonl          a sample of the step's rollouts, and those that lost a tool call
+  failed-HOST-PID.jsonl      rollouts that the engine could not finish, of all steps; one file per process
+```
+A step's file is written whole by the one process that samples for the trainer, so a step that is run again after a
+kill replaces its file. Every line is a `rstar2.trace.Trace` with `step`, `reward` and `kept`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rstar2.eval.settings import sample_seed
+from rstar2.files import whole_file
+from rstar2.trace import Trace, TraceWriter, read_traces
+from rstar2.train.roc import Rollout
+
+
+def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
+    """Whether a rollout's trace is carried to the sampler: drawn with probability `share`, or lost a call."""
+    if share <= 0:
+        return False
+    drawn = sample_seed(seed, f"kept {trace.step} {trace.problem_id}", trace.sample) / (1 << 31)
+    return drawn < share or trace.lost_calls > 0
+
+
+def choose(
+    rollouts: Sequence[Rollout], carried: Sequence[int], count: int, seed: int, step: int
+) -> list[int]:
+    """The indices of the rollouts to keep, in order: `count` drawn from those carried, and every failed one.
+
+    Args:
+        rollouts: of one step.
+        carried: indices of those whose trace has come along.
+        count: -1 for all.
+    """
+    if count < 0 or count >= len(carried):
+        return sorted(carried)
+    drawn = np.random.default_rng([seed, step]).choice(len(carried), size=count, replace=False)
+    failed = {i for i in carried if rollouts[i].lost_calls and count}
+    return sorted({carried[i] for i in drawn.tolist()} | failed)
+
+
+def write_step(folder: Path, step: int, traces: Iterable[Trace]) -> None:
+    """Write a step's traces, whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(folder / f"step-{step:06}.jsonl") as file:
+        for trace in traces:
+            file.write(trace.model_dump_json() + "\n")
+
+
+def write_failed(folder: Path, trace: Trace) -> None:
+    """Append a rollout that the engine could not finish, to this process's own file."""
+    with TraceWriter(folder / f"failed-{socket.gethostname()}-{os.getpid()}.jsonl") as writer:
+        writer.write(trace)
+
+
+def training_traces(stage: Path) -> Iterator[Trace]:
+    """All traces a stage's folder keeps: by step, then the failed ones."""
+    for pattern in ("step-*.jsonl", "failed-*.jsonl"):
+        for path in sorted((stage / "traces").glob(pattern)):
+            yield from read_traces(path)

@@ -1,0 +1,305 @@
+"""The training pipeline: SFT, stages of GRPO-RoC and evaluations, one after another in a run's folder.
+
+`rstar2 train`, `rstar2 sft` and the demo all run through it. Every phase leaves a finished folder, so that the same
+call after a kill repeats nothing:
+
+```
+RUN/
+  sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
+  stage3/solved/                    samples of the training problems, see `rstar2.train.solved`
+  eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
+  model.json                        the last finished stage's model
+  timing.json                       wall-clock seconds of the run, see `rstar2.train.timing`
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.problem import Problem
+from rstar2.eval.progress import Progress
+from rstar2.eval.settings import EvalSettings
+from rstar2.files import write_json
+from rstar2.judge.service.start import running_judge
+from rstar2.runs import Run
+from rstar2.trace import read_traces
+from rstar2.train.inputs import with_our_template
+from rstar2.train.plan import JudgeChoice, SftPlan, TrainPlan
+from rstar2.train.progress import PhaseProgress
+from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
+from rstar2.train.sampling import JudgeAddress, sample
+from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
+from rstar2.train.stages import is_done, run_sft, run_stage
+from rstar2.train.timing import TIMING_FILE, PhaseTimer, Timing, read_timing, total
+
+DONE_BEFORE = "done before"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How the model of every phase is measured."""
+
+    problems: list[Problem]
+    settings: EvalSettings
+    rollout: RolloutSettings
+    """Its tool settings are used."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The phases of one run, over what they share; see `open_pipeline`."""
+
+    run: Run
+    progress: PhaseProgress
+    judge: JudgeAddress
+    isolation: str | None
+    """Of the judge started for the run; None where another one is used."""
+    trainer_env: Mapping[str, str]
+    """Environment variables of every trainer."""
+    timer: PhaseTimer
+    """Of the whole run."""
+
+    def train_stages(
+        self,
+        recipes: dict[int, StageRecipe],
+        model: Path,
+        rows: list[dict[str, Any]],
+        root: Path,
+        label: str = "",
+        solved: Path | None = None,
+    ) -> Iterator[tuple[str, Path]]:
+        """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
+
+        Args:
+            rows: the training problems, as `rstar2.data.parquet.rl_rows` makes them.
+            label: put before the name in the progress.
+            solved: see `TrainPlan`; None samples the problems where a stage needs it.
+        """
+        for number, recipe in recipes.items():
+            model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label, solved)
+            if root == self.run.path:
+                write_json(root / "model.json", {"path": str(model.relative_to(root))})
+            self.timer.save()
+            yield f"stage{number}", model
+
+    def evaluate(
+        self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
+    ) -> dict[str, Any]:
+        """Measure a phase's model; returns the phase's entry of summary.json.
+
+        Args:
+            root: the folder that holds the phase's folder `name` and `eval/name`.
+        """
+        out = root / "eval" / name
+        row = f"{label}{name} eval"
+        wanted = len(evaluation.problems) * evaluation.settings.samples
+        self.progress.start(row, f"  {label}held-out problems", wanted)
+        timer = PhaseTimer(out, self.timer)
+        numbers = sample(
+            model,
+            evaluation.problems,
+            evaluation.settings,
+            evaluation.rollout,
+            self.judge,
+            out,
+            self._sampling_progress(row, timer),
+        ).summary
+        self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")
+        self.timer.save()
+        return {
+            "name": name,
+            "accuracy": numbers["accuracy"],
+            "interval": numbers["interval_clustered"],
+            "problems": numbers["problems"],
+            "samples": numbers["samples"],
+            "failed_call_ratio_correct": numbers["failed_call_ratio_correct"],
+            "calls_per_trace": numbers["calls_per_trace"],
+            "mean_tokens": numbers["mean_tokens"],
+            "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
+        }
+
+    def _train_stage(
+        self,
+        number: int,
+        recipe: StageRecipe,
+        model: Path,
+        rows: list[dict[str, Any]],
+        folder: Path,
+        label: str,
+        solved: Path | None,
+    ) -> Path:
+        row = f"{label}stage{number}"
+        method = "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
+        title = f"stage {number}: {method}, {recipe.rollout.tokens} tokens"
+        if is_done(folder):
+            self.progress.start(row, title, recipe.steps)
+            self.progress.finish(row, DONE_BEFORE)
+            return folder / "model"
+        timer = PhaseTimer(folder, self.timer)
+        if recipe.drop_solved:
+            rows = self._unsolved(rows, recipe, model, folder, row, solved, timer)
+        self.progress.start(row, title, recipe.steps)
+
+        def on_step(step: int, metrics: dict[str, float]) -> None:
+            passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
+            text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
+            self.progress.update(row, step, text)
+
+        trained = run_stage(
+            recipe,
+            model=model,
+            rows=rows,
+            folder=folder,
+            judge=self.judge,
+            logs=self.run.logs,
+            on_step=on_step,
+            timer=timer,
+            trainer_env=self.trainer_env,
+        )
+        self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
+        return trained
+
+    def _unsolved(
+        self,
+        rows: list[dict[str, Any]],
+        recipe: StageRecipe,
+        model: Path,
+        folder: Path,
+        row: str,
+        solved: Path | None,
+        timer: PhaseTimer,
+    ) -> list[dict[str, Any]]:
+        """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
+        row = f"{row} filter"
+        self.progress.start(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
+        if solved is None:
+            traces = sample_training_problems(
+                model,
+                rows,
+                recipe,
+                self.judge,
+                folder / "solved",
+                self.run.logs,
+                self._sampling_progress(row, timer),
+            )
+        else:
+            traces = traces_of_eval(solved)
+        kept = drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
+        self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
+        return kept
+
+    def _sampling_progress(self, row: str, timer: PhaseTimer) -> Callable[[Progress], None]:
+        counted_s = 0.0
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal counted_s
+            shown = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
+            self.progress.update(row, progress.done, shown)
+            if progress.resumed < progress.done:
+                timer.timing.evaluation_s += timer.elapsed_s() - counted_s
+                counted_s = timer.elapsed_s()
+                timer.save()
+
+        return on_progress
+
+
+@contextmanager
+def open_pipeline(run: Run, progress: PhaseProgress, judge: JudgeChoice) -> Iterator[Pipeline]:
+    """Start what the phases of a run share.
+
+    Raises:
+        UserError: no Redis, or no isolation that works here.
+        Failure: the judge did not start.
+    """
+    timer = PhaseTimer(run.path)
+    with _open_judge(run, progress, judge, timer) as (address, isolation):
+        timer.save()
+        yield Pipeline(run, progress, address, isolation, trainer_env={}, timer=timer)
+        timer.save()
+
+
+@contextmanager
+def _open_judge(
+    run: Run, progress: PhaseProgress, judge: JudgeChoice, timer: PhaseTimer
+) -> Iterator[tuple[JudgeAddress, str | None]]:
+    if judge.url is not None:
+        yield (judge.url, judge.token), None
+        return
+    progress.start("judge", "judge", 1)
+    with running_judge(run.path / "judge", workers=judge.workers, isolation=judge.isolation) as started:
+        timer.timing.start_up_s += timer.elapsed_s()
+        progress.finish("judge", f"isolation {started.isolation}, {judge.workers} workers at {started.url}")
+        yield (started.url, started.token), started.isolation
+
+
+def fine_tune(
+    recipe: SftRecipe,
+    *,
+    model: Path,
+    data: Path,
+    conversations: int,
+    folder: Path,
+    run: Run,
+    progress: PhaseProgress,
+    timer: PhaseTimer,
+) -> Path:
+    """Stage 0, in `folder`; returns the model's folder.
+
+    Args:
+        data: parquet with a `messages` column.
+        conversations: rows of `data`.
+    """
+    steps = conversations // recipe.batch * recipe.epochs
+    progress.start("sft", "stage 0: SFT", steps)
+    if is_done(folder):
+        progress.finish("sft", DONE_BEFORE)
+        return folder / "model"
+    trained = run_sft(
+        recipe,
+        model=model,
+        data=data,
+        folder=folder,
+        logs=run.logs,
+        on_step=lambda step, metrics: progress.update("sft", step, f"loss {metrics['train/loss']:.3f}"),
+        timer=timer,
+    )
+    progress.finish("sft", f"{conversations} conversations, {steps} steps")
+    return trained
+
+
+def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
+    """Run `rstar2 sft` in a run's folder; returns the model's folder."""
+    folder = run.path
+    base, data = folder / "base", folder / "data.parquet"
+    if not is_done(folder):
+        with_our_template(plan.model, base)
+        plan.conversations.store(data)
+    return fine_tune(
+        plan.recipe,
+        model=base,
+        data=data,
+        conversations=len(plan.conversations),
+        folder=folder,
+        run=run,
+        progress=progress,
+        timer=PhaseTimer(folder),
+    )
+
+
+def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
+    """Run `rstar2 train` in a run's folder; returns the last stage's model."""
+    with open_pipeline(run, progress, plan.judge) as pipeline:
+        stages = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path, solved=plan.solved)
+        return [model for _, model in stages][-1]
+
+
+def run_timing(root: Path) -> Timing:
+    """Where the time of a run went: its own parts and those of all phases below its folder."""
+    own = read_timing(root)
+    phases = [path.parent for path in root.glob(f"**/{TIMING_FILE}") if path.parent != root]
+    return total([own, *map(read_timing, phases)], own.wall_s)

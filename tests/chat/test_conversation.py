@@ -1,0 +1,156 @@
+"""A chat keeps token ids as they were written, and shows whole characters and whole calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rstar2.agent import Callbacks, Limits
+from rstar2.chat.conversation import Conversation
+from rstar2.chat.stream import CallSplitter, Piece, TextStream
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.prompts import END_OF_TURN, ChatCodec
+from rstar2.trace import ToolCall
+
+
+def _pieces(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[start:end] for start, end in itertools.pairwise(places)]
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbouring texts put together."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        if joined and joined[-1].kind == piece.kind == "text":
+            piece = Piece("text", joined.pop().content + piece.content)
+        joined.append(piece)
+    return joined
+
+
+TAGGED = st.lists(
+    st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "a < b", "{}", "<", "\n"]), max_size=8
+).map("".join)
+
+
+@given(text=TAGGED, cuts=st.lists(st.integers(min_value=0), max_size=20))
+def test_however_the_text_is_cut_the_same_words_and_calls_are_shown(text: str, cuts: list[int]) -> None:
+    whole, cut = CallSplitter(), CallSplitter()
+    expected = whole.add(text) + whole.end()
+    shown = [piece for part in _pieces(text, cuts) for piece in cut.add(part)] + cut.end()
+    assert _joined(shown) == _joined(expected)
+
+
+def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag() -> None:
+    splitter = CallSplitter()
+    assert splitter.add("so a < b<tool_") == [Piece("text", "so a < b")]
+    assert splitter.add('call>{"name"') == []
+    assert splitter.add(": 1}</tool_call>\nand") == [Piece("call", '{"name": 1}'), Piece("text", "\nand")]
+    assert splitter.add("<tool_call>left open") == []
+    assert splitter.end() == [Piece("call", "left open")]
+    assert splitter.add("next turn") == [Piece("text", "next turn")]
+
+
+@given(
+    text=st.text(alphabet=st.sampled_from("aπ√→ 😀\n字é"), max_size=40),
+    sizes=st.lists(st.integers(min_value=1, max_value=7), min_size=1),
+)
+def test_streamed_tokens_show_the_text_and_never_half_a_character(
+    codec: ChatCodec, text: str, sizes: list[int]
+) -> None:
+    ids = codec.tokenizer.encode(text)
+    stream = TextStream(codec)
+    shown = []
+    for size in itertools.cycle(sizes):
+        if not ids:
+            break
+        shown.append(stream.add(ids[:size]))
+        ids = ids[size:]
+    assert "".join(shown) == text
+    assert not any("\ufffd" in part for part in shown)
+
+
+class Writer:
+    """Answers with the given token ids, turn after turn."""
+
+    def __init__(self, *turns: list[int]) -> None:
+        self.turns = list(turns)
+        self.asked: list[list[int]] = []
+        self.seeds: list[int | None] = []
+
+    @property
+    def name(self) -> str:
+        return "writer"
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(list(prompt_ids))
+        self.seeds.append(sampling.seed)
+        if not self.turns:
+            raise EngineError("gone")
+        said = self.turns.pop(0)[: sampling.max_tokens]
+        return Generation(said, None, "length" if len(said) == sampling.max_tokens else "stop")
+
+    async def aclose(self) -> None:
+        pass
+
+
+class NoTools:
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        raise AssertionError("nothing asked for a tool")
+
+
+def _chat(codec: ChatCodec, writer: Writer, max_tokens: int = 100) -> Conversation:
+    return Conversation(writer, codec, NoTools(), Limits(max_tokens=max_tokens), Sampling(seed=3))
+
+
+def _spelled(codec: ChatCodec, text: str) -> list[int]:
+    """Token ids that say `text` one byte at a time, as no tokenizer would encode it."""
+    return [token for letter in text for token in codec.tokenizer.encode(letter)] + [codec.end_id]
+
+
+async def test_what_the_model_wrote_is_never_encoded_again(codec: ChatCodec) -> None:
+    answer = "the answer is <answer>4</answer>"
+    spelled = _spelled(codec, answer)
+    assert spelled != codec.tokenizer.encode(answer + END_OF_TURN)
+    writer = Writer(spelled, spelled)
+    chat = _chat(codec, writer)
+    await chat.ask("2 + 2?", Callbacks())
+    await chat.ask("Sure?", Callbacks())
+    first = codec.prompt(codec.format.messages("2 + 2?"))
+    assert writer.asked == [first, first + spelled + codec.user_turn("Sure?")]
+    assert chat.history == writer.asked[1] + spelled
+
+
+async def test_an_answer_cut_by_its_budget_is_closed_before_the_next_question(codec: ChatCodec) -> None:
+    writer = Writer(_spelled(codec, "a long answer"), _spelled(codec, "short"))
+    chat = _chat(codec, writer, max_tokens=4)
+    trace = await chat.ask("x", Callbacks())
+    assert trace.finish == "max_tokens"
+    assert chat.history == trace.prompt_ids + trace.response_ids + [codec.end_id]
+
+
+async def test_a_failed_answer_leaves_the_conversation_as_it_was(codec: ChatCodec) -> None:
+    chat = _chat(codec, Writer(_spelled(codec, "yes")))
+    await chat.ask("x", Callbacks())
+    before = list(chat.history)
+    with pytest.raises(EngineError):
+        await chat.ask("y", Callbacks())
+    assert chat.history == before
+
+
+async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) -> None:
+    writer = Writer(*[_spelled(codec, "yes")] * 3)
+    chat = _chat(codec, writer)
+    await chat.ask("x", Callbacks())
+    await chat.ask("x", Callbacks())
+    chat.reset()
+    await chat.ask("x", Callbacks())
+    assert writer.asked[2] == writer.asked[0]
+    assert len(set(writer.seeds)) == 3

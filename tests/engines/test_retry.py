@@ -1,0 +1,186 @@
+"""The retry policy, on a clock of its own, and against real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from rstar2.engines.models import open_server
+from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone
+from rstar2.errors import Unavailable
+from rstar2.processes import free_port
+
+
+class Clock:
+    """Time that passes only while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._slept = asyncio.Condition()
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        async with self._slept:
+            self._slept.notify_all()
+        await asyncio.sleep(0)
+
+    async def passes(self, moment: float) -> None:
+        async with self._slept:
+            await self._slept.wait_for(lambda: self.now > moment)
+
+
+class Server:
+    """Answers or refuses, and counts its requests; each takes `takes_s` of the clock."""
+
+    def __init__(self, clock: Clock, takes_s: float = 0.0) -> None:
+        self.clock = clock
+        self.takes_s = takes_s
+        self.down = False
+        self.requests = 0
+
+    async def request(self) -> str:
+        self.requests += 1
+        self.clock.now += self.takes_s
+        if self.down:
+            raise Unavailable("connection refused", "Start it.")
+        return "answer"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def _policy(clock: Clock, wait_s: float) -> RetryPolicy:
+    return RetryPolicy("engine", wait_s, clock, clock.sleep)
+
+
+async def _gone(policy: RetryPolicy, request: Callable[[], Awaitable[str]]) -> str:
+    with pytest.raises(ServiceGone) as gone:
+        await policy.call(request)
+    return gone.value.message
+
+
+@pytest.mark.parametrize("wait_s", [5.0, 60.0])
+async def test_a_server_that_went_away_is_given_up_after_the_wait_and_not_later(
+    clock: Clock, wait_s: float
+) -> None:
+    policy, server = _policy(clock, wait_s), Server(clock)
+    await policy.call(server.request)
+    server.down = True
+    message = await _gone(policy, server.request)
+    assert message == f"the engine has not answered for {wait_s:g} seconds: connection refused"
+    assert clock.now == pytest.approx(wait_s)
+    assert server.requests > ATTEMPTS
+
+
+async def test_attempts_that_take_long_do_not_lengthen_the_wait_by_more_than_one(clock: Clock) -> None:
+    policy, server = _policy(clock, 5.0), Server(clock)
+    await policy.call(server.request)
+    server.down, server.takes_s = True, 4.0
+    await _gone(policy, server.request)
+    assert clock.now <= 5.0 + 4.0
+
+
+async def test_a_server_that_never_answered_is_waited_for_briefly(clock: Clock) -> None:
+    policy, server = _policy(clock, 300.0), Server(clock)
+    server.down = True
+    assert await _gone(policy, server.request) == "connection refused"
+    assert clock.now == pytest.approx(FIRST_ANSWER_S)
+
+
+async def test_without_a_wait_the_first_failure_is_the_last(clock: Clock) -> None:
+    policy, server = _policy(clock, 0.0), Server(clock)
+    server.down = True
+    await _gone(policy, server.request)
+    assert (server.requests, clock.now) == (1, 0.0)
+
+
+async def test_the_wait_begins_again_with_every_answer(clock: Clock) -> None:
+    policy, server = _policy(clock, 5.0), Server(clock)
+
+    async def away_for_a_while() -> str:
+        if clock.now < back_at:
+            raise Unavailable("connection refused")
+        return await server.request()
+
+    await policy.call(server.request)
+    for _ in range(10):
+        back_at = clock.now + 3.0
+        assert await policy.call(away_for_a_while) == "answer"
+        assert policy.trouble is None
+    assert clock.now >= 30.0
+
+
+async def test_a_request_that_fails_while_others_are_answered_is_given_up_alone(clock: Clock) -> None:
+    policy, server, failures = _policy(clock, 60.0), Server(clock), 0
+
+    async def refused() -> str:
+        nonlocal failures
+        failures += 1
+        await policy.call(server.request)
+        raise Unavailable("this one is too large")
+
+    with pytest.raises(Unavailable, match="this one is too large"):
+        await policy.call(refused)
+    assert failures == ATTEMPTS
+    assert await policy.call(server.request) == "answer"
+
+
+async def test_a_slow_request_that_fails_while_others_are_answered_is_not_repeated(clock: Clock) -> None:
+    policy, server, attempts = _policy(clock, 60.0), Server(clock), 0
+
+    async def slow() -> str:
+        nonlocal attempts
+        attempts += 1
+        await policy.call(server.request)
+        clock.now += 3600.0
+        raise Unavailable("no answer within an hour")
+
+    with pytest.raises(Unavailable, match="no answer within an hour"):
+        await policy.call(slow)
+    assert attempts == 1
+
+
+async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: Clock) -> None:
+    policy, server, answer = _policy(clock, 5.0), Server(clock), asyncio.Event()
+
+    async def long() -> str:
+        await answer.wait()
+        return "answer"
+
+    earlier = asyncio.create_task(policy.call(long))
+    await asyncio.sleep(0)
+    clock.now += 1.0
+    server.down = True
+    later = asyncio.create_task(policy.call(server.request))
+    await clock.passes(100)
+    assert not later.done()
+    answer.set()
+    assert await earlier == "answer"
+    with pytest.raises(Unavailable, match="connection refused"):
+        await later
+
+
+async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    started = time.monotonic()
+    with pytest.raises(ServiceGone) as gone:
+        await open_server(url, wait_s=0.5)
+    assert gone.value.message == f"nothing answers at {url}: connection refused"
+    assert "rstar2 serve MODEL" in gone.value.hint
+    assert time.monotonic() - started >= 0.5
+
+
+async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wait() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests and does not answer"):
+            await open_server(url, wait_s=0.5)

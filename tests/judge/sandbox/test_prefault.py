@@ -1,0 +1,174 @@
+"""Zygotes are profiled: forks copy right away the pages that programs write, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rstar2.judge.sandbox import sandbox as sandbox_module
+from rstar2.judge.sandbox.inside.prefault import open_rings
+from rstar2.judge.sandbox.jail import JailLost
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.schema import RunRequest
+
+FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
+PREFAULT = """
+import json, mmap, os, sys
+from rstar2.judge.sandbox.inside.prefault import PrefaultedPages, open_rings, written_since_fork
+
+PAGES, PAGE = 64, os.sysconf("SC_PAGE_SIZE")
+memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for number in range(PAGES):
+    memory[number * PAGE] = 1
+
+def in_fork(act):
+    # What a fork and its parent have written while the fork lives.
+    ready, says = os.pipe()
+    waits, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        act()
+        os.write(says, b"x")
+        os.read(waits, 1)
+        os._exit(0)
+    os.read(ready, 1)
+    found = written_since_fork(child), written_since_fork(os.getpid())
+    os.write(told, b"x")
+    os.waitpid(child, 0)
+    return found
+
+def write():
+    for number in range(0, PAGES, 2):
+        memory[number * PAGE] = 2
+
+before, _ = in_fork(lambda: None)
+after, _ = in_fork(write)
+written = after - before
+prefaulted = PrefaultedPages(open_rings(1))
+prefaulted.register(written)
+at_once, ours = in_fork(lambda: None)
+print(json.dumps([len(written), len(written & at_once), len(written & ours), memory[0]]))
+"""
+BLOCKED_SIGNALS = """
+import os, signal
+from rstar2.judge.sandbox.inside import syscalls
+
+init = syscalls.BareInit()
+sent = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+for number in sent:
+    os.kill(init.pid, number)
+status = open(f"/proc/{init.pid}/status").read()
+pending = int(status.split("ShdPnd:")[1].split()[0], 16)
+init.end()
+print([bool(pending >> number - 1 & 1) for number in sent])
+"""
+WITHOUT_IO_URING = """
+import sys
+from pathlib import Path
+import pyseccomp
+
+refuse = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+refuse.add_rule(pyseccomp.ERRNO(1), "io_uring_setup")
+refuse.load()
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.sandbox.inside.prefault import open_rings
+from rstar2.judge.schema import RunRequest
+
+sandbox = Sandbox(Path(sys.argv[1]), minimum="landlock")
+sandbox.start()
+print(open_rings(4), 1 <= sum(sandbox.profile_next_zygote() for _ in range(5)) <= 4)
+print(sandbox.run(RunRequest(code="print(6 * 7)"), "0").stdout)
+sandbox.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    made = Sandbox(tmp_path_factory.mktemp("profiled"), minimum="landlock")
+    made.start()
+    yield made
+    made.close()
+
+
+def run(sandbox: Sandbox, code: str) -> str:
+    result = sandbox.run(RunRequest(code=code), "0")
+    assert result.outcome == "ok", result
+    return result.stdout
+
+
+def needs_rings() -> None:
+    rings = open_rings(1)
+    for ring in rings:
+        os.close(ring)
+    if not rings:
+        pytest.skip("this machine has no io_uring for us")
+
+
+def test_a_fork_begins_with_copies_of_what_is_prefaulted() -> None:
+    needs_rings()
+    said = subprocess.run([sys.executable, "-c", PREFAULT], capture_output=True, text=True, check=True).stdout
+    written, at_once, ours, first = json.loads(said)
+    assert written >= 32
+    assert at_once == ours == written
+    assert first == 1
+
+
+def test_programs_of_a_profiled_zygote_fault_less_and_share_nothing(sandbox: Sandbox) -> None:
+    needs_rings()
+    poison = "import builtins, sys\nbuiltins.len = None\nsys.poison = 1\nprint(6 * 7)"
+    run(sandbox, FAULTS)
+    before = int(run(sandbox, FAULTS))
+    assert 1 <= sum(sandbox.profile_next_zygote() for _ in range(5)) <= 4
+    assert int(run(sandbox, FAULTS)) < before / 2
+    run(sandbox, poison)
+    assert run(sandbox, "import sys\nprint(len('ab'), hasattr(sys, 'poison'))") == "2 False\n"
+
+
+def test_a_program_that_ends_while_its_zygote_is_profiled_costs_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_module, "_STAY", "import os\nos._exit(3)")
+    made = Sandbox(tmp_path, minimum="landlock")
+    made.start()
+    session = made.open_session(kind="bare")
+    session.run_cell("x = 42", 10, "0")
+    assert made.profile_next_zygote()
+    assert session.run_cell("x", 10, "1").value == "42"
+    assert run(made, "print(6 * 7)") == "42\n"
+    made.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a namespace alone")
+def test_signals_to_the_first_process_of_a_namespace_stay_pending() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", BLOCKED_SIGNALS], capture_output=True, text=True, timeout=60
+    ).stdout
+    assert said == "[True, True, True]\n"
+
+
+def test_without_io_uring_everything_works_as_before(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_IO_URING, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert said.split() == ["[]", "True", "42"]
+
+
+def test_a_jail_that_is_lost_while_profiling_is_built_again_and_not_profiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Sandbox(tmp_path, minimum="landlock")
+    made.start()
+
+    def lose(_weight: str) -> None:
+        raise JailLost("as if the zygote had died")
+
+    monkeypatch.setattr(made, "_profile", lose)
+    assert made.profile_next_zygote()
+    assert run(made, "print(6 * 7)") == "42\n"
+    assert not made.profile_next_zygote()
+    made.close()

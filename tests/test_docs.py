@@ -1,0 +1,136 @@
+"""The pages are true of the repository: links lead somewhere, and what is generated is current."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.md")])
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1[ ]*$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^()\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?)[ #]*$", re.MULTILINE)
+
+
+def _prose(page: Path) -> str:
+    """A page without its code blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the site's generator make them."""
+    titles = [
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(_prose(page))
+    ]
+    seen: Counter[str] = Counter()
+    anchors = set()
+    for title in titles:
+        anchors.add(f"{title}-{seen[title]}" if seen[title] else title)
+        seen[title] += 1
+    return anchors
+
+
+def _broken(page: Path) -> list[str]:
+    """The links of a page to files or headings that do not exist. Addresses on the web are not fetched."""
+    broken = []
+    for link in _LINK.findall(re.sub(r"`[^`\n]*`", "", _prose(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_or_heading(page: Path) -> None:
+    assert _broken(page) == []
+
+
+def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One, two\n## One, two\n"
+        "[ok](page.md) [ok](#one-two) [ok](page.md#one-two-1) [ok](https://example.org/x) `[code](no.md)`\n"
+        "```\n[code](no.md)\n```\n[bad](no.md) [bad](#three) [bad](page.md#one-two-2)\n"
+    )
+    assert _broken(page) == ["no.md", "#three", "page.md#one-two-2"]
+
+
+def test_every_page_is_listed_in_the_index() -> None:
+    listed = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
+    names = {line for block in listed for line in block.split("\n") if line and not line.startswith(":")}
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert names == pages | {"../README", "../CONTRIBUTING", "../CHANGELOG"}
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {target for page in PAGES for target in re.findall(r"`make ([a-z]+)", page.read_text("utf-8"))}
+    assert {"test", "check", "demo", "docs"} <= named <= targets
+
+
+def test_the_reference_of_the_command_line_is_current() -> None:
+    generator = runpy.run_path(str(ROOT / "docs/generate_cli_reference.py"), run_name="cli_reference")
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    assert page == generator["reference"](), "run: python docs/generate_cli_reference.py"
+
+
+_CODE_PATH = re.compile(
+    r"`((?:rstar2|tests|recipes|examples|benchmarks|docs|deploy)/(?:[\w./-]*(?:/|\.\w+))?)(?::([\w.]+))?`"
+)
+"""A folder, a file, or something in a file; `rstar2/lost_calls` is a metric."""
+
+
+def _names(path: Path) -> set[str]:
+    """What a module defines: functions, classes, their methods as `Class.method`, and assigned names."""
+    found = set()
+
+    def collect(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                collect(node.body, f"{prefix}{node.name}.")
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            found.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    collect(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_function_that_is_named_exists(page: Path) -> None:
+    """`path` and `path:name` in code font, on any page but the changelog, which tells of what was."""
+    named = [] if page.name == "CHANGELOG.md" else _CODE_PATH.findall(page.read_text(encoding="utf-8"))
+    files = {path for path, _ in named}
+    assert {path for path in files if not (ROOT / path).exists()} == set()
+    missing = [f"{path}:{name}" for path, name in named if name and name not in _names(ROOT / path)]
+    assert missing == []
+
+
+def _hops(heading: str) -> list[str]:
+    """The numbered lines of a section of the architecture page."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = re.split(r"^#{2,3} ", page.split(f"\n{heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+    return re.findall(r"^\d+\. .*$", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("heading", "most"),
+    [("### Out", 40), ("### Back", 24), ("## A reward, from a finished rollout to the update", 31)],
+)
+def test_the_walks_are_short_and_each_step_names_a_function(heading: str, most: int) -> None:
+    hops = _hops(heading)
+    assert 10 < len(hops) <= most
+    assert [int(hop.split(".")[0]) for hop in hops] == list(range(1, len(hops) + 1))
+    for hop in hops:
+        assert re.match(r"\d+\. `rstar2/[\w/]+\.py:[\w.]+` ", hop), hop

@@ -1,0 +1,51 @@
+"""What becomes of a rollout that VERL's rollout server cannot finish."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+
+from rstar2.agent import Limits, RolloutError
+from rstar2.prompts import ChatCodec
+from rstar2.train.kept_traces import training_traces
+from rstar2.train.verl.agent_loop import RStarAgentLoop
+
+
+class BrokenServer:
+    async def generate(self, **request: Any) -> None:
+        raise RuntimeError("the actor died")
+
+
+def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
+    """A loop without VERL's own set-up, which needs a running trainer."""
+    made: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
+    made.server_manager = BrokenServer()
+    made.rollout_config = SimpleNamespace(name="vllm")
+    made._codec, made._limits, made._tools = codec, Limits(), None
+    made._traces, made._trace_share, made._seed = traces, trace_share, 1
+    return made
+
+
+ROW = {
+    "raw_prompt": [{"role": "user", "content": "2 + 2?"}],
+    "extra_info": {"id": "sum", "problem": "2 + 2?"},
+    "reward_model": {"ground_truth": "4"},
+    "session_id": 3,
+    "global_steps": 12,
+}
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.01, 1), (0.0, 0)])
+async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
+    codec: ChatCodec, tmp_path: Path, share: float, kept: int
+) -> None:
+    with pytest.raises(RolloutError, match="the actor died"):
+        await loop(codec, tmp_path / "traces", share).run({"temperature": 1.0}, **ROW)
+    traces = list(training_traces(tmp_path))
+    found = [(trace.problem_id, trace.sample, trace.step, trace.gold, trace.finish) for trace in traces]
+    assert found == [("sum", 3, 12, "4", "error")] * kept

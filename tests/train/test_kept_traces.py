@@ -1,0 +1,64 @@
+"""Which rollouts of training are kept as traces, and that what is kept can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.train.kept_traces import choose, may_be_kept, training_traces, write_failed, write_step
+from rstar2.train.recipe import stage_recipe
+from rstar2.train.roc import Rollout
+
+
+def made(sample: int, step: int = 1, lost: bool = False, problem: str = "p") -> Trace:
+    call = ToolCall(status="lost" if lost else "ok", output="")
+    return Trace(
+        problem_id=problem,
+        sample=sample,
+        prompt_ids=[1],
+        response_ids=[2],
+        response_mask=[1],
+        turns=[Turn(text="x", start=0, end=1, calls=[call])],
+        finish="answer",
+        reward=0.0,
+        step=step,
+    )
+
+
+def test_a_share_of_the_rollouts_carries_its_trace_and_those_that_lost_a_call_always() -> None:
+    traces = [made(n, problem=f"p{n % 50}") for n in range(2000)]
+    carried = [may_be_kept(trace, 0.25, seed=1) for trace in traces]
+    assert sum(carried) == pytest.approx(500, abs=100)
+    assert carried == [may_be_kept(trace, 0.25, seed=1) for trace in traces], "same seed, same rollouts"
+    assert all(may_be_kept(made(n, lost=True), 1e-9, seed=1) for n in range(20))
+    assert not any(may_be_kept(made(n, lost=True), 0.0, seed=1) for n in range(20)), "0 keeps none"
+
+
+def test_as_many_as_asked_for_are_kept_and_every_failed_one() -> None:
+    rollouts = [Rollout.from_trace(made(n, lost=n in (5, 6))) for n in range(100)]
+    carried = list(range(0, 60))
+    kept = choose(rollouts, carried, 10, seed=1, step=3)
+    assert {5, 6} <= set(kept) <= set(carried)
+    assert 10 <= len(kept) <= 12
+    assert kept == choose(rollouts, carried, 10, seed=1, step=3)
+    assert kept != choose(rollouts, carried, 10, seed=1, step=4)
+    assert choose(rollouts, carried, -1, seed=1, step=3) == carried
+    assert choose(rollouts, carried, 0, seed=1, step=3) == []
+
+
+@pytest.mark.parametrize(("asked", "share"), [(0, 0.0), (-1, 1.0), (64, 136 / 16384), (20_000, 1.0)])
+def test_the_recipe_says_how_many_carry_their_trace(asked: int, share: float) -> None:
+    assert stage_recipe(1, None, [f"traces_per_step={asked}"]).trace_share == pytest.approx(share)
+
+
+def test_all_kept_traces_of_a_stage_are_read_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    write_step(folder, 2, [made(0, step=2)])
+    write_step(folder, 1, [made(3, step=1), made(4, step=1)])
+    write_failed(folder, made(9, step=1))
+    write_failed(folder, made(10, step=2))
+    read = [(trace.step, trace.sample) for trace in training_traces(tmp_path)]
+    assert read == [(1, 3), (1, 4), (2, 0), (1, 9), (2, 10)]
+    assert list(training_traces(tmp_path / "none")) == []
