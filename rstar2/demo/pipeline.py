@@ -98,6 +98,7 @@ def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
         run=run,
         progress=pipeline.progress,
         timer=PhaseTimer(run.path / "sft", pipeline.timer),
+        trainer_env=pipeline.trainer_env,
     )
 
 

@@ -6,12 +6,12 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
-import shutil
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +24,8 @@ from rstar2.train.command import CPU_ENVIRONMENT, Command
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
-READY_S = 300.0
-"""How long the fork server may take to import what it preloads; after that, processes start without it."""
 FORK_SERVER = "RSTAR2_FORK_SERVER"
-"""Environment variable with the path of the fork server's socket."""
+"""Environment variable with the name of the fork server's socket in the abstract namespace."""
 _CLIENT = Path(__file__).parent / "verl" / "fork_client.py"
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
@@ -75,38 +73,37 @@ def run_trainer(
 
 
 @contextlib.contextmanager
-def fork_server(folder: Path, log: Path) -> Iterator[dict[str, str]]:
-    """A process that forks the trainers' processes, so that they need not import VERL each; for CPUs only.
+def fork_server(log: Path) -> Iterator[dict[str, str]]:
+    """A process that forks the trainers' processes, so that not each has to import VERL; for the CPU profile only.
 
     Args:
-        folder: gets the server's socket, under a name of its own.
         log: gets what the server prints.
 
     Yields:
-        What a `Command`'s environment needs for its processes to be forked.
+        Environment variables that have a `Command`'s processes forked. Where the server has ended they start by
+        themselves.
     """
-    # A socket's path may have 107 bytes, a run's folder has what its user likes.
-    place = tempfile.mkdtemp(prefix="rstar2-")
-    path = Path(place) / "fork-server"
-    environment = {**os.environ, **CPU_ENVIRONMENT}
-    with log.open("ab") as out:
+    # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
+    name = f"rstar2-fork-server-{secrets.token_hex(8)}"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener, log.open("ab") as out:
+        listener.bind(f"\0{name}")
+        # From here on connections wait until the server has imported everything.
+        listener.listen(64)
         server = subprocess.Popen(
-            [sys.executable, "-m", "rstar2.train.verl.fork_server", str(path), str(folder.absolute())],
-            env=environment,
+            [sys.executable, "-m", "rstar2.train.verl.fork_server", str(listener.fileno()), str(log)],
+            env={**os.environ, **CPU_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            pass_fds=[listener.fileno()],
             start_new_session=True,
             preexec_fn=die_with(os.getpid()),
         )
     try:
-        give_up_at = time.monotonic() + READY_S
-        while not path.exists() and server.poll() is None and time.monotonic() < give_up_at:
-            time.sleep(POLL_S)
-        yield {FORK_SERVER: str(path)} if path.exists() else {}
+        yield {FORK_SERVER: name}
     finally:
         stop(server, STOP_S)
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _forked(command: Command) -> Command:

@@ -16,7 +16,7 @@ RUN/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,10 @@ from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run
 from rstar2.trace import read_traces
 from rstar2.train.inputs import with_our_template
+from rstar2.train.launch import fork_server
 from rstar2.train.plan import JudgeChoice, SftPlan, TrainPlan
 from rstar2.train.progress import PhaseProgress
-from rstar2.train.recipe import RolloutSettings, SftRecipe, StageRecipe
+from rstar2.train.recipe import Hardware, RolloutSettings, SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress, sample
 from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
 from rstar2.train.stages import is_done, run_sft, run_stage
@@ -59,8 +60,8 @@ class Pipeline:
     judge: JudgeAddress
     isolation: str | None
     """Of the judge started for the run; None where another one is used."""
-    trainer_env: Mapping[str, str]
-    """Environment variables of every trainer."""
+    trainer_env: Callable[[Hardware], Mapping[str, str]]
+    """Environment variables for a trainer on this hardware; starts what they speak of."""
     timer: PhaseTimer
     """Of the whole run."""
 
@@ -159,7 +160,7 @@ class Pipeline:
             logs=self.run.logs,
             on_step=on_step,
             timer=timer,
-            trainer_env=self.trainer_env,
+            trainer_env=self.trainer_env(recipe.hardware),
         )
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
@@ -217,9 +218,18 @@ def open_pipeline(run: Run, progress: PhaseProgress, judge: JudgeChoice) -> Iter
         Failure: the judge did not start.
     """
     timer = PhaseTimer(run.path)
-    with _open_judge(run, progress, judge, timer) as (address, isolation):
+    with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
         timer.save()
-        yield Pipeline(run, progress, address, isolation, trainer_env={}, timer=timer)
+        servers: list[dict[str, str]] = []
+
+        def trainer_env(hardware: Hardware) -> dict[str, str]:
+            if hardware.device != "cpu":
+                return {}
+            if not servers:  # not before a trainer starts: a run that is done has none
+                servers.append(stack.enter_context(fork_server(run.logs / "fork_server.log")))
+            return servers[0]
+
+        yield Pipeline(run, progress, address, isolation, trainer_env, timer)
         timer.save()
 
 
@@ -247,12 +257,14 @@ def fine_tune(
     run: Run,
     progress: PhaseProgress,
     timer: PhaseTimer,
+    trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
     """Stage 0, in `folder`; returns the model's folder.
 
     Args:
         data: parquet with a `messages` column.
         conversations: rows of `data`.
+        trainer_env: see `Pipeline`.
     """
     steps = conversations // recipe.batch * recipe.epochs
     progress.start("sft", "stage 0: SFT", steps)
@@ -267,6 +279,7 @@ def fine_tune(
         logs=run.logs,
         on_step=lambda step, metrics: progress.update("sft", step, f"loss {metrics['train/loss']:.3f}"),
         timer=timer,
+        trainer_env=trainer_env(recipe.hardware) if trainer_env else {},
     )
     progress.finish("sft", f"{conversations} conversations, {steps} steps")
     return trained

@@ -46,19 +46,21 @@ def run_sft(
     logs: Path,
     on_step: OnStep,
     timer: PhaseTimer | None = None,
+    trainer_env: Mapping[str, str] | None = None,
 ) -> Path:
     """Fine-tune on conversations and return the new model's folder.
 
     Args:
         data: parquet with a `messages` column.
         logs: the folder for the trainer's output.
+        trainer_env: environment variables for the trainer, on top of those of its command.
 
     Raises:
         Failure: the trainer failed.
     """
     command = sft_command(recipe, model, data, folder / "checkpoints", next_metrics(folder))
     step = _Trainer(folder, logs / "sft.log", on_step, "train/loss", timer)
-    step.run(command)
+    step.run(Command(command.argv, {**command.env, **(trainer_env or {})}))
     return step.export(model, "huggingface")
 
 

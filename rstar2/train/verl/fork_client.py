@@ -16,10 +16,11 @@ import sys
 from types import FrameType
 
 SOCKET_VARIABLE = "RSTAR2_FORK_SERVER"
-"""Environment variable with the path of the server's socket."""
+"""Environment variable with the name of the server's socket in the abstract namespace."""
 PARENT_POLL_S = 1.0
-CONNECT_S = 10.0
-"""How long the server may take to accept, when it is busy forking others."""
+"""How often the client looks whether its parent still lives."""
+ANSWER_S = 300.0
+"""How long the server may take to answer, its own imports included; a fresh interpreter runs the command then."""
 
 
 def main() -> None:
@@ -28,8 +29,8 @@ def main() -> None:
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
     try:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        server.settimeout(CONNECT_S)
-        server.connect(os.environ[SOCKET_VARIABLE])
+        server.settimeout(ANSWER_S)
+        server.connect("\0" + os.environ[SOCKET_VARIABLE])
         body = json.dumps(request).encode()
         descriptors = array.array("i", [0, 1, 2])
         header = len(body).to_bytes(8, "big")

@@ -5,7 +5,9 @@ processor time, again in each stage. Forked from this one they have them at once
 CPU profile uses it; `rstar2.train.verl.fork_client` is the other end. It exists only for speed: where it is not
 there or does not answer, the same commands run in fresh interpreters.
 
-    python -m rstar2.train.verl.fork_server SOCKET
+    python -m rstar2.train.verl.fork_server LISTENER LOG
+
+LISTENER is the descriptor of a listening socket; LOG only tells whoever lists processes which run this one serves.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rstar2.processes import die_with
@@ -59,7 +61,7 @@ FIXED_AT_IMPORT = {
 RAY_RAYLET_PID, whose process a worker must not outlive, is one more; the workers are bound to this process instead,
 and `fork_client` to the raylet.
 """
-ACCEPT_S = 10.0
+REQUEST_S = 10.0
 """How long a client may take to send its request once it is connected."""
 
 
@@ -96,7 +98,7 @@ class ForkServer:
         """By descriptor: each child is found by its pidfd and by its client's connection."""
 
     def serve(self) -> Job:
-        """Fork for every request, for ever. Returns only in a child, with what that is to run."""
+        """Fork for every request. Returns only in a child, with what that is to run."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
@@ -107,8 +109,9 @@ class ForkServer:
 
     def _accept(self) -> Job | None:
         connection, _ = self._listener.accept()
-        connection.settimeout(ACCEPT_S)
+        connection.settimeout(REQUEST_S)
         try:
+            _refuse_strangers(connection)
             job = _receive(connection)
         except (OSError, ValueError):
             connection.close()
@@ -152,6 +155,17 @@ class ForkServer:
             child.connection.close()
             os.close(child.pidfd)
         self._children.clear()
+
+
+def _refuse_strangers(connection: socket.socket) -> None:
+    """Whoever may connect has its commands run as this user.
+
+    Raises:
+        PermissionError: the client is another user's.
+    """
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise PermissionError(f"user {uid} is not served")
 
 
 def _receive(connection: socket.socket) -> Job:
@@ -210,23 +224,16 @@ def _run(argv: list[str]) -> None:
 
 
 def main() -> None:
-    """Import everything, say that the socket is ready by making it, and serve."""
-    path = Path(sys.argv[1])
+    """Import everything, then serve."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
     before = dict(os.environ)
     for name in PRELOADED:
         importlib.import_module(name)
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    # What is not collected again is not written to again, so that parent and children go on sharing it.
+    # What is not collected again is not written to again, so that parent and children keep sharing it.
     gc.collect()
     gc.freeze()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    listener.bind(str(part))
-    part.chmod(0o600)
-    listener.listen(64)
-    part.rename(path)
     job = ForkServer(listener).serve()
     _become(job, set_by_imports)
     _run(job.argv)
