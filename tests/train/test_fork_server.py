@@ -1,0 +1,165 @@
+"""A process of the fork server is like one of its own: arguments, environment, output, signals, exit code, end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'rstar2[laptop]'")
+
+from rstar2.train.command import Command
+from rstar2.train.launch import FORK_SERVER, run_trainer
+from rstar2.train.verl import fork_client
+
+CLIENT = [sys.executable, "-I", "-S", fork_client.__file__]
+# What VERL's processes import is tried by the demo; here it is the process that counts.
+LIGHT_SERVER = (
+    "from rstar2.train.verl import fork_server\nfork_server.PRELOADED = ('numpy', 'ray')\nfork_server.main()"
+)
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    """The environment of a client whose commands are forked."""
+    name = f"rstar2-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(8)
+        process = subprocess.Popen(
+            [sys.executable, "-c", LIGHT_SERVER, str(listener.fileno())], pass_fds=[listener.fileno()]
+        )
+    yield {**os.environ, FORK_SERVER: name}
+    process.terminate()
+    process.wait(WAIT_S)
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(text)
+    return str(path)
+
+
+def gone(pid: int) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_arguments_environment_folder_and_exit_code_are_those_of_the_client(
+    server: dict[str, str], tmp_path: Path
+) -> None:
+    code = (
+        "import os, sys\nassert 'ray' in sys.modules\n"
+        "print(sys.argv[1:], os.environ['COLOUR'], os.getcwd(), sys.stdin.read())\nsys.exit(7)"
+    )
+    ran = subprocess.run(
+        [*CLIENT, script(tmp_path, code), "a b", "$c"],
+        env={**server, "COLOUR": "blue"},
+        cwd=tmp_path,
+        input="typed",
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ran.stdout == f"['a b', '$c'] blue {tmp_path} typed\n", ran.stderr
+    assert ran.returncode == 7
+
+
+def test_a_module_is_run_as_main_and_an_exception_is_shown(server: dict[str, str]) -> None:
+    ran = subprocess.run(
+        [*CLIENT, "-m", "timeit", "-n", "1", "1/0"],
+        env=server,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "ZeroDivisionError" in ran.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_forked_process(
+    server: dict[str, str], tmp_path: Path, sent: signal.Signals
+) -> None:
+    code = (
+        "import signal, sys, threading\n"
+        "def stop(number, frame):\n    print('got', number, flush=True); sys.exit(3)\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, stop)\n"
+        "print('ready', flush=True)\nthreading.Event().wait(60)"
+    )
+    with subprocess.Popen(
+        [*CLIENT, script(tmp_path, code)], env=server, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        client.send_signal(sent)
+        assert client.stdout.readline() == f"got {sent.value}\n"
+        assert client.wait(WAIT_S) == 3
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
+def test_neither_end_outlives_the_other(server: dict[str, str], tmp_path: Path, end: signal.Signals) -> None:
+    code = "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait(60)"
+    start = [*CLIENT, script(tmp_path, code)]
+    with subprocess.Popen(start, env=server, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        child = int(client.stdout.readline())
+        client.kill()
+        client.wait(WAIT_S)
+        assert gone(child)
+    with subprocess.Popen(start, env=server, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        os.kill(int(client.stdout.readline()), end)
+        assert client.wait(WAIT_S) == -end
+
+
+def test_without_a_server_the_command_runs_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [*CLIENT, script(tmp_path, "import sys\nprint('ray' in sys.modules)")],
+        env={**os.environ, FORK_SERVER: "rstar2-nobody-listens-here"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ran.stdout == "False\n", ran.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
+def test_another_user_is_not_served(server: dict[str, str]) -> None:
+    code = (
+        "import os, socket, sys\nos.setuid(65534)\n"
+        "client = socket.socket(socket.AF_UNIX)\nclient.settimeout(30)\n"
+        "client.connect(chr(0) + sys.argv[1])\nprint(client.recv(8))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, server[FORK_SERVER]],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert ran.stdout == "b''\n", ran.stderr
+
+
+def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:
+    path = script(tmp_path, "import sys\nprint('forked' if 'ray' in sys.modules else 'fresh')")
+    command = Command([sys.executable, path], {FORK_SERVER: server[FORK_SERVER]})
+    run_trainer(command, tmp_path / "log", tmp_path / "metrics.jsonl", lambda line: None)
+    assert (tmp_path / "log").read_text() == "forked\n"
