@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine
 from rstar2.prompts import load_codec
 
-READY_S = 300
+READY_S = 300.0
+"""How long a server may take to load a model, or new weights."""
 
 
 class CpuServer:
@@ -115,7 +117,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
             .options(name=_actor_name(self.replica_rank), num_cpus=1, max_concurrency=self.max_concurrency)
             .remote(config=self.config, model_config=self.model_config)
         )
-        await server.ready.remote()
+        await asyncio.wait_for(server.ready.remote(), READY_S)
         self.servers = [server]
         self._server_handle = server
         self._server_address = _actor_name(self.replica_rank)
@@ -154,4 +156,4 @@ class CpuRollout(BaseRollout):  # type: ignore[misc]
         full = {name: tensor.detach().to("cpu", torch.float32).clone() for name, tensor in weights}
         if self._leads:
             server = ray.get_actor(_actor_name(self._replica_rank))
-            await server.load_weights.remote(ray.put(full), global_steps)
+            await asyncio.wait_for(server.load_weights.remote(ray.put(full), global_steps), READY_S)
