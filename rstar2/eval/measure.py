@@ -20,7 +20,8 @@ from rstar2.engines.models import ServerModel
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
-from rstar2.eval.runner import EvalResult, EvalSettings, evaluate_all
+from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.settings import EvalSettings
 from rstar2.eval.target import Opened, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.python_tool import PythonTool
@@ -137,7 +138,7 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
-        UserError, Failure: as of `rstar2.eval.runner.evaluate_all`.
+        UserError, Failure: as of `rstar2.eval.runner.evaluate`.
     """
     with contextlib.ExitStack() as stack:
         judge = measurement.judge
@@ -174,7 +175,7 @@ async def _evaluate(
     interrupt = _Interrupt(view)
     async with client:
         try:
-            results = await evaluate_all(
+            results = await evaluate(
                 {name: (part, run.path / name) for name, part in measurement.problems.items()},
                 engine=measurement.opened.engine,
                 codec=measurement.opened.codec,

@@ -61,11 +61,6 @@ class Row:
         return self.verdict not in ("correct", "wrong") and not self.no_answer
 
 
-def summarise(traces: Iterable[Trace]) -> dict[str, Any]:
-    """The numbers of graded traces, as `summarise_rows` gives them."""
-    return summarise_rows(by_problem(Row.of(trace) for trace in traces))
-
-
 def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows under their problem, problems in the order of first appearance, rows in the order of samples."""
     groups: dict[str, list[Row]] = {}
@@ -74,7 +69,7 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: sorted(group, key=lambda row: row.sample) for name, group in groups.items()}
 
 
-def summarise_rows(groups: dict[str, list[Row]]) -> dict[str, Any]:
+def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """The numbers of a benchmark.
 
     A number that cannot be computed (no traces, no calls, fewer than k samples) is None, never a guess.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,15 +159,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward."""
         verdict = await _grader().agrade(trace.gold, trace.final_text)
-        right = verdict.verdict == "correct"
-        return trace.model_copy(
-            update={
-                "verdict": verdict.verdict,
-                "extracted": verdict.extracted,
-                "rule": verdict.rule,
-                "reward": 1.0 if right or self._reward == "constant" else 0.0,
-            }
-        )
+        reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
+        return trace.model_copy(update={**asdict(verdict), "reward": reward})
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:
