@@ -23,10 +23,10 @@ from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_tiny_model
+from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.runs import Run
 from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline, run_timing
-from rstar2.train.plan import JudgeChoice
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.stages import PhaseProgress, run_sft
 from rstar2.train.timing import PhaseTimer

@@ -29,11 +29,9 @@ class Row:
     calls: int
     failed_calls: int
     lost_calls: int
-    wall_s: float
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
-        calls = trace.calls
         return cls(
             problem_id=trace.problem_id,
             sample=trace.sample,
@@ -41,10 +39,9 @@ class Row:
             extracted=trace.extracted,
             finish=trace.finish,
             tokens=trace.tokens,
-            calls=len(calls),
-            failed_calls=sum(call.failed for call in calls),
-            lost_calls=sum(call.status == "lost" for call in calls),
-            wall_s=trace.wall_s,
+            calls=len(trace.calls),
+            failed_calls=trace.failed_calls,
+            lost_calls=trace.lost_calls,
         )
 
     @property

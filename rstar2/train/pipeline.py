@@ -24,13 +24,13 @@ from typing import Any
 from rstar2.data.problem import Problem
 from rstar2.engines.models import open_folder
 from rstar2.eval.progress import Progress
-from rstar2.eval.settings import EvalSettings
+from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run
 from rstar2.trace import read_traces
-from rstar2.train.inputs import with_our_template
-from rstar2.train.plan import JudgeChoice, SftPlan, TrainPlan
+from rstar2.train.inputs import with_our_template, write_conversations
+from rstar2.train.plan import SftPlan, TrainPlan
 from rstar2.train.recipe import RolloutSettings, StageRecipe
 from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, sample
 from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
@@ -243,7 +243,7 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     base, data = folder / "base", folder / "data.parquet"
     if not is_done(folder):
         with_our_template(plan.model, base)
-        plan.conversations.store(data)
+        write_conversations(data, plan.conversations)
     return run_sft(
         plan.recipe,
         model=base,
