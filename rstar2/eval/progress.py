@@ -47,22 +47,17 @@ class Meter:
     """Reads a run's counters.
 
     Args:
-        groups: for each benchmark, its rows by problem, as they fill.
-        totals: for each benchmark, its number of samples.
+        problems: of all benchmarks, each problem's rows, as they fill.
+        samples: wanted per problem.
     """
 
     def __init__(
-        self,
-        engine: RetryingEngine,
-        tools: RetryingTools,
-        groups: list[dict[str, list[Row]]],
-        totals: list[int],
+        self, engine: RetryingEngine, tools: RetryingTools, problems: list[list[Row]], samples: int
     ) -> None:
         self._engine = engine
         self._tools = tools
-        self._groups = groups
-        self._total = sum(totals)
-        self._per_problem = [total // max(1, len(group)) for total, group in zip(totals, groups, strict=True)]
+        self._problems = problems
+        self._samples = samples
         self._started = time.monotonic()
         self._resumed = self._count()
         self._in_flight = 0
@@ -80,31 +75,28 @@ class Meter:
     def read(self) -> Progress:
         now, done = time.monotonic(), self._count()
         tokens_per_s, calls_per_s = self._rates(now)
-        rows = [[row.correct for row in rows] for group in self._groups for rows in group.values() if rows]
-        average = statistics.avg_at_n(rows) if rows else None
+        total = self._samples * len(self._problems)
+        correct = [[row.correct for row in rows] for rows in self._problems if rows]
+        average = statistics.avg_at_n(correct) if correct else None
         sampled, elapsed = done - self._resumed, now - self._started
         return Progress(
             done=done,
-            total=self._total,
+            total=total,
             resumed=self._resumed,
-            problems_done=sum(
-                len(rows) >= needed
-                for group, needed in zip(self._groups, self._per_problem, strict=True)
-                for rows in group.values()
-            ),
-            problems=sum(map(len, self._groups)),
+            problems_done=sum(len(rows) >= self._samples for rows in self._problems),
+            problems=len(self._problems),
             in_flight=self._in_flight,
             tokens=self._engine.tokens,
             tokens_per_s=tokens_per_s,
             calls_per_s=calls_per_s,
             accuracy=average.mean if average else None,
             interval=(average.by_problem.low, average.by_problem.high) if average else None,
-            eta_s=elapsed * (self._total - done) / sampled if sampled else None,
+            eta_s=elapsed * (total - done) / sampled if sampled else None,
             trouble=self._engine.policy.trouble or self._tools.policy.trouble,
         )
 
     def _count(self) -> int:
-        return sum(len(rows) for group in self._groups for rows in group.values())
+        return sum(map(len, self._problems))
 
     def _rates(self, now: float) -> tuple[float, float]:
         self._past.append((now, self._engine.tokens, self._tools.calls))

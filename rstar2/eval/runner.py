@@ -114,9 +114,8 @@ async def evaluate(
         stop=stop or asyncio.Event(),
     )
     parts = [_Benchmark(name, *where, shared) for name, where in benchmarks.items()]
-    meter = Meter(
-        shared.engine, shared.tools, [part.groups for part in parts], [part.total for part in parts]
-    )
+    problems = [rows for part in parts for rows in part.groups.values()]
+    meter = Meter(shared.engine, shared.tools, problems, settings.samples)
     ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
     started = time.monotonic()
     try:

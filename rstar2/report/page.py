@@ -111,7 +111,7 @@ class _TraceIndex:
             "section": section,
             "problem": problem,
             "sample": trace.sample,
-            "verdict": _verdict(trace),
+            "verdict": "no answer" if trace.no_answer else trace.verdict or "ungraded",
             "tokens": trace.tokens,
             "calls": len(trace.calls),
             "failed": trace.failed_calls,
@@ -126,13 +126,6 @@ class _TraceIndex:
     def columns(self) -> dict[str, Any]:
         """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
         return {"problems": self._problem_texts, "rows": self._columns}
-
-
-def _verdict(trace: Trace) -> str:
-    """The grader's verdict, where 'unparsed' without an answer becomes 'no answer'."""
-    if trace.verdict is None:
-        return "ungraded"
-    return "no answer" if trace.verdict == "unparsed" and trace.extracted is None else trace.verdict
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[list[Any]]:

@@ -123,7 +123,14 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
         try:
-            trace = await self._roll_out(engine, sampling_params, kwargs)
+            trace = await rollout(
+                self._codec.prompt(list(kwargs["raw_prompt"])),
+                engine=engine,
+                tools=self._tools,
+                codec=self._codec,
+                limits=self._limits,
+                sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
+            )
         except RolloutError as error:
             if self._trace_share > 0:
                 write_failed(self._traces, _described(error.trace, kwargs))
@@ -142,18 +149,6 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "reward_extra_info": {"acc": float(trace.correct)},
                 **to_extra_fields(trace, may_be_kept(trace, self._trace_share, self._seed)),
             },
-        )
-
-    async def _roll_out(
-        self, engine: _ServerEngine, sampling_params: dict[str, Any], row: dict[str, Any]
-    ) -> Trace:
-        return await rollout(
-            self._codec.prompt(list(row["raw_prompt"])),
-            engine=engine,
-            tools=self._tools,
-            codec=self._codec,
-            limits=self._limits,
-            sampling=Sampling(temperature=float(sampling_params["temperature"]), seed=self._seed_of(row)),
         )
 
     async def _rewarded(self, trace: Trace) -> Trace:
