@@ -27,8 +27,8 @@ from rstar2.engines.oracle import byte_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import EvalSettings, evaluate
-from rstar2.eval.settings import sample_seed
+from rstar2.eval.runner import evaluate
+from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.trace import ToolCall
 
 PROBLEMS = [Problem(f"p{at}", f"What is {at} plus one less than it?", "7") for at in range(100)]
@@ -87,14 +87,13 @@ async def driven(
 
     started = time.monotonic()
     with GraderPool() as grader:
-        result = await evaluate(
-            PROBLEMS,
+        (result,) = await evaluate(
+            {"": (PROBLEMS, out)},
             engine=engine,
             codec=codec,
             tools=InstantTools(),
             grader=grader,
             settings=EvalSettings(samples=samples, in_flight=in_flight),
-            out=out,
             on_progress=on_progress,
         )
         wall = time.monotonic() - started

@@ -178,13 +178,10 @@ async def _take_turns(
 ) -> Finish:
     """Turns and tool output in alternation, until one of them ends the rollout."""
     for number in range(limits.max_turns):
+        seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
         generated = await engine.generate(
             [*prompt_ids, *response.token_ids],
-            replace(
-                sampling,
-                max_tokens=limits.max_tokens - len(response.token_ids),
-                seed=_turn_seed(sampling.seed, number),
-            ),
+            replace(sampling, max_tokens=limits.max_tokens - len(response.token_ids), seed=seed),
             callbacks.on_tokens,
         )
         turn = response.add_turn(generated)
@@ -204,10 +201,6 @@ async def _take_turns(
             return "max_tokens"
         response.add_tool_output(output)
     return "max_turns"
-
-
-def _turn_seed(seed: int | None, turn: int) -> int | None:
-    return None if seed is None else (seed + _SEED_STEP * turn) % (1 << 31)
 
 
 async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:

@@ -63,20 +63,18 @@ def write_text(path: Path, text: str) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write text only this user can read, whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_file(path, mode=0o600) as file:
+        file.write(text)
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
+def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.
 
     A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
+
+    Args:
+        mode: the file's permissions, less the umask.
 
     Raises:
         OSError: it cannot be written, or is a folder.
@@ -88,7 +86,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
     place = path.resolve()
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as file:
+        with open(part, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

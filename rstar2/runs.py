@@ -3,7 +3,7 @@
 ```
 RUN/
   config.json        what was resolved when the run was made; a changed one refuses to mix
-  status.json        state, phase, times
+  status.json        state, time of the last change, attempt
   attempts/1/*.log   one folder per start of the command; `attempts/latest` points at the newest
 ```
 """

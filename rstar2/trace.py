@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -132,6 +131,11 @@ class Trace(BaseModel):
         return self.verdict == "correct"
 
     @property
+    def no_answer(self) -> bool:
+        """Whether the grader found nothing to read as an answer."""
+        return self.verdict == "unparsed" and self.extracted is None
+
+    @property
     def tokens(self) -> int:
         """Tokens after the prompt, tool output included."""
         return len(self.response_ids)
@@ -189,9 +193,7 @@ class TraceWriter:
     def __enter__(self) -> TraceWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -54,7 +54,6 @@ class Screen:
                 self._at_margin = piece.content.endswith("\n")
 
     def _call(self, body: str) -> None:
-
         (call,) = parse_calls(f"<tool_call>{body}")
         if not isinstance(call, tuple):
             self._panel(Panel(Text(body.strip()), title="not a call", title_align="left", border_style="red"))

@@ -61,10 +61,10 @@ def command(
     from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
     from rstar2.demo.show import plot, table
+    from rstar2.eval.settings import JudgeChoice
     from rstar2.report import write_report
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_timing
-    from rstar2.train.plan import JudgeChoice
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")

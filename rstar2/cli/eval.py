@@ -111,7 +111,7 @@ def run(
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
-    from rstar2.eval.settings import EvalSettings
+    from rstar2.eval.settings import EvalSettings, JudgeChoice
     from rstar2.eval.target import Target, reach_server
 
     values = {
@@ -130,7 +130,7 @@ def run(
     # Before all that takes long: the other imports, and a dataset hub without a network.
     server = reach_server(target, settings.wait_s)
 
-    from rstar2.eval.measure import JudgeChoice, prepare
+    from rstar2.eval.measure import prepare
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
     measurement = prepare(target, server, benchmarks, settings, choice, data, limit)

@@ -74,7 +74,8 @@ def command(
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
-    from rstar2.train.plan import JudgeChoice, plan_training
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.plan import plan_training
 
     plan = plan_training(recipes, model, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     from rstar2.runs import open_run

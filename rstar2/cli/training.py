@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from importlib.util import find_spec
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rstar2.cli.common import out
@@ -71,9 +70,7 @@ class ProgressRows:
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 

@@ -148,8 +148,7 @@ def _question(rng: random.Random, name: str, text: str, numbers: str) -> Questio
     if family.imports:
         broken.append(f"{numbers}{shown}")
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    problem = Problem(f"{name}-{digest}", text, answer, name)
-    return Question(problem, code, rng.choice(broken))
+    return Question(Problem(f"{name}-{digest}", text, answer), code, rng.choice(broken))
 
 
 def _call(code: str) -> str:

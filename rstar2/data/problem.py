@@ -7,12 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem a model is asked to solve.
-
-    `family` groups problems of one kind, where the source has kinds.
-    """
+    """A problem a model is asked to solve."""
 
     id: str
     problem: str
     answer: str
-    family: str = ""

@@ -23,12 +23,12 @@ from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_tiny_model
+from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.runs import Run
-from rstar2.train.pipeline import Evaluation, Pipeline, fine_tune, open_pipeline, run_timing
-from rstar2.train.plan import JudgeChoice
-from rstar2.train.progress import PhaseProgress
+from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline, run_timing
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.stages import PhaseProgress, run_sft
 from rstar2.train.timing import PhaseTimer
 
 TOKENIZER_TRACES = 1500
@@ -89,13 +89,13 @@ def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     if not data.exists():
         conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())
         write_parquet(data, [{"messages": messages} for messages in conversations])
-    return fine_tune(
+    return run_sft(
         plan.sft,
         model=base,
         data=data,
         conversations=count,
         folder=run.path / "sft",
-        run=run,
+        logs=run.logs,
         progress=pipeline.progress,
         timer=PhaseTimer(run.path / "sft", pipeline.timer),
         trainer_env=pipeline.trainer_env,

@@ -23,6 +23,11 @@ class Finding:
     """The command, or else the words, that fix it where it is not ok."""
 
 
+def sized(name: str, found: str, enough: bool, more: str) -> Finding:
+    """The result of a check on something the laptop path also works with too little of; `more` is the fix."""
+    return Finding(name, found, "ok" if enough else "scarce", True, "" if enough else more)
+
+
 def laptop_ready(findings: list[Finding]) -> bool:
     """Whether everything the laptop path needs is there."""
     return not any(finding.laptop and finding.state == "missing" for finding in findings)

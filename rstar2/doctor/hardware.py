@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rstar2.doctor.finding import Finding
+from rstar2.doctor.finding import Finding, sized
 
 GIB = 1 << 30
 MEMORY_GIB = 6
@@ -23,13 +23,8 @@ _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.c
 def processors() -> Finding:
     """Cores this process may run on."""
     cores = usable_cores()
-    return Finding(
-        "processors",
-        f"{cores:g} cores",
-        "ok" if cores >= 2 else "scarce",
-        True,
-        "" if cores >= 2 else "Give the container two cores; the demo takes much longer on fewer.",
-    )
+    more = "Give the container two cores; the demo takes much longer on fewer."
+    return sized("processors", f"{cores:g} cores", cores >= 2, more)
 
 
 def usable_cores() -> float:
@@ -42,14 +37,9 @@ def usable_cores() -> float:
 def memory() -> Finding:
     """Memory available, in GiB."""
     total, free = memory_bytes()
-    enough = free >= MEMORY_GIB * GIB
-    return Finding(
-        "memory",
-        f"{free / GIB:.1f} of {total / GIB:.1f} GiB free",
-        "ok" if enough else "scarce",
-        True,
-        "" if enough else f"End other programs: {MEMORY_GIB} GiB are comfortable.",
-    )
+    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    more = f"End other programs: {MEMORY_GIB} GiB are comfortable."
+    return sized("memory", found, free >= MEMORY_GIB * GIB, more)
 
 
 def memory_bytes() -> tuple[int, int]:
@@ -68,14 +58,8 @@ def memory_bytes() -> tuple[int, int]:
 def disk() -> Finding:
     """Room for runs in the current folder."""
     free = shutil.disk_usage(".").free
-    enough = free >= DISK_GIB * GIB
-    return Finding(
-        "disk",
-        f"{free / GIB:.1f} GiB free here",
-        "ok" if enough else "scarce",
-        True,
-        "" if enough else "Run in a folder with more room, or give one with --run.",
-    )
+    more = "Run in a folder with more room, or give one with --run."
+    return sized("disk", f"{free / GIB:.1f} GiB free here", free >= DISK_GIB * GIB, more)
 
 
 def gpus() -> Finding:
@@ -96,8 +80,7 @@ def gpus() -> Finding:
 def _nvidia() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    return _lines(query)
+    return _lines(["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"])
 
 
 def _by_torch() -> list[str]:
@@ -112,11 +95,9 @@ def _lines(command: list[str]) -> list[str]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return (
-        [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-        if answer.returncode == 0
-        else []
-    )
+    if answer.returncode != 0:
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
 def _read(path: Path) -> str:

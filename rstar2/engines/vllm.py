@@ -76,13 +76,7 @@ class VLLMEngine:
         EngineError: from `generate`, when the server refuses the request.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        *,
-        stop_token_ids: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, url: str, model: str | None = None, *, stop_token_ids: Sequence[int] = ()) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
             raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
@@ -111,23 +105,10 @@ class VLLMEngine:
             room = min(room, served.max_len - len(prompt_ids))
         if room <= 0:
             return Generation([], [], "length")
-        body = self._body(served.model, prompt_ids, sampling, room)
-        try:
-            received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
-        return self._generation(received)
-
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    def _body(
-        self, model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int
-    ) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": model,
+            "model": served.model,
             "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
+            "max_tokens": room,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -139,7 +120,14 @@ class VLLMEngine:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
-        return body
+        try:
+            received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+        return self._generation(received)
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
 
     def _generation(self, received: _Received) -> Generation:
         if received.finish not in ("stop", "length"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,13 @@ from rstar2.engines.models import ServerModel
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
-from rstar2.eval.runner import EvalResult, EvalSettings, evaluate_all
+from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.target import Opened, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.client.python_tool import PythonTool
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run, config_digest
-
-
-@dataclass(frozen=True)
-class JudgeChoice:
-    """Where the model's programs run: a judge that is there, or one started for the run."""
-
-    url: str | None = None
-    token: str | None = None
-    workers: int = 2
-    """Programs at once, in a judge that is started."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +127,7 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
-        UserError, Failure: as of `rstar2.eval.runner.evaluate_all`.
+        UserError, Failure: as of `rstar2.eval.runner.evaluate`.
     """
     with contextlib.ExitStack() as stack:
         judge = measurement.judge
@@ -151,43 +141,34 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
         stack.enter_context(view)
         if isolation == "none":
             view.note("judge isolation is none here: the model's programs can read what you can read")
-        client = JudgeClient(url, token, patience_s=measurement.settings.wait_s)
         about = {
             "model": measurement.opened.identity,
             "versions": versions(),
             "judge": {"isolation": isolation},
         }
+        client = JudgeClient(url, token, patience_s=measurement.settings.wait_s)
+
+        async def work() -> Measured:
+            interrupt = _Interrupt(view)
+            opened = measurement.opened
+            async with client, contextlib.aclosing(opened.engine):
+                results = await evaluate(
+                    {name: (part, run.path / name) for name, part in measurement.problems.items()},
+                    engine=opened.engine,
+                    codec=opened.codec,
+                    tools=PythonTool(client),
+                    grader=grader,
+                    settings=measurement.settings,
+                    on_progress=view,
+                    stop=interrupt.stop,
+                    about=about,
+                )
+            return Measured(results, interrupt.asked)
+
         try:
-            return asyncio.run(_evaluate(measurement, run, client, grader, view, about))
+            return asyncio.run(work())
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
-
-
-async def _evaluate(
-    measurement: Measurement,
-    run: Run,
-    client: JudgeClient,
-    grader: GraderPool,
-    view: LiveView,
-    about: Mapping[str, Any],
-) -> Measured:
-    interrupt = _Interrupt(view)
-    async with client:
-        try:
-            results = await evaluate_all(
-                {name: (part, run.path / name) for name, part in measurement.problems.items()},
-                engine=measurement.opened.engine,
-                codec=measurement.opened.codec,
-                tools=PythonTool(client),
-                grader=grader,
-                settings=measurement.settings,
-                on_progress=view,
-                stop=interrupt.stop,
-                about=about,
-            )
-        finally:
-            await measurement.opened.engine.aclose()
-    return Measured(results, interrupt.asked)
 
 
 class _Interrupt:

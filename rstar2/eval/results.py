@@ -29,11 +29,9 @@ class Row:
     calls: int
     failed_calls: int
     lost_calls: int
-    wall_s: float
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
-        calls = trace.calls
         return cls(
             problem_id=trace.problem_id,
             sample=trace.sample,
@@ -41,10 +39,9 @@ class Row:
             extracted=trace.extracted,
             finish=trace.finish,
             tokens=trace.tokens,
-            calls=len(calls),
-            failed_calls=sum(call.failed for call in calls),
-            lost_calls=sum(call.status == "lost" for call in calls),
-            wall_s=trace.wall_s,
+            calls=len(trace.calls),
+            failed_calls=trace.failed_calls,
+            lost_calls=trace.lost_calls,
         )
 
     @property
@@ -61,11 +58,6 @@ class Row:
         return self.verdict not in ("correct", "wrong") and not self.no_answer
 
 
-def summarise(traces: Iterable[Trace]) -> dict[str, Any]:
-    """The numbers of graded traces, as `summarise_rows` gives them."""
-    return summarise_rows(by_problem(Row.of(trace) for trace in traces))
-
-
 def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
     """Rows under their problem, problems in the order of first appearance, rows in the order of samples."""
     groups: dict[str, list[Row]] = {}
@@ -74,7 +66,7 @@ def by_problem(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return {name: sorted(group, key=lambda row: row.sample) for name, group in groups.items()}
 
 
-def summarise_rows(groups: dict[str, list[Row]]) -> dict[str, Any]:
+def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """The numbers of a benchmark.
 
     A number that cannot be computed (no traces, no calls, fewer than k samples) is None, never a guess.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict
 from rstar2.eval.progress import Meter, Progress
-from rstar2.eval.results import Row, problem_rows, summarise_rows
+from rstar2.eval.results import Row, problem_rows, summarise
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import read_json
@@ -33,8 +33,6 @@ from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
 from rstar2.trace import Trace, TraceWriter, read_traces
-
-__all__ = ["EvalResult", "EvalSettings", "Progress", "evaluate", "evaluate_all"]
 
 _GRADERS = 8
 """Gradings awaited at once; the pool behind them has its own number of processes."""
@@ -57,7 +55,7 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """Made by `rstar2.eval.results.summarise_rows`."""
+    """Made by `rstar2.eval.results.summarise`."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -80,48 +78,6 @@ class Shared:
 
 
 async def evaluate(
-    problems: list[Problem],
-    *,
-    engine: Engine,
-    codec: ChatCodec,
-    tools: ToolRunner,
-    grader: Grader,
-    settings: EvalSettings,
-    out: Path,
-    on_progress: OnProgress | None = None,
-    stop: asyncio.Event | None = None,
-    about: Mapping[str, Any] | None = None,
-    name: str = "",
-) -> EvalResult:
-    """Sample every problem, grade every sample, and write `out/traces.jsonl` and `out/results.json`.
-
-    Starting again with the same arguments continues where the last start ended.
-
-    Args:
-        on_progress: called about twice a second and once at the end.
-        stop: when set, nothing new is started; what is in flight is finished.
-        about: further entries of results.json, such as the model and the versions.
-        name: the benchmark's name.
-
-    Raises:
-        UserError: two problems share an id, or `out` was made with other settings or problems.
-        Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
-    """
-    results = await evaluate_all(
-        {name: (problems, out)},
-        engine=engine,
-        codec=codec,
-        tools=tools,
-        grader=grader,
-        settings=settings,
-        on_progress=on_progress,
-        stop=stop,
-        about=about,
-    )
-    return results[0]
-
-
-async def evaluate_all(
     benchmarks: Mapping[str, tuple[list[Problem], Path]],
     *,
     engine: Engine,
@@ -133,10 +89,20 @@ async def evaluate_all(
     stop: asyncio.Event | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> list[EvalResult]:
-    """`evaluate` for several benchmarks at once, on the same slots, so that none waits for the last sample of another.
+    """Sample every problem, grade every sample, and write traces.jsonl and results.json of each benchmark.
+
+    All benchmarks run at once on the same slots, so that none waits for the last sample of another. Starting again
+    with the same arguments continues where the last start ended.
 
     Args:
-        benchmarks: by name, the problems and the folder.
+        benchmarks: by name, the problems and the folder to write to.
+        on_progress: called about twice a second and once at the end.
+        stop: when set, nothing new is started; what is in flight is finished.
+        about: further entries of results.json, such as the model and the versions.
+
+    Raises:
+        UserError: two problems share an id, or a folder was made with other settings or problems.
+        Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
     """
     shared = Shared(
         engine=RetryingEngine(engine, settings.wait_s, settings.turn_timeout_s),
@@ -148,9 +114,8 @@ async def evaluate_all(
         stop=stop or asyncio.Event(),
     )
     parts = [_Benchmark(name, *where, shared) for name, where in benchmarks.items()]
-    meter = Meter(
-        shared.engine, shared.tools, [part.groups for part in parts], [part.total for part in parts]
-    )
+    problems = [rows for part in parts for rows in part.groups.values()]
+    meter = Meter(shared.engine, shared.tools, problems, settings.samples)
     ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
     started = time.monotonic()
     try:
@@ -238,10 +203,7 @@ class _Benchmark:
                 await self._run(writer, meter)
         except* OSError as errors:
             error = _first(errors)
-            self.failure = Failure(
-                f"cannot write {self._traces}: {error.strerror or error}",
-                _NO_ROOM,
-            )
+            self.failure = Failure(f"cannot write {self._traces}: {error.strerror or error}", _NO_ROOM)
         if self.failure is not None:
             self._shared.stop.set()
 
@@ -297,13 +259,7 @@ class _Benchmark:
     async def _grade_finished(self, writer: TraceWriter) -> None:
         while (trace := await self._finished.get()) is not None:
             verdict = await self._shared.grader.agrade(trace.gold, trace.final_text)
-            graded = trace.model_copy(
-                update={
-                    "verdict": verdict.verdict,
-                    "extracted": verdict.extracted,
-                    "rule": verdict.rule,
-                }
-            )
+            graded = trace.model_copy(update=asdict(verdict))
             writer.write(graded)
             self.groups[trace.problem_id].append(Row.of(graded))
 
@@ -314,7 +270,7 @@ class _Benchmark:
         samples = sum(map(len, groups.values()))
         result = EvalResult(
             name=self.name,
-            summary=summarise_rows(groups),
+            summary=summarise(groups),
             per_problem=problem_rows(groups, golds),
             complete=samples == self.total,
             out=self._out,
@@ -332,10 +288,8 @@ class _Benchmark:
         try:
             write_json(self._out / "results.json", record)
         except OSError as error:
-            self.failure = self.failure or Failure(
-                f"cannot write {self._out / 'results.json'}: {error.strerror}",
-                _NO_ROOM,
-            )
+            written = self._out / "results.json"
+            self.failure = self.failure or Failure(f"cannot write {written}: {error.strerror}", _NO_ROOM)
         return result
 
     def _timing(self, wall_s: float, sampled: int) -> dict[str, Any]:

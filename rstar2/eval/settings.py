@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from rstar2.config import Strict
+from rstar2.judge.schema import Isolation
 
 _EXECUTION = frozenset({"in_flight", "wait_s", "turn_timeout_s"})
+
+
+@dataclass(frozen=True)
+class JudgeChoice:
+    """Which judge runs the model's programs: the one at `url`, or one started for the run."""
+
+    url: str | None = None
+    token: str | None = None
+    workers: int = 2
+    """Programs at once, in a judge started for the run."""
+    isolation: Isolation | None = None
+    """Of a judge started for the run; None for the best that works here."""
 
 
 class EvalSettings(Strict):

@@ -21,18 +21,16 @@ from scipy import special
 
 Samples = Sequence[Sequence[bool | int | float]]
 """Correctness: one row per problem, one entry per sample."""
+LEVEL = 0.95
+"""Confidence of every interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A two-sided interval for a share or a difference of shares."""
+    """A two-sided interval of confidence `LEVEL` for a share or a difference of shares."""
 
     low: float
     high: float
-    level: float
-    """Confidence, such as 0.95."""
-    of: str
-    """What varies: `run-to-run` (the same problems again), `by problem` (problems like these) or `share`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +52,9 @@ class PairedDifference:
 
     difference: float
     by_problem: Interval
-    problems: int
 
 
-def avg_at_n(correct: Samples, level: float = 0.95) -> AvgAtN:
+def avg_at_n(correct: Samples) -> AvgAtN:
     """The average accuracy with its run-to-run interval and its interval clustered by problem.
 
     Run-to-run: Student's t with the sum of the unbiased within-problem variances, to which z²/N² is added (N
@@ -74,8 +71,8 @@ def avg_at_n(correct: Samples, level: float = 0.95) -> AvgAtN:
     mean = float(rates.mean())
     return AvgAtN(
         mean=mean,
-        run_to_run=_run_to_run(rates, sizes, level),
-        by_problem=_by_problem(rates, (0.0, 1.0), level),
+        run_to_run=_run_to_run(rates, sizes),
+        by_problem=_by_problem(rates, (0.0, 1.0)),
         problems=len(rates),
         samples=int(sizes.sum()),
     )
@@ -113,7 +110,7 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
     return [_majority(names, right) for names, right in zip(answers, correct, strict=True)]
 
 
-def paired_difference(a: Samples, b: Samples, level: float = 0.95) -> PairedDifference:
+def paired_difference(a: Samples, b: Samples) -> PairedDifference:
     """How much better B is than A on the same problems, with an interval clustered by problem.
 
     Row i of both is the same problem; the number of samples may differ. The interval is Student's t over the
@@ -126,11 +123,10 @@ def paired_difference(a: Samples, b: Samples, level: float = 0.95) -> PairedDiff
     if len(a) != len(b):
         raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
     differences = _rates(b)[0] - _rates(a)[0]
-    interval = _by_problem(differences, (-1.0, 1.0), level)
-    return PairedDifference(float(differences.mean()), interval, len(differences))
+    return PairedDifference(float(differences.mean()), _by_problem(differences, (-1.0, 1.0)))
 
 
-def share(hits: int, total: int, level: float = 0.95) -> Interval:
+def share(hits: int, total: int) -> Interval:
     """Wilson's interval of a share of independent cases.
 
     Raises:
@@ -138,12 +134,12 @@ def share(hits: int, total: int, level: float = 0.95) -> Interval:
     """
     if total < 1 or not 0 <= hits <= total:
         raise ValueError(f"{hits} of {total} is not a share")
-    z = float(special.ndtri(0.5 + level / 2))
+    z = float(special.ndtri(0.5 + LEVEL / 2))
     rate, spread = hits / total, z * z / total
     centre = (rate + spread / 2) / (1 + spread)
     half = z / (1 + spread) * (rate * (1 - rate) / total + spread / total / 4) ** 0.5
     low, high = (0.0 if hits == 0 else centre - half), (1.0 if hits == total else centre + half)
-    return Interval(low, high, level, "share")
+    return Interval(low, high)
 
 
 def _count(row: Sequence[bool | int | float]) -> int:
@@ -161,24 +157,24 @@ def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return np.array([_count(row) for row in correct], dtype=np.float64) / sizes, sizes
 
 
-def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64], level: float) -> Interval:
+def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interval:
     problems, samples, mean = len(rates), int(sizes.sum()), float(rates.mean())
     spare = np.maximum(sizes - 1, 1)
     within = np.where(sizes > 1, rates * (1 - rates) * sizes / spare, mean * (1 - mean))
-    z = float(special.ndtri(0.5 + level / 2))
+    z = float(special.ndtri(0.5 + LEVEL / 2))
     error = float(np.sqrt((within / sizes).sum() / problems**2 + (z / samples) ** 2))
     freedom = int((sizes - 1).sum()) or max(problems - 1, 1)
-    half = float(special.stdtrit(freedom, 0.5 + level / 2)) * error
-    return Interval(max(0.0, mean - half), min(1.0, mean + half), level, "run-to-run")
+    half = float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * error
+    return Interval(max(0.0, mean - half), min(1.0, mean + half))
 
 
-def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float], level: float) -> Interval:
+def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float]) -> Interval:
     padded = np.append(values, bounds)
     error = float(padded.std(ddof=1)) / len(padded) ** 0.5
-    half = float(special.stdtrit(len(padded) - 1, 0.5 + level / 2)) * error
+    half = float(special.stdtrit(len(padded) - 1, 0.5 + LEVEL / 2)) * error
     centre, mean = float(padded.mean()), float(values.mean())
     low, high = min(centre - half, mean), max(centre + half, mean)
-    return Interval(max(bounds[0], low), min(bounds[1], high), level, "by problem")
+    return Interval(max(bounds[0], low), min(bounds[1], high))
 
 
 def _majority(names: Sequence[str | None], right: Sequence[bool | int | float]) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
-from rstar2.eval.results import Row, by_problem, problem_rows, summarise_rows
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.trace import read_traces
 
 
@@ -50,7 +50,7 @@ def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
     groups = by_problem(rows)
     found = {
         "complete": False,
-        "summary": summarise_rows(groups),
+        "summary": summarise(groups),
         "per_problem": problem_rows(groups, golds),
     }
     if "missing" in held:

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from rstar2.errors import Failure
 from rstar2.files import whole_file
 from rstar2.report.collect import RunPage, collect
-from rstar2.report.segments import trace_parts
+from rstar2.report.segments import turn_parts
 from rstar2.trace import Trace, read_traces
 
 _CHUNK_CHARACTERS = 1 << 19
@@ -111,7 +111,7 @@ class _TraceIndex:
             "section": section,
             "problem": problem,
             "sample": trace.sample,
-            "verdict": _verdict(trace),
+            "verdict": "no answer" if trace.no_answer else trace.verdict or "ungraded",
             "tokens": trace.tokens,
             "calls": len(trace.calls),
             "failed": trace.failed_calls,
@@ -126,13 +126,6 @@ class _TraceIndex:
     def columns(self) -> dict[str, Any]:
         """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
         return {"problems": self._problem_texts, "rows": self._columns}
-
-
-def _verdict(trace: Trace) -> str:
-    """The grader's verdict, where 'unparsed' without an answer becomes 'no answer'."""
-    if trace.verdict is None:
-        return "ungraded"
-    return "no answer" if trace.verdict == "unparsed" and trace.extracted is None else trace.verdict
 
 
 def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[list[Any]]:
@@ -154,10 +147,7 @@ def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[list[Any]]:
 def _detail(trace: Trace) -> dict[str, Any]:
     """What the viewer shows of an opened trace beside its row of the index."""
     return {
-        "turns": [
-            {"tokens": turn.end - turn.start, "parts": parts}
-            for turn, parts in zip(trace.turns, trace_parts(trace), strict=True)
-        ],
+        "turns": [{"tokens": turn.end - turn.start, "parts": turn_parts(turn)} for turn in trace.turns],
         "extracted": trace.extracted,
         "rule": trace.rule,
         "wall_s": round(trace.wall_s, 2),

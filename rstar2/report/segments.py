@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.trace import ToolCall, Turn
 
 _TAGS = re.compile(r"(<reason>|</reason>|<answer>|</answer>|<tool_call>.*?(?:</tool_call>|\Z))", re.DOTALL)
 _KINDS = {"<reason>": "thought", "</reason>": "text", "<answer>": "answer", "</answer>": "text"}
@@ -13,11 +13,6 @@ _KINDS = {"<reason>": "thought", "</reason>": "text", "<answer>": "answer", "</a
 Part = dict[str, Any]
 """JSON-able. `kind` is thought, text or answer, with `text`; or call, with `code`, `input` (its standard input),
 `status`, `output` and, where it ran, `wall_s` in seconds."""
-
-
-def trace_parts(trace: Trace) -> list[list[Part]]:
-    """The parts of each turn, one list per turn."""
-    return [turn_parts(turn) for turn in trace.turns]
 
 
 def turn_parts(turn: Turn) -> list[Part]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,6 @@ from rstar2.files import read_objects
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-
-
-@dataclass(frozen=True)
-class Conversations:
-    """Checked conversations, ready for VERL's SFT dataset."""
-
-    rows: list[dict[str, Any]]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def store(self, path: Path) -> Path:
-        """Write them as parquet, only the `messages` column.
-
-        An assistant message without a thought gets an empty one: generation always starts inside `<reason>`,
-        and the trainer masks what generation is given.
-        """
-        write_parquet(path, [{"messages": [_reasoned(m) for m in row["messages"]]} for row in self.rows])
-        return path
 
 
 def digest(path: Path) -> str:
@@ -77,18 +57,31 @@ def with_our_template(model: Path, folder: Path) -> Path:
     return folder
 
 
-def conversations(path: Path) -> Conversations:
+def read_conversations(path: Path) -> list[dict[str, Any]]:
     """Read SFT conversations from parquet or JSON lines.
 
     Raises:
         UserError: the file is missing, or a row is not a conversation; the message names row and fault.
     """
-    rows = read_rows(path, "messages") if path.suffix == ".parquet" else _json_lines(path)
+    hint = "A row is {messages: [{role, content}, …]}."
+    is_parquet = path.suffix == ".parquet"
+    rows = read_rows(path, "messages") if is_parquet else [row for _, row in read_objects(path, hint)]
+    if not rows:
+        raise UserError(f"{path} is empty", "Give at least one conversation.")
     for number, row in enumerate(rows, 1):
         fault = _fault(row.get("messages"))
         if fault:
-            raise UserError(f"{path}, row {number}: {fault}", "A row is {messages: [{role, content}, …]}.")
-    return Conversations(rows)
+            raise UserError(f"{path}, row {number}: {fault}", hint)
+    return rows
+
+
+def write_conversations(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write conversations as parquet for VERL's SFT dataset, only the `messages` column.
+
+    An assistant message without a thought gets an empty one: generation always starts inside `<reason>`,
+    and the trainer masks what generation is given.
+    """
+    write_parquet(path, [{"messages": [_reasoned(m) for m in row["messages"]]} for row in rows])
 
 
 def _reasoned(message: dict[str, Any]) -> dict[str, str]:
@@ -96,13 +89,6 @@ def _reasoned(message: dict[str, Any]) -> dict[str, str]:
     if role == "assistant" and not content.startswith("<reason>"):
         content = f"<reason></reason>\n{content}"
     return {"role": role, "content": content}
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    rows = [row for _, row in read_objects(path, "A line is {messages: [{role, content}, …]}.")]
-    if not rows:
-        raise UserError(f"{path} is empty", "Give at least one conversation.")
-    return rows
 
 
 def _fault(messages: Any) -> str | None:

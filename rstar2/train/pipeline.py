@@ -22,23 +22,21 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
+from rstar2.engines.models import open_folder
 from rstar2.eval.progress import Progress
-from rstar2.eval.settings import EvalSettings
+from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run
 from rstar2.trace import read_traces
-from rstar2.train.inputs import with_our_template
+from rstar2.train.inputs import with_our_template, write_conversations
 from rstar2.train.launch import fork_server
-from rstar2.train.plan import JudgeChoice, SftPlan, TrainPlan
-from rstar2.train.progress import PhaseProgress
-from rstar2.train.recipe import Hardware, RolloutSettings, SftRecipe, StageRecipe
-from rstar2.train.sampling import JudgeAddress, sample
+from rstar2.train.plan import SftPlan, TrainPlan
+from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
+from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, sample
 from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
-from rstar2.train.stages import is_done, run_sft, run_stage
+from rstar2.train.stages import DONE_BEFORE, PhaseProgress, is_done, run_sft, run_stage
 from rstar2.train.timing import TIMING_FILE, PhaseTimer, Timing, read_timing, total
-
-DONE_BEFORE = "done before"
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,10 @@ class Pipeline:
         wanted = len(evaluation.problems) * evaluation.settings.samples
         self.progress.start(row, f"  {label}held-out problems", wanted)
         timer = PhaseTimer(out, self.timer)
+        engine, codec = open_folder(model, evaluation.settings.in_flight, threads=ENGINE_THREADS)
         numbers = sample(
-            model,
+            engine,
+            codec,
             evaluation.problems,
             evaluation.settings,
             evaluation.rollout,
@@ -247,58 +247,20 @@ def _open_judge(
         yield (started.url, started.token), started.isolation
 
 
-def fine_tune(
-    recipe: SftRecipe,
-    *,
-    model: Path,
-    data: Path,
-    conversations: int,
-    folder: Path,
-    run: Run,
-    progress: PhaseProgress,
-    timer: PhaseTimer,
-    trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
-) -> Path:
-    """Stage 0, in `folder`; returns the model's folder.
-
-    Args:
-        data: parquet with a `messages` column.
-        conversations: rows of `data`.
-        trainer_env: see `Pipeline`.
-    """
-    steps = conversations // recipe.batch * recipe.epochs
-    progress.start("sft", "stage 0: SFT", steps)
-    if is_done(folder):
-        progress.finish("sft", DONE_BEFORE)
-        return folder / "model"
-    trained = run_sft(
-        recipe,
-        model=model,
-        data=data,
-        folder=folder,
-        logs=run.logs,
-        on_step=lambda step, metrics: progress.update("sft", step, f"loss {metrics['train/loss']:.3f}"),
-        timer=timer,
-        trainer_env=trainer_env(recipe.hardware) if trainer_env else {},
-    )
-    progress.finish("sft", f"{conversations} conversations, {steps} steps")
-    return trained
-
-
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
     base, data = folder / "base", folder / "data.parquet"
     if not is_done(folder):
         with_our_template(plan.model, base)
-        plan.conversations.store(data)
-    return fine_tune(
+        write_conversations(data, plan.conversations)
+    return run_sft(
         plan.recipe,
         model=base,
         data=data,
         conversations=len(plan.conversations),
         folder=folder,
-        run=run,
+        logs=run.logs,
         progress=progress,
         timer=PhaseTimer(folder),
     )

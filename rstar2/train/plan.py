@@ -8,23 +8,11 @@ from typing import Any
 
 from rstar2.data.parquet import read_rows
 from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
 from rstar2.judge.queue.embedded_redis import server_binary
-from rstar2.judge.schema import Isolation
-from rstar2.train.inputs import Conversations, check_model, conversations, digest
+from rstar2.train.inputs import check_model, digest, read_conversations
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.solved import problems_of, traces_of_eval
-
-
-@dataclass(frozen=True)
-class JudgeChoice:
-    """Which judge runs the programs: the one at `url`, or one started for the run."""
-
-    url: str | None = None
-    token: str | None = None
-    workers: int = 2
-    """Of the judge started for the run."""
-    isolation: Isolation | None = None
-    """Of the judge started for the run; None for the best that works here."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class SftPlan:
     recipe: SftRecipe
     model: Path
     data: Path
-    conversations: Conversations
+    conversations: list[dict[str, Any]]
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it."""
@@ -107,7 +95,7 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
         UserError: model or data cannot be used, or the data is less than one batch.
     """
     check_model(model)
-    rows = conversations(data)
+    rows = read_conversations(data)
     if len(rows) < recipe.batch:
         raise UserError(
             f"{data} has {len(rows)} conversations, a batch needs {recipe.batch}", "Set batch lower."

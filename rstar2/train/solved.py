@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
+from rstar2.engines.models import open_folder, open_server
 from rstar2.errors import UserError
 from rstar2.eval.progress import Progress
 from rstar2.eval.settings import EvalSettings
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.processes import free_port
+from rstar2.prompts import ChatCodec
+from rstar2.serve import ServeSettings, find_vllm, install_hint, running_server, vllm_command
 from rstar2.trace import Trace
-from rstar2.train.recipe import StageRecipe
-from rstar2.train.sampling import JudgeAddress, sample
+from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, sample
 
 SERVER_READY_S = 1800.0
 """How long a vLLM server may take to load the policy."""
@@ -68,31 +74,27 @@ def sample_training_problems(
         seed=recipe.seed,
     )
     problems = problems_of(rows)
-    if recipe.hardware.device == "cpu":
-        sample(model, problems, settings, recipe.rollout, judge, out, on_progress)
-        return out / "traces.jsonl"
-    import socket
-    import sys
+    with _opened(model, settings, recipe.hardware, logs) as (engine, codec):
+        sample(engine, codec, problems, settings, recipe.rollout, judge, out, on_progress)
+    return out / "traces.jsonl"
 
-    from rstar2.engines.vllm import VLLMEngine
-    from rstar2.serve import ServeSettings, find_vllm, install_hint, running_server, vllm_command
 
+@contextmanager
+def _opened(
+    model: Path, settings: EvalSettings, hardware: Hardware, logs: Path
+) -> Iterator[tuple[Engine, ChatCodec]]:
+    """The policy's engine: in this process on a CPU, else a vLLM server that runs for the length of the block."""
+    if hardware.device == "cpu":
+        yield open_folder(model, settings.in_flight, threads=ENGINE_THREADS)
+        return
     vllm = find_vllm(sys.executable)
     if vllm is None:
         raise UserError("sampling the training problems needs vLLM, which is not installed", install_hint())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    serve = ServeSettings(model=str(model), port=port, tp=recipe.hardware.tensor_parallel)
+    serve = ServeSettings(model=str(model), port=free_port(), tp=hardware.tensor_parallel)
     command, environment = vllm_command(vllm, serve)
     with running_server(command, environment, serve.url, logs / "vllm.log", SERVER_READY_S):
-
-        def engine(folder: Path, _: EvalSettings) -> tuple[Engine, ChatCodec]:
-            codec = load_codec(folder)
-            return VLLMEngine(serve.url, stop_token_ids=[codec.end_id]), codec
-
-        sample(model, problems, settings, recipe.rollout, judge, out, on_progress, engine)
-    return out / "traces.jsonl"
+        server = asyncio.run(open_server(serve.url, tokenizer=model))
+        yield server.engine, server.codec
 
 
 def drop_solved(

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
@@ -26,15 +26,26 @@ from rstar2.files import write_private
 from rstar2.prompts import CHAT_TEMPLATE, ChatCodec, load_codec, save_format
 from rstar2.train.command import Command, StagePaths, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.launch import run_trainer
-from rstar2.train.recipe import SftRecipe, StageRecipe
+from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.sampling import JudgeAddress
 from rstar2.train.timing import PhaseTimer, TrainerTimer
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
 
+DONE_BEFORE = "done before"
 MAIN_METRIC = "rstar2/pass_rate"
 _POINTER = "latest_checkpointed_iteration.txt"
+
+
+class PhaseProgress(Protocol):
+    """Shows the phases of a run. A phase is a row, known by its name; its text changes while the phase runs."""
+
+    def start(self, name: str, title: str, total: int) -> None: ...
+
+    def update(self, name: str, done: int, text: str) -> None: ...
+
+    def finish(self, name: str, text: str) -> None: ...
 
 
 def run_sft(
@@ -42,26 +53,40 @@ def run_sft(
     *,
     model: Path,
     data: Path,
+    conversations: int,
     folder: Path,
     logs: Path,
-    on_step: OnStep,
-    timer: PhaseTimer | None = None,
-    trainer_env: Mapping[str, str] | None = None,
+    progress: PhaseProgress,
+    timer: PhaseTimer,
+    trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Fine-tune on conversations and return the new model's folder.
+    """Stage 0: fine-tune on conversations and return the new model's folder.
 
     Args:
         data: parquet with a `messages` column.
+        conversations: rows of `data`.
         logs: the folder for the trainer's output.
-        trainer_env: environment variables for the trainer, on top of those of its command.
+        trainer_env: see `rstar2.train.pipeline.Pipeline`.
 
     Raises:
         Failure: the trainer failed.
     """
+    steps = conversations // recipe.batch * recipe.epochs
+    progress.start("sft", "stage 0: SFT", steps)
+    if is_done(folder):
+        progress.finish("sft", DONE_BEFORE)
+        return folder / "model"
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        progress.update("sft", step, f"loss {metrics['train/loss']:.3f}")
+
+    trainer = _Trainer(folder, logs / "sft.log", on_step, "train/loss", timer)
     command = sft_command(recipe, model, data, folder / "checkpoints", next_metrics(folder))
-    step = _Trainer(folder, logs / "sft.log", on_step, "train/loss", timer)
-    step.run(Command(command.argv, {**command.env, **(trainer_env or {})}))
-    return step.export(model, "huggingface")
+    env = trainer_env(recipe.hardware) if trainer_env else {}
+    trainer.run(Command(command.argv, {**command.env, **env}))
+    trained = trainer.export(model, "huggingface")
+    progress.finish("sft", f"{conversations} conversations, {steps} steps")
+    return trained
 
 
 def run_stage(
@@ -73,8 +98,8 @@ def run_stage(
     judge: JudgeAddress,
     logs: Path,
     on_step: OnStep,
-    timer: PhaseTimer | None = None,
-    trainer_env: Mapping[str, str] | None = None,
+    timer: PhaseTimer,
+    trainer_env: Mapping[str, str],
 ) -> Path:
     """Run one stage of GRPO-RoC and return the new model's folder.
 
@@ -93,9 +118,9 @@ def run_stage(
     write_parquet(paths.data, [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows])
     write_private(paths.agent_loop, agent_loop_yaml(recipe, paths, *judge))
     command = stage_command(recipe, paths)
-    step = _Trainer(folder, logs / f"{folder.name}.log", on_step, MAIN_METRIC, timer)
-    step.run(Command(command.argv, {**command.env, **(trainer_env or {})}))
-    return step.export(model, "actor/huggingface")
+    trainer = _Trainer(folder, logs / f"{folder.name}.log", on_step, MAIN_METRIC, timer)
+    trainer.run(Command(command.argv, {**command.env, **trainer_env}))
+    return trainer.export(model, "actor/huggingface")
 
 
 def fitting(rows: list[dict[str, Any]], codec: ChatCodec, prompt_tokens: int) -> list[dict[str, Any]]:
@@ -133,15 +158,13 @@ def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
 class _Trainer:
     """One start of a VERL trainer in a stage's folder, and the export of its last checkpoint."""
 
-    def __init__(
-        self, folder: Path, log: Path, on_step: OnStep, needed: str, timer: PhaseTimer | None
-    ) -> None:
+    def __init__(self, folder: Path, log: Path, on_step: OnStep, needed: str, timer: PhaseTimer) -> None:
         """`needed` is the metric that every step's line has; a line of validation alone has it not."""
         self._folder = folder
         self._log = log
         self._on_step = on_step
         self._needed = needed
-        self._timer = timer or PhaseTimer(folder)
+        self._timer = timer
 
     def run(self, command: Command) -> None:
         repair_checkpoint_pointer(self._folder / "checkpoints")

@@ -43,14 +43,7 @@ class Timing:
     @property
     def other_s(self) -> float:
         """What has no name above: making data and the first model, a trainer's end, work between steps."""
-        named = (
-            self.start_up_s
-            + self.rollout_s
-            + self.update_s
-            + self.checkpoint_s
-            + self.evaluation_s
-            + self.export_s
-        )
+        named: float = sum(asdict(self).values()) - self.wall_s - self.judge_s
         return max(0.0, self.wall_s - named)
 
     def record(self) -> dict[str, float]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rstar2.eval.results import Row, by_problem, problem_rows, summarise, summarise_rows
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.trace import CallStatus, ToolCall, Trace, Turn
 
 
 def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **other: object) -> Row:
     values: dict[str, object] = {
-        "finish": "answer", "tokens": 100, "calls": 0, "failed_calls": 0, "lost_calls": 0, "wall_s": 1.0,
+        "finish": "answer", "tokens": 100, "calls": 0, "failed_calls": 0, "lost_calls": 0,
     }  # fmt: skip
     return Row(problem, sample, verdict, extracted, **{**values, **other})  # type: ignore[arg-type]
 
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
-    found = summarise_rows(by_problem(ROWS))
+    found = summarise(by_problem(ROWS))
     assert found["accuracy"] == 0.25
     assert (found["problems"], found["samples"], found["n"], found["correct"]) == (2, 8, 4, 2)
     # a: 2 of 4 right, so 1 - C(2,2)/C(4,2) = 5/6 for k = 2 and 1 for k = 4; b: never.
@@ -51,8 +51,8 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
 
 
 def test_what_is_not_a_number_is_none() -> None:
-    assert summarise([]) == {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
-    silent = summarise_rows(by_problem([row("a", 0, "wrong")]))
+    assert summarise({}) == {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
+    silent = summarise(by_problem([row("a", 0, "wrong")]))
     assert silent["failed_call_ratio_correct"] is None
     assert silent["failed_call_ratio"] is None
     assert silent["pass@k"] == {"1": 0.0}
@@ -62,17 +62,17 @@ def test_pass_at_k_goes_no_further_than_the_fewest_samples() -> None:
     rows = [row("a", sample, "correct") for sample in range(16)] + [
         row("b", sample, "wrong") for sample in range(3)
     ]
-    assert list(summarise_rows(by_problem(rows))["pass@k"]) == ["1", "2", "3"]
+    assert list(summarise(by_problem(rows))["pass@k"]) == ["1", "2", "3"]
 
 
 def test_every_problem_weighs_the_same_however_often_it_was_sampled() -> None:
     rows = [row("a", sample, "correct") for sample in range(9)] + [row("b", 0, "wrong")]
-    assert summarise_rows(by_problem(rows))["accuracy"] == 0.5
+    assert summarise(by_problem(rows))["accuracy"] == 0.5
 
 
 def test_order_of_arrival_changes_nothing() -> None:
     there, back = by_problem(ROWS), by_problem([*reversed(ROWS)])
-    assert summarise_rows(there) == summarise_rows({name: back[name] for name in there})
+    assert summarise(there) == summarise({name: back[name] for name in there})
     assert problem_rows(there, {}) == problem_rows({name: back[name] for name in there}, {})
 
 

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from rstar2.data.problem import Problem
-from rstar2.eval.results import Row, by_problem, problem_rows, summarise_rows
+from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.files import write_json
 from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
 
@@ -66,7 +66,7 @@ def made_run(
         "benchmark": name,
         "complete": True,
         "missing": 0,
-        "summary": summarise_rows(groups),
+        "summary": summarise(groups),
         "settings": {"samples": samples, "temperature": 0.6, "max_tokens": 30000, "max_turns": 30},
         "model": {"name": "made-up-14b"},
         "versions": {"rstar2": "0.1.0"},

@@ -9,7 +9,7 @@ import pytest
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.train.inputs import check_model, conversations, with_our_template
+from rstar2.train.inputs import check_model, read_conversations, with_our_template, write_conversations
 
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
@@ -32,7 +32,7 @@ def lines(path: Path, *rows: object) -> Path:
 )
 def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row))
+        read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row))
     assert said in caught.value.message
 
 
@@ -40,16 +40,16 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"messages": GOOD}) + "\n{nope\n")
     with pytest.raises(UserError, match="line 2: not JSON"):
-        conversations(path)
+        read_conversations(path)
 
 
 def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
-    first = conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
-    again = conversations(first.store(tmp_path / "x.parquet"))
+    rows = read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
     thoughtful = [GOOD[0], {"role": "assistant", "content": "<reason></reason>\n!"}]
-    assert [[dict(m) for m in row["messages"]] for row in again.rows] == [thoughtful]
-    twice = conversations(again.store(tmp_path / "y.parquet"))
-    assert [[dict(m) for m in row["messages"]] for row in twice.rows] == [thoughtful]
+    for _ in range(2):
+        write_conversations(tmp_path / "x.parquet", rows)
+        rows = read_conversations(tmp_path / "x.parquet")
+        assert [[dict(m) for m in row["messages"]] for row in rows] == [thoughtful]
 
 
 def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> None:
@@ -71,7 +71,8 @@ def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> Non
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "<reason>Seen.</reason>\nThe answer is 4."},
     ]
-    data = conversations(lines(tmp_path / "x.jsonl", {"messages": messages})).store(tmp_path / "x.parquet")
+    data = tmp_path / "x.parquet"
+    write_conversations(data, read_conversations(lines(tmp_path / "x.jsonl", {"messages": messages})))
     rows = MultiTurnSFTDataset(str(data), codec.tokenizer, OmegaConf.create({"pad_mode": "no_padding"}))
     ids, mask = rows[0]["input_ids"].tolist(), rows[0]["loss_mask"].tolist()
     learnt = codec.tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])

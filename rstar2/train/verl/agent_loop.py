@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -122,7 +123,14 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
         try:
-            trace = await self._roll_out(engine, sampling_params, kwargs)
+            trace = await rollout(
+                self._codec.prompt(list(kwargs["raw_prompt"])),
+                engine=engine,
+                tools=self._tools,
+                codec=self._codec,
+                limits=self._limits,
+                sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
+            )
         except RolloutError as error:
             if self._trace_share > 0:
                 write_failed(self._traces, _described(error.trace, kwargs))
@@ -143,30 +151,11 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             },
         )
 
-    async def _roll_out(
-        self, engine: _ServerEngine, sampling_params: dict[str, Any], row: dict[str, Any]
-    ) -> Trace:
-        return await rollout(
-            self._codec.prompt(list(row["raw_prompt"])),
-            engine=engine,
-            tools=self._tools,
-            codec=self._codec,
-            limits=self._limits,
-            sampling=Sampling(temperature=float(sampling_params["temperature"]), seed=self._seed_of(row)),
-        )
-
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward."""
         verdict = await _grader().agrade(trace.gold, trace.final_text)
-        right = verdict.verdict == "correct"
-        return trace.model_copy(
-            update={
-                "verdict": verdict.verdict,
-                "extracted": verdict.extracted,
-                "rule": verdict.rule,
-                "reward": 1.0 if right or self._reward == "constant" else 0.0,
-            }
-        )
+        reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
+        return trace.model_copy(update={**asdict(verdict), "reward": reward})
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:
