@@ -19,6 +19,7 @@ from rstar2.eval.grader.parse.nodes import (
     Residue,
     Sum,
     Symbol,
+    is_unknown,
     negative,
     number,
     walk,
@@ -61,12 +62,7 @@ def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
     if isinstance(node, Brackets):
         return bool(node.items) and all(isinstance(item, Symbol | Apply) for item in node.items)
-    return isinstance(node, Symbol | Apply) and node not in (
-        Symbol("pi"),
-        Symbol("e"),
-        Symbol("i"),
-        Symbol("infinity"),
-    )
+    return is_unknown(node)
 
 
 def _open(node: Node) -> bool:

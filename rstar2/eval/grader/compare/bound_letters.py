@@ -41,8 +41,7 @@ def with_any_letter_of(gold: Node, pred: Node) -> Node:
 def _with_letter(gold: Node, pred: Node, wanted: str | None, given: str | None) -> Node:
     if not wanted or not given or given in variables(gold) or wanted in variables(pred):
         return pred
-    changed: Node = renamed(pred, {given: Symbol(wanted)})
-    return changed
+    return renamed(pred, {given: Symbol(wanted)})
 
 
 def _only_letter(node: Node) -> str | None:
@@ -61,8 +60,7 @@ def with_arguments_of(gold: Relation, pred: Relation) -> Relation:
     # A letter that was free and is called like an argument now stays another one.
     free = {name: Symbol(f"{name} outside") for name in new if name not in old}
     arguments = {name: Symbol(other) for name, other in zip(old, new, strict=True)}
-    changed: Relation = renamed(pred, free | arguments)
-    return changed
+    return renamed(pred, free | arguments)
 
 
 def _letters(args: tuple[Node, ...]) -> list[str]:

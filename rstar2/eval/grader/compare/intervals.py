@@ -9,7 +9,6 @@ from typing import Any
 from rstar2.eval.grader.compare.equality import infinite, real_value
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse.nodes import (
-    Apply,
     Brackets,
     Call,
     Listing,
@@ -19,6 +18,7 @@ from rstar2.eval.grader.parse.nodes import (
     SetOf,
     SetOperation,
     Symbol,
+    is_unknown,
     negative,
     number,
 )
@@ -148,13 +148,7 @@ def as_interval(node: Node) -> Brackets | None:
 
 
 def _is_name(node: Node) -> bool:
-    inside = node.args[0] if isinstance(node, Call) and node.name == "abs" else node
-    return isinstance(inside, Symbol | Apply) and inside not in (
-        INFINITY,
-        Symbol("pi"),
-        Symbol("e"),
-        Symbol("i"),
-    )
+    return is_unknown(node.args[0] if isinstance(node, Call) and node.name == "abs" else node)
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:

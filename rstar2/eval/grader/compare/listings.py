@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from itertools import product
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse.nodes import (
@@ -20,6 +19,7 @@ from rstar2.eval.grader.parse.nodes import (
     negative,
     number,
     walk,
+    with_parts,
 )
 
 MAX_ITEMS = 50
@@ -145,18 +145,11 @@ def _both(node: Node, other_signs: bool) -> list[Node]:
     return [_chosen(node, choice) for choice in choices]
 
 
-def _chosen(node: Any, signs: list[int]) -> Node:
+def _chosen(node: Node, signs: list[int]) -> Node:
     """The node with its ± replaced, in the order in which they stand, by the signs."""
-    if isinstance(node, PlusMinus):
-        left = _chosen(node.left, signs)
-        sign = signs.pop(0) * (-1 if node.flipped else 1)
-        right = _chosen(node.right, signs)
-        return Sum((left, right if sign > 0 else negative(right)))
-    if isinstance(node, tuple):
-        return cast(Node, tuple(_chosen(part, signs) for part in node))
-    if not hasattr(node, "__dataclass_fields__"):
-        return cast(Node, node)
-    changed: Any = replace(
-        node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)}
-    )
-    return cast(Node, changed)
+    if not isinstance(node, PlusMinus):
+        return with_parts(node, lambda part: _chosen(part, signs))
+    left = _chosen(node.left, signs)
+    sign = signs.pop(0) * (-1 if node.flipped else 1)
+    right = _chosen(node.right, signs)
+    return Sum((left, right if sign > 0 else negative(right)))

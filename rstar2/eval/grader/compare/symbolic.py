@@ -8,7 +8,6 @@ sympy's time: call it where a deadline does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -27,6 +26,7 @@ from rstar2.eval.grader.parse.nodes import (
     Symbol,
     number,
     walk,
+    with_parts,
 )
 
 _MAX_BITS = 2_000
@@ -59,31 +59,13 @@ def _is_unsolved(node: Node) -> bool:
 
 def worked_out(node: Node) -> Node:
     """The expression with every limit, integral and long sum replaced by its value where sympy finds one."""
-    node = _rebuilt(node)
+    node = with_parts(node, worked_out)
     if not isinstance(node, Series) or not _is_unsolved(node):
         return node
     try:
         return _to_node(_value(node))
     except Exception:  # noqa: BLE001  sympy raises many kinds of error for what it cannot do
         return node
-
-
-def _rebuilt(node: Node) -> Node:
-    """The node with its parts worked out."""
-    changed: dict[str, Any] = {}
-    for field in fields(node):
-        part = getattr(node, field.name)
-        new = _part(part)
-        if new is not part:
-            changed[field.name] = new
-    return replace(node, **changed) if changed else node
-
-
-def _part(part: Any) -> Any:
-    if isinstance(part, tuple):
-        new = tuple(_part(one) for one in part)
-        return part if all(a is b for a, b in zip(part, new, strict=True)) else new
-    return worked_out(part) if hasattr(part, "__dataclass_fields__") else part
 
 
 def _value(node: Series) -> Any:
