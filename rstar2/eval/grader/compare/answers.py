@@ -17,8 +17,8 @@ from rstar2.eval.grader.compare.assignments import (
     states_a_value,
     unnamed,
 )
-from rstar2.eval.grader.compare.bound_letters import with_any_letter_of, with_arguments_of, with_letter_of
-from rstar2.eval.grader.compare.equality import equal, proportional, variables
+from rstar2.eval.grader.compare.bound_letters import with_arguments_of, with_letter_of
+from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.compare.listings import all_same, flattened, has_open_signs, in_order, unordered
@@ -26,7 +26,6 @@ from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, 
 from rstar2.eval.grader.parse.nodes import (
     Based,
     Brackets,
-    Call,
     Listing,
     Node,
     Number,
@@ -47,8 +46,6 @@ from rstar2.eval.grader.parse.vocabulary import NUMERAL_WORDS
 
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
-
-
 _ORDER = {">": "<", ">=": "<="}
 
 
@@ -63,7 +60,7 @@ def compare(gold: Node, pred: Node) -> Outcome:
     outcome = _compare(gold, with_letter_of(gold, pred))
     if outcome[0]:
         return outcome
-    other = with_any_letter_of(gold, pred)
+    other = with_letter_of(gold, pred, certain=False)
     if other is not pred and _same(gold, other):
         raise NoValue("a letter that may stand for every whole number")
     if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
@@ -86,14 +83,13 @@ def _compare(a: Node, b: Node) -> Outcome:
         return _texts(a, b), "text"
     if a == b:
         return True, "identical"
-    relations = isinstance(a, Relation), isinstance(b, Relation)
     if _about_regions(a, b):
         return _regions(a, b), "interval"
-    if all(relations):
+    if isinstance(a, Relation) and isinstance(b, Relation):
         return _relations(a, b), "relation"
-    if any(relations):
+    if isinstance(a, Relation) or isinstance(b, Relation):
         return _one_relation(a, b)
-    if _is_list(a) or _is_list(b):
+    if isinstance(a, Listing | SetOf) or isinstance(b, Listing | SetOf):
         return _lists(a, b)
     if isinstance(a, Brackets) and isinstance(b, Brackets) and not matrices.written_table(a):
         return _brackets(a, b), "tuple"
@@ -116,14 +112,8 @@ def _texts(a: Node, b: Node) -> bool:
     raise NoValue("not understood")
 
 
-def _is_list(node: Node) -> bool:
-    return isinstance(node, Listing | SetOf)
-
-
 def _lists(a: Node, b: Node) -> Outcome:
     one, other = _items(a), _items(b)
-    if one is None or other is None:
-        return False, "list"
     kinds = {type(a), type(b)}
     if kinds == {SetOf, Brackets}:
         return False, "set"
@@ -157,7 +147,7 @@ def _titles(items: tuple[Node, ...]) -> list[Node]:
     return names_of(items)
 
 
-def _items(node: Node) -> tuple[Node, ...] | None:
+def _items(node: Node) -> tuple[Node, ...]:
     """The members of a list, set or tuple; a single value is a list of one."""
     if isinstance(node, Listing | SetOf | Brackets):
         return node.items
@@ -235,13 +225,10 @@ def _one_relation(a: Node, b: Node) -> Outcome:
         return True, "relation"
     if isinstance(name or other, Brackets) and isinstance(plain, Listing):
         return _lists(expanded(name, left) or left, expanded(other, right) or right)
-    outcome = _compare(left, right)
-    return outcome if outcome[0] else (False, outcome[1])
+    return _compare(left, right)
 
 
-def _relations(a: Node, b: Node) -> bool:
-    assert isinstance(a, Relation)
-    assert isinstance(b, Relation)
+def _relations(a: Relation, b: Relation) -> bool:
     b = with_arguments_of(a, b)
     (name, left), (other, right) = named(a), named(b)
     if (
@@ -336,12 +323,6 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if Brackets in kinds else "set"
     if isinstance(a, Based) and isinstance(b, Based):
         return a.value == b.value, "base"
-    signs = [{part.name for part in walk(side) if isinstance(part, Call)} for side in (a, b)]
-    rule = (
-        "percent"
-        if "percent" in signs[0] | signs[1]
-        else "expression"
-        if variables(a) | variables(b)
-        else "number"
-    )
-    return equal(a, b), rule
+    if "percent" in functions(a) | functions(b):
+        return equal(a, b), "percent"
+    return equal(a, b), "expression" if variables(a) | variables(b) else "number"

@@ -88,6 +88,11 @@ def variables(node: Node) -> set[str]:
     return {part.name for part in walk(node) if isinstance(part, Symbol)} - CONSTANTS - bound
 
 
+def functions(node: Node) -> set[str]:
+    """The names of the known functions and postfix signs."""
+    return {part.name for part in walk(node) if isinstance(part, Call)}
+
+
 def real_value(node: Node) -> Any:
     """The value of a constant as an mpmath real, with infinities.
 
@@ -135,8 +140,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
     """The ways to read degree signs, percent signs and bare logarithms."""
-    signs = [{part.name for part in walk(side) if isinstance(part, Call)} for side in (a, b)]
-    either, both = signs[0] | signs[1], signs[0] & signs[1]
+    either, both = functions(a) | functions(b), functions(a) & functions(b)
     degrees = [False, True] if "degree" in either else [False]
     percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
     logs = [True, False] if "log" in either else [True]

@@ -76,8 +76,11 @@ def _value(node: Node, setting: Setting) -> Value:
             return divide(_value(over, setting), _value(under, setting), setting)
         case Power(base=base, exponent=exponent):
             return power(_value(base, setting), _value(exponent, setting), setting)
+        case Call(name="det", args=(matrix,)):
+            return _determinant(matrix, setting)
         case Call(name=name, args=args):
-            return _call(name, args, setting)
+            inner_setting = replace(setting, degree=True) if name in ANGLES else setting
+            return call(name, [_value(arg, inner_setting) for arg in args], setting)
         case Apply(name=name, args=args):
             return _unknown(name, [_value(arg, setting) for arg in args], setting)
         case Series():
@@ -97,13 +100,10 @@ def _value(node: Node, setting: Setting) -> Value:
 def _symbol(name: str, setting: Setting) -> Value:
     if name in setting.symbols:
         return setting.symbols[name]
-    constants: dict[str, Callable[[], Value]] = {
-        "pi": lambda: +setting.context.pi,
-        "e": lambda: +setting.context.e,
-        "i": lambda: setting.context.mpc(0, 1),
-    }
-    if name in constants:
-        return constants[name]()
+    if name in {"pi", "e"}:
+        return +getattr(setting.context, name)
+    if name == "i":
+        return setting.context.mpc(0, 1)
     raise NoValue(f"{name} has no value")
 
 
@@ -114,17 +114,8 @@ def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Valu
     return total
 
 
-def _call(name: str, args: tuple[Node, ...], setting: Setting) -> Value:
-    if name == "det":
-        return _determinant(args, setting)
-    inner = replace(setting, degree=True) if name in ANGLES else setting
-    values = [_value(arg, inner) for arg in args]
-    return call(name, values, setting)
-
-
-def _determinant(args: tuple[Node, ...], setting: Setting) -> Value:
+def _determinant(matrix: Node, setting: Setting) -> Value:
     """By elimination, exact where the entries are."""
-    (matrix,) = args
     if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 12:
         raise NoValue("not a square matrix")
     rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
@@ -175,12 +166,8 @@ def _unknown_series(node: Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    return _fraction_of(name + "|" + "|".join(_rounded(value, setting) for value in values))
-
-
-def _rounded(value: Value, setting: Setting) -> str:
-    number = inexact(value, setting)
-    return str(setting.context.nstr(number, 20))
+    rounded = [str(setting.context.nstr(inexact(value, setting), 20)) for value in values]
+    return _fraction_of("|".join([name, *rounded]))
 
 
 @lru_cache(maxsize=4096)

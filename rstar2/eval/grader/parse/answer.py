@@ -41,19 +41,7 @@ _OPERATORS = {
     "doteq": "~", "equiv": "=", "coloneqq": "=",
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
-_BETWEEN = {
-    "where",
-    "for",
-    "with",
-    "such that",
-    "if",
-    "when",
-    "and",
-    "or",
-    "or else",
-    "and also",
-    "and/or",
-}
+_BETWEEN = {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
 _ARGUMENTS = frozenset("xtzn")
 """Letters that, alone between parentheses before an equals sign, are the argument of a function."""
 _QUANTIFIER = re.compile(
@@ -321,7 +309,7 @@ class Answer:
         if tokens.accept("command", "emptyset", "varnothing"):
             return SetOf(())
         if tokens.accept("command", "langle"):
-            return self._vector()
+            return Brackets("<", ">", self._expression.arguments("rangle", kind="command"))
         if tokens.accept("command", "money"):
             self._money = True
             return self._expression.factor()
@@ -345,13 +333,6 @@ class Answer:
                     self._tokens.place += 1 + size
                     return Brackets("(", ")", ends[written.strip("{}")])
         return NumberSet(name)
-
-    def _vector(self) -> Node:
-        items = [self._expression.sum()]
-        while self._tokens.accept("sign", ",", ";"):
-            items.append(self._expression.sum())
-        self._tokens.expect("command", "rangle")
-        return Brackets("<", ">", tuple(items))
 
     def _set(self) -> Node:
         if self._tokens.accept("command", "}"):

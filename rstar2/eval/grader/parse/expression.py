@@ -6,13 +6,8 @@ The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 
-from rstar2.eval.grader.parse.arithmetic import (
-    FUNCTION_THEN_LETTER,
-    Arithmetic,
-    is_upright_function,
-)
+from rstar2.eval.grader.parse.arithmetic import FUNCTION_THEN_LETTER, Arithmetic, is_upright_function
 from rstar2.eval.grader.parse.nodes import (
     UNKNOWN,
     Apply,
@@ -20,7 +15,6 @@ from rstar2.eval.grader.parse.nodes import (
     Listing,
     Matrix,
     Node,
-    Number,
     Power,
     Product,
     Quotient,
@@ -31,7 +25,7 @@ from rstar2.eval.grader.parse.nodes import (
     negative,
     number,
 )
-from rstar2.eval.grader.parse.numerals import numeral
+from rstar2.eval.grader.parse.numerals import numeral, repeating
 from rstar2.eval.grader.parse.tokens import END, ParseError, TokenStream
 from rstar2.eval.grader.parse.vocabulary import (
     CONSTANTS,
@@ -90,10 +84,7 @@ class Expression:
 
     def _grouped(self) -> Node:
         if self._tokens.accept("sign", "|"):
-            with self._tokens.enclosed(bars=True):
-                node: Node = Call("abs", (self.sum(),))
-                self._tokens.expect("sign", "|")
-            return node
+            return self._paired("|", "abs", kind="sign")
         self._tokens.expect("sign", "{")
         with self._tokens.enclosed():
             node = self._listing()
@@ -134,10 +125,10 @@ class Expression:
 
     def _applied(self, name: str) -> Node:
         self._tokens.expect("sign", "(")
-        args = self._arguments(")")
-        return Apply(name, args)
+        return Apply(name, self.arguments(")"))
 
-    def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
+    def arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
+        """Expressions separated by commas or semicolons, up to what closes them."""
         with self._tokens.enclosed():
             args = [self.sum()]
             while self._tokens.accept("sign", ",", ";"):
@@ -194,10 +185,10 @@ class Expression:
         token = self._tokens.peek() if self._tokens.at("sign", "{") else self._tokens.next
         return token.kind == "number"
 
-    def _paired(self, closing: str, function: str) -> Node:
-        with self._tokens.enclosed():
+    def _paired(self, closing: str, function: str, kind: str = "command") -> Node:
+        with self._tokens.enclosed(bars=kind == "sign"):
             node = self.sum()
-            self._tokens.expect("command", closing)
+            self._tokens.expect(kind, closing)
         return Call(function, (node,))
 
     def _root(self) -> Node:
@@ -236,11 +227,11 @@ class Expression:
 
     def _function_arguments(self) -> tuple[Node, ...]:
         if self._tokens.accept("sign", "("):
-            return self._arguments(")")
+            return self.arguments(")")
         if self._tokens.accept("sign", "{"):
-            return self._arguments("}")
+            return self.arguments("}")
         if self._tokens.accept("command", "{"):
-            return self._arguments("}", kind="command")
+            return self.arguments("}", kind="command")
         node = self._arithmetic.signed_factor()
         while (
             self._arithmetic.starts_factor()
@@ -257,12 +248,7 @@ class Expression:
         token = self._tokens.take()
         if braced:
             self._tokens.expect("sign", "}")
-        whole, _, fixed = before.partition(".")
-        if not token.text.isdigit() or len(token.text) > 100:
-            raise ParseError("only digits repeat")
-        period = Fraction(int(token.text), 10 ** len(token.text) - 1)
-        start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-        return Number(start + period / 10 ** len(fixed))
+        return repeating(before, token.text)
 
     def _series(self, kind: str) -> Node:
         low: Node = Symbol("none")
@@ -293,9 +279,7 @@ class Expression:
         return Apply(kind, (*limits.values(), body))
 
     def _matrix(self) -> Node:
-        self._tokens.expect("sign", "{")
-        name = self._tokens.take().text
-        self._tokens.expect("sign", "}")
+        name = self._environment()
         if name not in MATRICES:
             raise ParseError(f"{name} is not a matrix")
         if name == "array" and self._tokens.accept("sign", "{"):
@@ -308,13 +292,17 @@ class Expression:
                 rows.append([])
             elif not self._tokens.accept("sign", "&") and not self._tokens.accept("command", "hline"):
                 rows[-1].append(self.sum())
-        self._tokens.expect("sign", "{")
-        self._tokens.take()
-        self._tokens.expect("sign", "}")
+        self._environment()
         filled = tuple(tuple(row) for row in rows if row)
         if not filled or len({len(row) for row in filled}) != 1:
             raise ParseError("rows of different length")
         return Call("det", (Matrix(filled),)) if name in {"vmatrix", "Vmatrix"} else Matrix(filled)
+
+    def _environment(self) -> str:
+        self._tokens.expect("sign", "{")
+        name = self._tokens.take().text
+        self._tokens.expect("sign", "}")
+        return name
 
 
 def _before_differential(body: Node) -> tuple[Node, str] | None:

@@ -7,22 +7,11 @@ the same words.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from rstar2.eval.grader.parse.answer import Answer
-from rstar2.eval.grader.parse.nodes import (
-    Node,
-    Number,
-    NumberSet,
-    Relation,
-    SetOf,
-    Symbol,
-    Text,
-    number,
-    renamed,
-)
+from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Symbol, Text, number, renamed
 from rstar2.eval.grader.parse.normalize import clean, words
-from rstar2.eval.grader.parse.numerals import based
+from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
 
@@ -63,13 +52,14 @@ _ORDINAL = re.compile(
 _ORDINAL_WORD = re.compile(r"(?:the )?([a-z]+)")
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
+    **{(word,): number(value) for word, value in NUMBER_WORDS.items()},
     ("all", "real", "number"): NumberSet("R"),
     ("all", "real"): NumberSet("R"),
     ("no", "solution"): SetOf(()),
     ("no", "real", "solution"): SetOf(()),
     ("empty", "set"): SetOf(()),
 }
-"""Words that name a set."""
+"""Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60
 
 
@@ -102,8 +92,6 @@ def _read(text: str, thousands: bool) -> Node:
         found = words(text[:MAX_CHARS])
         if found in _PHRASES:
             return _PHRASES[found]
-        if len(found) == 1 and found[0] in NUMBER_WORDS:
-            return number(NUMBER_WORDS[found[0]])
         ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
         if ordinal and ordinal[1] in ORDINAL_WORDS:
             return number(ORDINAL_WORDS[ordinal[1]])
@@ -171,7 +159,7 @@ def _parsed(cleaned: str, thousands: bool) -> Node:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
-        return _with_period(shown[1], shown[2], shown[3])
+        return repeating(f"{shown[1]}.{shown[2]}", shown[3])
     if cleaned.lower() in SHORT_WORDS:
         raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
@@ -205,8 +193,3 @@ def _unions(tokens: list[Token]) -> list[Token]:
         ):
             joined[i] = Token("command", "cup")
     return joined
-
-
-def _with_period(whole: str, fixed: str, period: str) -> Node:
-    start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))
