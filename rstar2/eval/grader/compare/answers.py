@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from rstar2.eval.grader.compare import matrices
-from rstar2.eval.grader.compare.assignments import (
-    EQUALS,
-    expanded,
-    is_name,
-    named,
-    names_of,
-    one_variable,
-    same_name,
-    states_a_value,
-    unnamed,
-)
+from rstar2.eval.grader.compare import assignments, matrices
 from rstar2.eval.grader.compare.bound_letters import with_arguments_of, with_letter_of
 from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
@@ -120,14 +109,14 @@ def _lists(a: Node, b: Node) -> Outcome:
     names = _titles(one), _titles(other)
     if Brackets in kinds:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
-        return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
+        return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
-    ordered = any(names) and not one_variable(names[0] or names[1])
+    ordered = any(names) and not assignments.one_variable(names[0] or names[1])
     worded = any(
         isinstance(name, Quantity) or len(getattr(name, "name", "")) > 3 for name in names[0] or names[1]
     )
-    one, other = unnamed(one), unnamed(other)
+    one, other = assignments.unnamed(one), assignments.unnamed(other)
     if ordered and worded:
         if SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
             raise NoValue("which value is which")
@@ -144,7 +133,7 @@ def _titles(items: tuple[Node, ...]) -> list[Node]:
     counted = [item for item in items if isinstance(item, Quantity)]
     if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
         return list(counted)
-    return names_of(items)
+    return assignments.names_of(items)
 
 
 def _items(node: Node) -> tuple[Node, ...]:
@@ -174,7 +163,7 @@ def _regions(a: Node, b: Node) -> bool:
         (name, first), (other_name, second) = region_of(a), region_of(b)
     except NoValue:
         return _unsolved_regions(a, b)
-    if name is not None and other_name is not None and not same_name(name, other_name):
+    if name is not None and other_name is not None and not assignments.same_name(name, other_name):
         return False
     return same_region(first, second)
 
@@ -210,8 +199,8 @@ def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[
 
 def _one_relation(a: Node, b: Node) -> Outcome:
     """A relation against something that is none: the name is dropped."""
-    (name, left), (other, right) = named(a), named(b)
-    if name is None and other is None and isinstance(b, Relation) and states_a_value(b):
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
+    if name is None and other is None and isinstance(b, Relation) and assignments.states_a_value(b):
         return _compare(a, b.sides[-1])
     if name is None and other is None:
         approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
@@ -224,24 +213,27 @@ def _one_relation(a: Node, b: Node) -> Outcome:
     if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"
     if isinstance(name or other, Brackets) and isinstance(plain, Listing):
-        return _lists(expanded(name, left) or left, expanded(other, right) or right)
+        return _lists(assignments.expanded(name, left) or left, assignments.expanded(other, right) or right)
     return _compare(left, right)
 
 
 def _relations(a: Relation, b: Relation) -> bool:
     b = with_arguments_of(a, b)
-    (name, left), (other, right) = named(a), named(b)
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if (
         name is not None
         and other is not None
-        and (same_name(name, other) or not (is_name(name) or is_name(other)))
+        and (
+            assignments.same_name(name, other)
+            or not (assignments.is_name(name) or assignments.is_name(other))
+        )
     ):
         if _same(left, right):
             return True
         if len(a.sides) > 2 or len(b.sides) > 2:
             return False
     a, b = _ascending(a), _ascending(b)
-    if a.operators != b.operators and set(a.operators) | set(b.operators) != EQUALS:
+    if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
     if len(a.sides) != len(b.sides):
         return False

@@ -27,29 +27,13 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     subtract,
     whole,
 )
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Based,
-    Brackets,
-    Call,
-    Matrix,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quantity,
-    Quotient,
-    Residue,
-    Series,
-    Sum,
-    Symbol,
-)
+from rstar2.eval.grader.parse import nodes
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
 
 
-def evaluate(node: Node, setting: Setting) -> Value:
+def evaluate(node: nodes.Node, setting: Setting) -> Value:
     """The value of an expression.
 
     Raises:
@@ -61,37 +45,37 @@ def evaluate(node: Node, setting: Setting) -> Value:
         raise NoValue(type(error).__name__) from None
 
 
-def _value(node: Node, setting: Setting) -> Value:
+def _value(node: nodes.Node, setting: Setting) -> Value:
     setting.work.spend()
     match node:
-        case Number(value=value):
+        case nodes.Number(value=value):
             return value
-        case Symbol(name=name):
+        case nodes.Symbol(name=name):
             return _symbol(name, setting)
-        case Sum(terms=terms):
+        case nodes.Sum(terms=terms):
             return _fold(terms, setting, add)
-        case Product(factors=factors):
+        case nodes.Product(factors=factors):
             return _fold(factors, setting, multiply)
-        case Quotient(over=over, under=under):
+        case nodes.Quotient(over=over, under=under):
             return divide(_value(over, setting), _value(under, setting), setting)
-        case Power(base=base, exponent=exponent):
+        case nodes.Power(base=base, exponent=exponent):
             return power(_value(base, setting), _value(exponent, setting), setting)
-        case Call(name="det", args=(matrix,)):
+        case nodes.Call(name="det", args=(matrix,)):
             return _determinant(matrix, setting)
-        case Call(name=name, args=args):
+        case nodes.Call(name=name, args=args):
             inner_setting = replace(setting, degree=True) if name in ANGLES else setting
             return call(name, [_value(arg, inner_setting) for arg in args], setting)
-        case Apply(name=name, args=args):
+        case nodes.Apply(name=name, args=args):
             return _unknown(name, [_value(arg, setting) for arg in args], setting)
-        case Series():
+        case nodes.Series():
             return _series(node, setting)
-        case Based(value=based):
+        case nodes.Based(value=based):
             return Fraction(based)
-        case Residue(value=inner, modulus=modulus, is_remainder=True):
+        case nodes.Residue(value=inner, modulus=modulus, is_remainder=True):
             return remainder(_value(inner, setting), _value(modulus, setting), setting)
-        case Quantity(value=inner) | Residue(value=inner):
+        case nodes.Quantity(value=inner) | nodes.Residue(value=inner):
             return _value(inner, setting)
-        case Brackets(items=items, opening="["):
+        case nodes.Brackets(items=items, opening="["):
             if len(items) == 1:
                 return _value(items[0], setting)
     raise NoValue(f"{type(node).__name__} is not an expression")
@@ -107,16 +91,22 @@ def _symbol(name: str, setting: Setting) -> Value:
     raise NoValue(f"{name} has no value")
 
 
-def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]) -> Value:
+def _fold(
+    parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]
+) -> Value:
     total = _value(parts[0], setting)
     for part in parts[1:]:
         total = guard(join(total, _value(part, setting), setting), setting)
     return total
 
 
-def _determinant(matrix: Node, setting: Setting) -> Value:
+def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     """By elimination, exact where the entries are."""
-    if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 12:
+    if (
+        not isinstance(matrix, nodes.Matrix)
+        or len(matrix.rows) != len(matrix.rows[0])
+        or len(matrix.rows) > 12
+    ):
         raise NoValue("not a square matrix")
     rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
@@ -136,7 +126,7 @@ def _determinant(matrix: Node, setting: Setting) -> Value:
     return total
 
 
-def _series(node: Series, setting: Setting) -> Value:
+def _series(node: nodes.Series, setting: Setting) -> Value:
     """Added up between whole numbers that are near each other; otherwise a value of its own."""
     if node.kind in {"lim", "int"}:
         return _unknown_series(node, setting)
@@ -153,12 +143,12 @@ def _series(node: Series, setting: Setting) -> Value:
     return total
 
 
-def _unknown_series(node: Series, setting: Setting) -> Value:
+def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
     inner = replace(
         setting, symbols={**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
     )
     bounds = [
-        _fraction_of(str(part)) if part == Symbol("infinity") else _value(part, inner)
+        _fraction_of(str(part)) if part == nodes.Symbol("infinity") else _value(part, inner)
         for part in (node.low, node.high)
     ]
     return _unknown(node.kind, [*bounds, _value(node.body, inner)], setting)

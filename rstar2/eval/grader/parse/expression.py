@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rstar2.eval.grader.parse import vocabulary
 from rstar2.eval.grader.parse.arithmetic import FUNCTION_THEN_LETTER, Arithmetic, is_upright_function
 from rstar2.eval.grader.parse.nodes import (
     UNKNOWN,
@@ -27,20 +28,6 @@ from rstar2.eval.grader.parse.nodes import (
 )
 from rstar2.eval.grader.parse.numerals import numeral, repeating
 from rstar2.eval.grader.parse.tokens import END, ParseError, TokenStream
-from rstar2.eval.grader.parse.vocabulary import (
-    CONSTANTS,
-    DECORATIONS,
-    DOTS,
-    FUNCTIONS,
-    INVERSES,
-    LETTERS,
-    MATRICES,
-    NOT_NAMES,
-    PAIRED,
-    RENAMED,
-    TYPED_FUNCTIONS,
-    UNKNOWN_FUNCTIONS,
-)
 
 
 class Expression:
@@ -93,13 +80,13 @@ class Expression:
 
     def _word(self) -> Node:
         word = self._tokens.next.text
-        if word in TYPED_FUNCTIONS or (word in FUNCTIONS and len(word) > 1):
+        if word in vocabulary.TYPED_FUNCTIONS or (word in vocabulary.FUNCTIONS and len(word) > 1):
             self._tokens.take()
             return self._function(word)
-        if word in CONSTANTS:
+        if word in vocabulary.CONSTANTS:
             self._tokens.take()
-            return Symbol(CONSTANTS[word])
-        if word in LETTERS and len(word) > 2:
+            return Symbol(vocabulary.CONSTANTS[word])
+        if word in vocabulary.LETTERS and len(word) > 2:
             self._tokens.take()
             return Symbol(word)
         if len(word) > 1:
@@ -119,7 +106,7 @@ class Expression:
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:
-        if letter in UNKNOWN_FUNCTIONS and self._tokens.at("sign", "("):
+        if letter in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.at("sign", "("):
             return self._applied(letter)
         return Symbol(letter)
 
@@ -145,17 +132,17 @@ class Expression:
             return self._root()
         if name == "binom":
             return Call("binom", (self._arithmetic.argument(), self._arithmetic.argument()))
-        if name in FUNCTIONS:
+        if name in vocabulary.FUNCTIONS:
             return self._function(name)
-        if name in CONSTANTS:
-            return Symbol(CONSTANTS[name])
-        if name in LETTERS:
+        if name in vocabulary.CONSTANTS:
+            return Symbol(vocabulary.CONSTANTS[name])
+        if name in vocabulary.LETTERS:
             return (
                 self._applied(name)
                 if self._tokens.at("sign", "(") and name in {"phi", "varphi", "Gamma"}
                 else Symbol(name)
             )
-        if name in DOTS:
+        if name in vocabulary.DOTS:
             return Symbol("dots")
         if (
             name in {"overline", "bar", "dot"}
@@ -165,10 +152,10 @@ class Expression:
             return self._repeating("0")
         if name == "underline":
             return self._arithmetic.argument()
-        if name in DECORATIONS:
+        if name in vocabulary.DECORATIONS:
             return Apply(name, (self._arithmetic.argument(),))
-        if name in PAIRED:
-            return self._paired(*PAIRED[name])
+        if name in vocabulary.PAIRED:
+            return self._paired(*vocabulary.PAIRED[name])
         if name == "|":
             return self._paired("|", "norm")
         if name in {"sum", "prod", "lim"}:
@@ -177,7 +164,7 @@ class Expression:
             return self._integral(name)
         if name == "begin":
             return self._matrix()
-        if name.isalpha() and name not in NOT_NAMES:
+        if name.isalpha() and name not in vocabulary.NOT_NAMES:
             return Symbol(UNKNOWN + name)
         raise ParseError(f"\\{name} is not in the grammar")
 
@@ -209,15 +196,15 @@ class Expression:
             base = self._arithmetic.argument(whole_number=True)
         if self._tokens.accept("sign", "^"):
             power = self._exponent_of_function()
-        if power == number(-1) and name in INVERSES:
-            name, power = INVERSES[name], None
+        if power == number(-1) and name in vocabulary.INVERSES:
+            name, power = vocabulary.INVERSES[name], None
         args = self._function_arguments()
         if name == "sqrt":
             node: Node = Call("root", (*args, number(2)))
         elif base is not None:
             node = Call("logarithm", (*args, base)) if name == "log" else Apply(f"{name}_", (*args, base))
         else:
-            node = Call(RENAMED.get(name, name), args)
+            node = Call(vocabulary.RENAMED.get(name, name), args)
         return node if power is None else Power(node, power)
 
     def _exponent_of_function(self) -> Node:
@@ -235,7 +222,7 @@ class Expression:
         node = self._arithmetic.signed_factor()
         while (
             self._arithmetic.starts_factor()
-            and self._tokens.next.text not in FUNCTIONS
+            and self._tokens.next.text not in vocabulary.FUNCTIONS
             and not self._tokens.at("sign", "(")
         ):
             node = self._arithmetic.side_by_side(node)
@@ -280,7 +267,7 @@ class Expression:
 
     def _matrix(self) -> Node:
         name = self._environment()
-        if name not in MATRICES:
+        if name not in vocabulary.MATRICES:
             raise ParseError(f"{name} is not a matrix")
         if name == "array" and self._tokens.accept("sign", "{"):
             while not self._tokens.accept("sign", "}"):
