@@ -47,7 +47,7 @@ def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
 
 
 def test_the_output_file_holds_what_standard_output_would(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS * 300)
+    source = write(tmp_path / "in.jsonl", ROWS * 60)
     result = run(source, "--output", str(tmp_path / "out.jsonl"), "--workers", "2")
     assert (result.returncode, result.stdout) == (0, "")
     assert (tmp_path / "out.jsonl").read_text(encoding="utf-8") == run(source).stdout
@@ -88,7 +88,7 @@ def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):
     script += "from rstar2.cli import main; main()"
     target = tmp_path / "out.jsonl"
     target.write_text("old\n")
-    source = write(tmp_path / "many.jsonl", ROWS * 400)
+    source = write(tmp_path / "many.jsonl", ROWS * 60)
     limited = subprocess.run(
         [sys.executable, "-c", script, "rstar2", "grade", source, "-o", str(target)],
         capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=False,

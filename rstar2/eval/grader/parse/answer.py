@@ -103,8 +103,9 @@ class Answer:
         Raises:
             ConditionError: the next words begin a condition.
         """
-        words = " ".join(self._tokens.peek(ahead).text for ahead in range(3))
-        if self._tokens.next.kind in {"word", "text"} and _QUANTIFIER.match(words):
+        if self._tokens.next.kind not in {"word", "text"}:
+            return
+        if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):
             raise ConditionError("a condition")
 
     def _relation(self) -> Node:
@@ -178,7 +179,9 @@ class Answer:
 
     def _label(self) -> str:
         """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
-        ahead = 0
+        if self._tokens.next.kind not in {"text", "word"}:
+            return ""
+        ahead = 1
         while self._tokens.peek(ahead).kind in {"text", "word"}:
             ahead += 1
         words = [self._tokens.peek(i).text for i in range(ahead)]

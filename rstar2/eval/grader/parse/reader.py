@@ -45,7 +45,7 @@ _QUANTIFIER = re.compile(
 )
 """What leaves an answer as it is: `for all x`, `for every real number x`, `\\forall x, y \\in \\mathbb{R}`."""
 _ORDINAL = re.compile(
-    r"(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
+    r"(?=\d)(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
     r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
 )
 """21st, 21^{st}, 21^{\\text{st}}, 21\\text{st}."""
@@ -92,9 +92,10 @@ def _read(text: str, thousands: bool) -> Node:
         found = words(text[:MAX_CHARS])
         if found in _PHRASES:
             return _PHRASES[found]
-        ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
-        if ordinal and ordinal[1] in ORDINAL_WORDS:
-            return number(ORDINAL_WORDS[ordinal[1]])
+        if found and found[-1] in ORDINAL_WORDS:
+            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
+            if ordinal and ordinal[1] in ORDINAL_WORDS:
+                return number(ORDINAL_WORDS[ordinal[1]])
         return Text(found, plain=all(word.isalpha() for word in found))
 
 
@@ -136,7 +137,8 @@ def parse(text: str, thousands: bool = True) -> Node:
 def _without_condition(cleaned: str) -> tuple[str, str]:
     """The answer without a condition at its end, and the letter that the condition says is a whole number."""
     tail = cleaned[-_CONDITION_CHARS:]
-    found = _CONDITION.search(tail)
+    # Most answers have neither, and need no slow search.
+    found = _CONDITION.search(tail) if r"\in" in tail or "integer" in tail else None
     if found is None:
         return _without_quantifier(cleaned), ""
     letter = _LETTER.search(_WRAPPER.sub(" ", found.group()))
@@ -145,7 +147,11 @@ def _without_condition(cleaned: str) -> tuple[str, str]:
 
 def _without_quantifier(cleaned: str) -> str:
     """The answer without `for all x` or `for all real x` at its end, which bound nothing."""
-    found = _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
+    found = (
+        _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
+        if "for" in cleaned
+        else None
+    )
     if found is None or not found.start():
         return cleaned
     plain = " ".join(_WRAPPER.sub(" ", cleaned[found.start() :]).replace("}", " ").split())
