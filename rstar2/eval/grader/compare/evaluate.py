@@ -24,7 +24,6 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     multiply,
     power,
     remainder,
-    subtract,
     whole,
 )
 from rstar2.eval.grader.parse import nodes
@@ -122,7 +121,7 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
         for row in rows[column + 1 :]:
             scale = divide(row[column], head[column], setting)
             for i in range(column, len(rows)):
-                row[i] = subtract(row[i], multiply(scale, head[i], setting), setting)
+                row[i] = add(row[i], -multiply(scale, head[i], setting), setting)
     return total
 
 

@@ -136,14 +136,13 @@ def as_interval(node: Node) -> Brackets | None:
             _is_name(name)
         ):
             return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
-        case Relation(sides=(left, right), operators=(("<" | "<=" | ">" | ">=") as operator,)):
+        case Relation(sides=(left, right), operators=(operator,)) if operator in {"<", "<=", ">", ">="}:
             if not _is_name(left):
-                left, right = right, left
+                left, right, operator = right, left, FLIPPED[operator]
+            if _is_name(left) and operator.startswith("<"):
+                return Brackets("(", "]" if operator == "<=" else ")", (negative(INFINITY), right))
             if _is_name(left):
-                closed = operator.endswith("=")
-                if operator.startswith("<") == (left == node.sides[0]):
-                    return Brackets("(", "]" if closed else ")", (negative(INFINITY), right))
-                return Brackets("[" if closed else "(", ")", (right, INFINITY))
+                return Brackets("[" if operator == ">=" else "(", ")", (right, INFINITY))
     return None
 
 

@@ -107,19 +107,18 @@ def has_open_signs(node: Node) -> bool:
 
 
 def _opened(node: Node, other_signs: bool) -> list[Node]:
-    if isinstance(node, Listing):
-        return [part for item in node.items for part in _opened(item, other_signs)]
-    if isinstance(node, Relation) and isinstance(node.sides[-1], Listing) and node.operators == ("=",):
-        name, values = node.sides
-        assert isinstance(values, Listing)
-        relations = (Relation((name, value), ("=",)) for value in values.items)
-        return [part for relation in relations for part in _opened(relation, other_signs)]
-    if isinstance(node, SetOf):
-        return [flattened(node, other_signs=other_signs)]
-    if isinstance(node, SetOperation) and node.kind == "union":
-        left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
-        if isinstance(left, SetOf) and isinstance(right, SetOf):
-            return [SetOf((*left.items, *right.items))]
+    match node:
+        case Listing(items=items):
+            return [part for item in items for part in _opened(item, other_signs)]
+        case Relation(sides=(name, Listing(items=values)), operators=("=",)):
+            relations = tuple(Relation((name, value), ("=",)) for value in values)
+            return _opened(Listing(relations), other_signs)
+        case SetOf():
+            return [flattened(node, other_signs=other_signs)]
+        case SetOperation(kind="union"):
+            left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
+            if isinstance(left, SetOf) and isinstance(right, SetOf):
+                return [SetOf((*left.items, *right.items))]
     return _both(node, other_signs)
 
 
@@ -137,12 +136,9 @@ def _both(node: Node, other_signs: bool) -> list[Node]:
         together = other_signs != any(part.left != number(0) for part in found)
     if not together and len(found) > MAX_SIGNS:
         raise NoValue("too many signs")
-    choices = (
-        [[sign] * len(found) for sign in (1, -1)]
-        if together
-        else [list(one) for one in product((1, -1), repeat=len(found))]
-    )
-    return [_chosen(node, choice) for choice in choices]
+    # One sign for all is repeated; what is left over is not used.
+    choices = product((1, -1), repeat=1 if together else len(found))
+    return [_chosen(node, list(choice) * len(found)) for choice in choices]
 
 
 def _chosen(node: Node, signs: list[int]) -> Node:

@@ -91,7 +91,7 @@ class Answer:
         while (
             self._tokens.at("sign", ",", ";", "&")
             or self._tokens.at("command", "\\", "land", "lor", "wedge", "vee", "newline")
-            or (self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in _BETWEEN)
+            or (self._tokens.next.is_words and self._tokens.next.text.lower() in _BETWEEN)
         ):
             self._refuse_quantifier()
             self._tokens.take()
@@ -103,7 +103,7 @@ class Answer:
         Raises:
             ConditionError: the next words begin a condition.
         """
-        if self._tokens.next.kind not in {"word", "text"}:
+        if not self._tokens.next.is_words:
             return
         if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):
             raise ConditionError("a condition")
@@ -164,7 +164,7 @@ class Answer:
     def _named_side(self) -> Node | None:
         """A word before an equals sign, as in \\text{Area} = 5, or a function that is defined, as y(x) = 5."""
         tokens, word = self._tokens, self._tokens.next.text
-        if tokens.next.kind not in {"text", "word"}:
+        if not tokens.next.is_words:
             return None
         if len(word) > 3 and tokens.peek().text == "=":
             tokens.take()
@@ -179,10 +179,10 @@ class Answer:
 
     def _label(self) -> str:
         """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
-        if self._tokens.next.kind not in {"text", "word"}:
+        if not self._tokens.next.is_words:
             return ""
         ahead = 1
-        while self._tokens.peek(ahead).kind in {"text", "word"}:
+        while self._tokens.peek(ahead).is_words:
             ahead += 1
         words = [self._tokens.peek(i).text for i in range(ahead)]
         if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
@@ -242,7 +242,7 @@ class Answer:
         )
 
     def _scaled(self, node: Node) -> Node:
-        while self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in SCALES:
+        while self._tokens.next.is_words and self._tokens.next.text.lower() in SCALES:
             node = Product((node, number(SCALES[self._tokens.take().text.lower()])))
         return node
 
@@ -257,9 +257,8 @@ class Answer:
             return ""
         taken = [self._tokens.take().text]
         while True:
-            if (
-                self._tokens.next.kind in {"text", "word"} and self._tokens.next.text.lower() not in _BETWEEN
-            ) or self._tokens.at("sign", "/"):
+            between = self._tokens.next.text.lower() in _BETWEEN
+            if (self._tokens.next.is_words and not between) or self._tokens.at("sign", "/"):
                 taken.append(self._tokens.take().text)
             elif self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())

@@ -29,6 +29,11 @@ class Token:
     spaced: bool = False
     """Whether white space stood before it."""
 
+    @property
+    def is_words(self) -> bool:
+        """Whether it is made of letters alone, with or without `\\text{}`."""
+        return self.kind in {"word", "text"}
+
 
 END = Token("end", "")
 
