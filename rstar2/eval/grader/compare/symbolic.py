@@ -18,6 +18,16 @@ _MAX_BITS = 2_000
 _MAX_EXPONENT = 200
 _MAX_ARGUMENT = 1_000
 """Of a factorial or binomial coefficient."""
+_CONSTANTS = {"pi": "pi", "e": "E", "i": "I", "infinity": "oo"}
+"""The constants of nodes, and what sympy calls them."""
+_FUNCTIONS = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "ln": "log", "abs": "Abs",
+    "ceil": "ceiling", "sgn": "sign", "Re": "re", "Im": "im", "min": "Min", "max": "Max",
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc",
+    "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "coth": "coth", "sech": "sech", "csch": "csch",
+    "exp": "exp", "factorial": "factorial", "arg": "arg", "floor": "floor",
+}  # fmt: skip
+"""The functions of nodes, and what sympy calls them."""
 _UNSOLVED = frozenset({"int", "iint", "oint"})
 
 
@@ -115,12 +125,11 @@ def _to_sympy(node: nodes.Node, bound: dict[str, Any]) -> Any:
 def _symbol(name: str, bound: dict[str, Any]) -> Any:
     import sympy
 
-    constants = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
     if name in bound:
         return bound[name]
     if name in {"none", "dots"}:
         raise _NoForm(name)
-    return constants[name] if name in constants else sympy.Symbol(name, real=True)
+    return getattr(sympy, _CONSTANTS[name]) if name in _CONSTANTS else sympy.Symbol(name, real=True)
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -138,43 +147,22 @@ def _call(name: str, args: list[Any]) -> Any:
         "root": lambda value, index: value ** (1 / index),
         "log": sympy.log,
         "log10": lambda value: sympy.log(value, 10),
-        "logarithm": lambda value, base: sympy.log(value, base),
+        "logarithm": sympy.log,
         "binom": sympy.binomial,
     }
-    function = made.get(name) or {ours: theirs for theirs, ours in _functions().items()}.get(name)
-    if function is None:
+    if name not in made and name not in _FUNCTIONS:
         raise _NoForm(name)
+    function = made[name] if name in made else getattr(sympy, _FUNCTIONS[name])
     return function(*args)
-
-
-def _functions() -> dict[Any, str]:
-    """sympy's functions by the names they have in nodes."""
-    import sympy
-
-    plain = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp factorial arg floor"
-    return {getattr(sympy, name): name for name in plain.split()} | {
-        sympy.asin: "arcsin",
-        sympy.acos: "arccos",
-        sympy.atan: "arctan",
-        sympy.acot: "arccot",
-        sympy.log: "ln",
-        sympy.Abs: "abs",
-        sympy.ceiling: "ceil",
-        sympy.sign: "sgn",
-        sympy.re: "Re",
-        sympy.im: "Im",
-        sympy.Min: "min",
-        sympy.Max: "max",
-    }
 
 
 def _to_node(found: Any) -> nodes.Node:
     """Raises: _NoForm."""
     import sympy
 
-    constants = {sympy.pi: "pi", sympy.E: "e", sympy.I: "i", sympy.oo: "infinity"}
-    if found in constants:
-        return nodes.Symbol(constants[found])
+    for ours, theirs in _CONSTANTS.items():
+        if found == getattr(sympy, theirs):
+            return nodes.Symbol(ours)
     if found == -sympy.oo:
         return nodes.Product((nodes.number(-1), nodes.Symbol("infinity")))
     if isinstance(found, sympy.Rational):
@@ -188,7 +176,7 @@ def _to_node(found: Any) -> nodes.Node:
         return nodes.Product(parts)
     if found.is_Pow:
         return nodes.Power(*parts)
-    name = _functions().get(found.func)
+    name = next((ours for ours, theirs in _FUNCTIONS.items() if found.func == getattr(sympy, theirs)), None)
     if name is None:
         raise _NoForm(str(found.func))
     return nodes.Call(name, tuple(_to_node(arg) for arg in found.args))

@@ -294,7 +294,8 @@ class Answer:
                 raise ParseError("brackets do not match")
             if opening == "[" and isinstance(items[0], Number | Symbol):
                 self._refuse_list(before)
-            return Brackets("[", "]", (items[0],)) if _is_row(items[0], opening) else items[0]
+            is_row = opening == "[" and isinstance(items[0], Brackets) and items[0].opening == "["
+            return Brackets("[", "]", (items[0],)) if is_row else items[0]
         return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
 
     def _collection(self) -> Node | None:
@@ -357,8 +358,3 @@ class Answer:
                 return self._listing()
         self._tokens.place = start
         return None
-
-
-def _is_row(item: Node, opening: str) -> bool:
-    """Whether [item] is a matrix of one row rather than a group."""
-    return opening == "[" and isinstance(item, Brackets) and item.opening == "["

@@ -106,13 +106,9 @@ class Expression:
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:
-        if letter in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.at("sign", "("):
-            return self._applied(letter)
+        if letter in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.accept("sign", "("):
+            return Apply(letter, self.arguments(")"))
         return Symbol(letter)
-
-    def _applied(self, name: str) -> Node:
-        self._tokens.expect("sign", "(")
-        return Apply(name, self.arguments(")"))
 
     def arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
         """Expressions separated by commas or semicolons, up to what closes them."""
@@ -137,11 +133,7 @@ class Expression:
         if name in vocabulary.CONSTANTS:
             return Symbol(vocabulary.CONSTANTS[name])
         if name in vocabulary.LETTERS:
-            return (
-                self._applied(name)
-                if self._tokens.at("sign", "(") and name in {"phi", "varphi", "Gamma"}
-                else Symbol(name)
-            )
+            return self._letter(name)
         if name in vocabulary.DOTS:
             return Symbol("dots")
         if (
