@@ -25,7 +25,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: there is no such file, or a line is not a row; names the line and the field.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for number, row in read_objects(path, _ROW):
         for field in ("gold", "pred"):
             if field not in row:
