@@ -61,6 +61,7 @@ def equal(a: Node, b: Node) -> bool:
             doubt = doubt or error
     if doubt:
         raise doubt
+    # What came out different may be equal, if one side uses what is not known.
     if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
     return False
