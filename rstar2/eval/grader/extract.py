@@ -96,8 +96,7 @@ def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:
         content, end = box
-        later = _after_last(_FINAL, turn[end:])
-        stated = _from_sentence(later) if later is not None else None
+        stated = _stated(_FINAL, turn[end:])
         # A remark about the final answer is not one.
         return stated if stated is not None and understood(stated) else _from_box(content)
     if len(turn) <= BARE_CHARS and (
@@ -107,9 +106,7 @@ def _find(turn: str) -> str | None:
     chosen = _last_match(_CHOSEN, turn)
     if chosen is not None:
         return chosen[1] or chosen[2]
-    stated = _after_last(_STATED, turn)
-    found = _from_sentence(stated) if stated is not None else None
-    found = found or _last_formula_or_number(turn)
+    found = _stated(_STATED, turn) or _last_formula_or_number(turn)
     if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
         return turn
     return found
@@ -122,8 +119,7 @@ def _from_box(content: str) -> str:
     label = _LABEL.match(content)
     if label is not None and understood(content[label.end() :]):
         return content[label.end() :]
-    stated = _after_last(_STATED, content)
-    return (_from_sentence(stated) if stated is not None else None) or content
+    return _stated(_STATED, content) or content
 
 
 def _final_turn(text: str) -> str:
@@ -218,9 +214,10 @@ def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match
     return found[0] if found else None
 
 
-def _after_last(pattern: re.Pattern[str], text: str) -> str | None:
+def _stated(pattern: re.Pattern[str], text: str) -> str | None:
+    """The answer behind the last words that announce one."""
     last = _last_match(pattern, text)
-    return None if last is None else text[last.end() :]
+    return None if last is None else _from_sentence(text[last.end() :])
 
 
 def _from_sentence(text: str) -> str | None:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,37 +19,31 @@ BATCH = 256
 _ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}.'
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the input."""
-
-    gold: str | None
-    pred: str | None
-    extra: dict[str, Any]
-    """`id`, where the line has one."""
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSON Lines file.
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON Lines file: `gold` and `pred`, each text or None, and perhaps `id`.
 
     Raises:
         UserError: there is no such file, or a line is not a row; names the line and the field.
     """
-    return [_row(f"{path}, line {number}", value) for number, value in read_objects(path, _ROW)]
+    rows: list[dict[str, Any]] = []
+    for number, row in read_objects(path, _ROW):
+        for field in ("gold", "pred"):
+            if field not in row:
+                raise UserError(f"{path}, line {number}: `{field}` is missing", _ROW)
+            if not isinstance(row[field], str | None):
+                kind = type(row[field]).__name__
+                raise UserError(f"{path}, line {number}: `{field}` is {kind}, not text or null", _ROW)
+        rows.append({name: row[name] for name in ("id", "gold", "pred") if name in row})
+    return rows
 
 
-def graded(rows: list[Row], pool: GraderPool) -> Iterator[dict[str, Any]]:
+def graded(rows: list[dict[str, Any]], pool: GraderPool) -> Iterator[dict[str, Any]]:
     """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`."""
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
-        verdicts = pool.grade_many([(row.gold, row.pred) for row in batch])
+        verdicts = pool.grade_many([(row["gold"], row["pred"]) for row in batch])
         for row, verdict in zip(batch, verdicts, strict=True):
-            yield {
-                **row.extra,
-                "verdict": verdict.verdict,
-                "extracted": verdict.extracted,
-                "rule": verdict.rule,
-            }
+            yield {name: row[name] for name in row if name == "id"} | asdict(verdict)
 
 
 @contextmanager
@@ -76,13 +70,3 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 def _write(file: TextIO, row: dict[str, Any]) -> None:
     file.write(json.dumps(row) + "\n")
-
-
-def _row(where: str, value: dict[str, Any]) -> Row:
-    for field in ("gold", "pred"):
-        if field not in value:
-            raise UserError(f"{where}: `{field}` is missing", _ROW)
-        if not isinstance(value[field], str | None):
-            kind = type(value[field]).__name__
-            raise UserError(f"{where}: `{field}` is {kind}, not text or null", _ROW)
-    return Row(value["gold"], value["pred"], {"id": value["id"]} if "id" in value else {})

@@ -129,7 +129,6 @@ class GraderPool:
                 f"a grader pool needs workers >= 1 and timeout_s > 0, not {workers} and {timeout_s}"
             )
         self._timeout_s = timeout_s
-        self._workers = workers
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.eval.grader.offline import Row, read_rows
+from rstar2.eval.grader.offline import read_rows
 
 GOOD = json.dumps({"id": 1, "gold": "42", "pred": None, "more": 2})
 
@@ -36,4 +36,4 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def test_a_row_keeps_its_id_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(GOOD + "\n")
-    assert read_rows(source) == [Row("42", None, {"id": 1})]
+    assert read_rows(source) == [{"id": 1, "gold": "42", "pred": None}]

@@ -11,7 +11,7 @@ import pytest
 from rstar2.eval.grader import GraderPool, grade
 from rstar2.files import read_objects
 
-WRITTEN = Path("/tmp/rstar2-canary")
+WRITTEN = Path("/tmp/rstar2-grader-written")
 
 
 def scored(shared: Path, name: str) -> list[dict]:

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from rstar2.eval.grader.compare import matrices
-from rstar2.eval.grader.compare.assignments import (
-    EQUALS,
-    expanded,
-    is_name,
-    named,
-    names_of,
-    one_variable,
-    same_name,
-    states_a_value,
-    unnamed,
-)
-from rstar2.eval.grader.compare.bound_letters import with_any_letter_of, with_arguments_of, with_letter_of
-from rstar2.eval.grader.compare.equality import equal, proportional, variables
+from rstar2.eval.grader.compare import assignments, matrices
+from rstar2.eval.grader.compare.bound_letters import with_arguments_of, with_letter_of
+from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.compare.listings import all_same, flattened, has_open_signs, in_order, unordered
@@ -26,7 +15,6 @@ from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, 
 from rstar2.eval.grader.parse.nodes import (
     Based,
     Brackets,
-    Call,
     Listing,
     Node,
     Number,
@@ -47,8 +35,6 @@ from rstar2.eval.grader.parse.vocabulary import NUMERAL_WORDS
 
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
-
-
 _ORDER = {">": "<", ">=": "<="}
 
 
@@ -63,7 +49,7 @@ def compare(gold: Node, pred: Node) -> Outcome:
     outcome = _compare(gold, with_letter_of(gold, pred))
     if outcome[0]:
         return outcome
-    other = with_any_letter_of(gold, pred)
+    other = with_letter_of(gold, pred, certain=False)
     if other is not pred and _same(gold, other):
         raise NoValue("a letter that may stand for every whole number")
     if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
@@ -86,14 +72,13 @@ def _compare(a: Node, b: Node) -> Outcome:
         return _texts(a, b), "text"
     if a == b:
         return True, "identical"
-    relations = isinstance(a, Relation), isinstance(b, Relation)
     if _about_regions(a, b):
         return _regions(a, b), "interval"
-    if all(relations):
+    if isinstance(a, Relation) and isinstance(b, Relation):
         return _relations(a, b), "relation"
-    if any(relations):
+    if isinstance(a, Relation) or isinstance(b, Relation):
         return _one_relation(a, b)
-    if _is_list(a) or _is_list(b):
+    if isinstance(a, Listing | SetOf) or isinstance(b, Listing | SetOf):
         return _lists(a, b)
     if isinstance(a, Brackets) and isinstance(b, Brackets) and not matrices.written_table(a):
         return _brackets(a, b), "tuple"
@@ -116,28 +101,22 @@ def _texts(a: Node, b: Node) -> bool:
     raise NoValue("not understood")
 
 
-def _is_list(node: Node) -> bool:
-    return isinstance(node, Listing | SetOf)
-
-
 def _lists(a: Node, b: Node) -> Outcome:
     one, other = _items(a), _items(b)
-    if one is None or other is None:
-        return False, "list"
     kinds = {type(a), type(b)}
     if kinds == {SetOf, Brackets}:
         return False, "set"
     names = _titles(one), _titles(other)
     if Brackets in kinds:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
-        return not roots and in_order(unnamed(one), unnamed(other), _same), "list"
+        return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
-    ordered = any(names) and not one_variable(names[0] or names[1])
+    ordered = any(names) and not assignments.one_variable(names[0] or names[1])
     worded = any(
         isinstance(name, Quantity) or len(getattr(name, "name", "")) > 3 for name in names[0] or names[1]
     )
-    one, other = unnamed(one), unnamed(other)
+    one, other = assignments.unnamed(one), assignments.unnamed(other)
     if ordered and worded:
         if SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
             raise NoValue("which value is which")
@@ -154,10 +133,10 @@ def _titles(items: tuple[Node, ...]) -> list[Node]:
     counted = [item for item in items if isinstance(item, Quantity)]
     if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
         return list(counted)
-    return names_of(items)
+    return assignments.names_of(items)
 
 
-def _items(node: Node) -> tuple[Node, ...] | None:
+def _items(node: Node) -> tuple[Node, ...]:
     """The members of a list, set or tuple; a single value is a list of one."""
     if isinstance(node, Listing | SetOf | Brackets):
         return node.items
@@ -184,7 +163,7 @@ def _regions(a: Node, b: Node) -> bool:
         (name, first), (other_name, second) = region_of(a), region_of(b)
     except NoValue:
         return _unsolved_regions(a, b)
-    if name is not None and other_name is not None and not same_name(name, other_name):
+    if name is not None and other_name is not None and not assignments.same_name(name, other_name):
         return False
     return same_region(first, second)
 
@@ -220,8 +199,8 @@ def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[
 
 def _one_relation(a: Node, b: Node) -> Outcome:
     """A relation against something that is none: the name is dropped."""
-    (name, left), (other, right) = named(a), named(b)
-    if name is None and other is None and isinstance(b, Relation) and states_a_value(b):
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
+    if name is None and other is None and isinstance(b, Relation) and assignments.states_a_value(b):
         return _compare(a, b.sides[-1])
     if name is None and other is None:
         approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
@@ -234,27 +213,27 @@ def _one_relation(a: Node, b: Node) -> Outcome:
     if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"
     if isinstance(name or other, Brackets) and isinstance(plain, Listing):
-        return _lists(expanded(name, left) or left, expanded(other, right) or right)
-    outcome = _compare(left, right)
-    return outcome if outcome[0] else (False, outcome[1])
+        return _lists(assignments.expanded(name, left) or left, assignments.expanded(other, right) or right)
+    return _compare(left, right)
 
 
-def _relations(a: Node, b: Node) -> bool:
-    assert isinstance(a, Relation)
-    assert isinstance(b, Relation)
+def _relations(a: Relation, b: Relation) -> bool:
     b = with_arguments_of(a, b)
-    (name, left), (other, right) = named(a), named(b)
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if (
         name is not None
         and other is not None
-        and (same_name(name, other) or not (is_name(name) or is_name(other)))
+        and (
+            assignments.same_name(name, other)
+            or not (assignments.is_name(name) or assignments.is_name(other))
+        )
     ):
         if _same(left, right):
             return True
         if len(a.sides) > 2 or len(b.sides) > 2:
             return False
     a, b = _ascending(a), _ascending(b)
-    if a.operators != b.operators and set(a.operators) | set(b.operators) != EQUALS:
+    if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
     if len(a.sides) != len(b.sides):
         return False
@@ -336,12 +315,6 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if Brackets in kinds else "set"
     if isinstance(a, Based) and isinstance(b, Based):
         return a.value == b.value, "base"
-    signs = [{part.name for part in walk(side) if isinstance(part, Call)} for side in (a, b)]
-    rule = (
-        "percent"
-        if "percent" in signs[0] | signs[1]
-        else "expression"
-        if variables(a) | variables(b)
-        else "number"
-    )
-    return equal(a, b), rule
+    if "percent" in functions(a) | functions(b):
+        return equal(a, b), "percent"
+    return equal(a, b), "expression" if variables(a) | variables(b) else "number"

@@ -19,6 +19,7 @@ from rstar2.eval.grader.parse.nodes import (
     Residue,
     Sum,
     Symbol,
+    is_unknown,
     negative,
     number,
     walk,
@@ -61,27 +62,17 @@ def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
     if isinstance(node, Brackets):
         return bool(node.items) and all(isinstance(item, Symbol | Apply) for item in node.items)
-    return isinstance(node, Symbol | Apply) and node not in (
-        Symbol("pi"),
-        Symbol("e"),
-        Symbol("i"),
-        Symbol("infinity"),
-    )
+    return is_unknown(node)
 
 
 def _open(node: Node) -> bool:
     """Whether an expression has variables to solve for, rather than names of points, lengths or probabilities."""
-    names = {part.name for part in walk(node) if isinstance(part, Symbol) and not _indexes(node, part)}
+    inside = {arg for part in walk(node) if isinstance(part, Apply) for arg in part.args}
+    names = {part.name for part in walk(node) if isinstance(part, Symbol) and part not in inside}
     return any(
         name in variables(node) and not name[0].isupper() and name not in {"angle", "triangle"}
         for name in names
     )
-
-
-def _indexes(node: Node, symbol: Node) -> bool:
-    """Whether a symbol stands only inside indexed names and unknown functions."""
-    inside = [part for part in walk(node) if isinstance(part, Apply)]
-    return any(symbol in part.args for part in inside)
 
 
 def same_name(a: Node, b: Node) -> bool:

@@ -25,24 +25,18 @@ _WHOLE = frozenset("klmn")
 """Letters that stand for every whole number in a family of angles, even where nothing says so."""
 
 
-def with_letter_of(gold: Node, pred: Node) -> Node:
-    """The answer with the letter for a whole number named as in the gold answer, where each has just one."""
+def with_letter_of(gold: Node, pred: Node, *, certain: bool = True) -> Node:
+    """The answer with the letter for a whole number named as in the gold answer, where each has just one.
+
+    Args:
+        certain: both letters are known to stand for every whole number; otherwise it is enough that one is.
+    """
     wanted, given = _whole_letter(gold), _whole_letter(pred)
-    return _with_letter(gold, pred, wanted, given) if wanted and given else pred
-
-
-def with_any_letter_of(gold: Node, pred: Node) -> Node:
-    """The same where it is not certain that the letter of one of them stands for every whole number."""
-    found = _whole_letter(gold), _whole_letter(pred)
-    letters = [letter or _only_letter(node) for letter, node in zip(found, (gold, pred), strict=True)]
-    return _with_letter(gold, pred, letters[0], letters[1]) if any(found) and all(letters) else pred
-
-
-def _with_letter(gold: Node, pred: Node, wanted: str | None, given: str | None) -> Node:
+    if not certain and (wanted or given):
+        wanted, given = wanted or _only_letter(gold), given or _only_letter(pred)
     if not wanted or not given or given in variables(gold) or wanted in variables(pred):
         return pred
-    changed: Node = renamed(pred, {given: Symbol(wanted)})
-    return changed
+    return renamed(pred, {given: Symbol(wanted)})
 
 
 def _only_letter(node: Node) -> str | None:
@@ -61,8 +55,7 @@ def with_arguments_of(gold: Relation, pred: Relation) -> Relation:
     # A letter that was free and is called like an argument now stays another one.
     free = {name: Symbol(f"{name} outside") for name in new if name not in old}
     arguments = {name: Symbol(other) for name, other in zip(old, new, strict=True)}
-    changed: Relation = renamed(pred, free | arguments)
-    return changed
+    return renamed(pred, free | arguments)
 
 
 def _letters(args: tuple[Node, ...]) -> list[str]:
@@ -102,16 +95,14 @@ def _is_family(value: Node, letter: Symbol) -> bool:
         part != letter
         for term in others
         for factor in _factors(term)
-        for part in _outside_sign(factor, letter)
+        if not _is_sign(factor)
+        for part in walk(factor)
     )
 
 
-def _outside_sign(factor: Node, letter: Symbol) -> list[Node]:
-    """The parts of a factor; none of (-1)^k."""
-    match factor:
-        case Power(base=Number(value=base)) if base == -1:
-            return []
-    return list(walk(factor))
+def _is_sign(factor: Node) -> bool:
+    """Whether a factor is (-1)^k."""
+    return isinstance(factor, Power) and isinstance(factor.base, Number) and factor.base.value == -1
 
 
 def _is_step(term: Node, letter: Symbol) -> bool:

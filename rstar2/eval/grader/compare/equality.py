@@ -10,12 +10,21 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import MAX_STEPS, NoValue, Setting, SeveralValues, Value, Work
+from rstar2.eval.grader.compare.guarded_numbers import (
+    MAX_STEPS,
+    NoValue,
+    Setting,
+    SeveralValues,
+    Value,
+    Work,
+    inexact,
+)
 from rstar2.eval.grader.parse.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
 
 ROUNDED_DIGITS = 7
@@ -44,26 +53,18 @@ def equal(a: Node, b: Node) -> bool:
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
     doubt: NoValue | None = None
-    for reading in _readings(a, b):
+    for setting in _readings(a, b):
         try:
-            if _identical(a, b, names, reading):
+            if _identical(a, b, names, setting):
                 return True
         except NoValue as error:
             doubt = doubt or error
     if doubt:
         raise doubt
-    _refuse_unknown(a, b)
-    return False
-
-
-def _refuse_unknown(a: Node, b: Node) -> None:
-    """Two expressions that came out different may be equal, if one of them uses what is not known.
-
-    Raises:
-        NoValue: so it is.
-    """
+    # What came out different may be equal, if one side uses what is not known.
     if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
+    return False
 
 
 def _unknown(node: Node) -> set[str]:
@@ -88,6 +89,11 @@ def variables(node: Node) -> set[str]:
     return {part.name for part in walk(node) if isinstance(part, Symbol)} - CONSTANTS - bound
 
 
+def functions(node: Node) -> set[str]:
+    """The names of the known functions and postfix signs."""
+    return {part.name for part in walk(node) if isinstance(part, Call)}
+
+
 def real_value(node: Node) -> Any:
     """The value of a constant as an mpmath real, with infinities.
 
@@ -100,9 +106,8 @@ def real_value(node: Node) -> Any:
         return sign * context.inf
     if any(isinstance(part, Apply) for part in walk(node)):
         raise NoValue("not a known number")
-    value = evaluate(node, Setting({}, context))
-    if isinstance(value, Fraction):
-        return context.mpf(value.numerator) / value.denominator
+    setting = Setting({}, context)
+    value = inexact(evaluate(node, setting), setting)
     if abs(context.im(value)) > context.mpf(10) ** -30:
         raise NoValue("not real")
     return context.re(value)
@@ -115,14 +120,14 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     ratios, work = [], Work()
     for point in _points(names):
         work.left = MAX_STEPS
+        setting = Setting(point, context, work)
         try:
-            top, bottom = (evaluate(side, Setting(point, context, work)) for side in (a, b))
+            top, bottom = evaluate(a, setting), evaluate(b, setting)
         except NoValue:
             continue
         if top == 0 or bottom == 0:
             return None
-        top, bottom = (value if isinstance(value, Fraction) else +value for value in (top, bottom))
-        ratios.append(_ratio(top, bottom, context))
+        ratios.append(+inexact(top, setting) / +inexact(bottom, setting))
     if len(ratios) < 3 or any(
         abs(ratio - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30 for ratio in ratios
     ):
@@ -134,37 +139,29 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     return Fraction(1 if context.re(ratios[0]) > 0 else -1)
 
 
-def _ratio(top: Value, bottom: Value, context: Any) -> Any:
-    numbers = [
-        context.mpf(v.numerator) / v.denominator if isinstance(v, Fraction) else v for v in (top, bottom)
-    ]
-    return numbers[0] / numbers[1]
+def _readings(a: Node, b: Node) -> Iterator[Setting]:
+    """The ways to read degree signs, percent signs and bare logarithms."""
+    either, both = functions(a) | functions(b), functions(a) & functions(b)
+    degrees = [False, True] if "degree" in either else [False]
+    percents = [True] if "percent" in both else [False, True] if "percent" in either else [False]
+    logs = [True, False] if "log" in either else [True]
+    for degree, percent, natural_log in product(degrees, percents, logs):
+        yield Setting({}, _context(_LOW_DIGITS), degree=degree, percent=percent, natural_log=natural_log)
 
 
-def _readings(a: Node, b: Node) -> Iterator[tuple[bool, bool, bool]]:
-    """The ways to read degree signs, percent signs and bare logarithms, as (degree, percent, natural log)."""
-    signs = [{part.name for part in walk(side) if isinstance(part, Call)} for side in (a, b)]
-    either = signs[0] | signs[1]
-    both = signs[0] & signs[1]
-    degree = [False, True] if "degree" in either else [False]
-    percent = [True] if "percent" in both else [False, True] if "percent" in either else [False]
-    log = [True, False] if "log" in either else [True]
-    yield from product(degree, percent, log)
-
-
-def _identical(a: Node, b: Node, names: list[str], reading: tuple[bool, bool, bool]) -> bool:
+def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not names:
-        return _agree(a, b, {}, reading, real=False)
+        return _agree(a, b, setting)
     tried, doubt = 0, ""
     for point in _points(names):
         negative = any(value < 0 for value in point.values())
         try:
-            if not _agree(a, b, point, reading, real=negative):
-                return _identical_for_integers(a, b, names, reading)
+            if not _agree(a, b, replace(setting, symbols=point, real=negative)):
+                return _identical_for_integers(a, b, names, setting)
             tried += not negative
         except SeveralValues as error:
             if set(names) <= _INTEGERS:
-                return _identical_for_integers(a, b, names, reading)
+                return _identical_for_integers(a, b, names, setting)
             doubt = str(error)
         except NoValue:
             continue
@@ -175,12 +172,12 @@ def _identical(a: Node, b: Node, names: list[str], reading: tuple[bool, bool, bo
     return True
 
 
-def _identical_for_integers(a: Node, b: Node, names: list[str], reading: tuple[bool, bool, bool]) -> bool:
+def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not set(names) <= _INTEGERS:
         return False
     points = [{name: Fraction(start + 5 * i) for i, name in enumerate(names)} for start in (7, 10, 12, 13)]
     try:
-        return all(_agree(a, b, point, reading, real=False) for point in points)
+        return all(_agree(a, b, replace(setting, symbols=point)) for point in points)
     except SeveralValues:
         raise
     except NoValue:
@@ -198,59 +195,47 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
         yield point
 
 
-def _agree(
-    a: Node, b: Node, point: dict[str, Fraction], reading: tuple[bool, bool, bool], *, real: bool
-) -> bool:
-    """Whether both have the same value at a point; where `real`, points at which one is not real do not count.
+def _agree(a: Node, b: Node, setting: Setting) -> bool:
+    """Whether both have the same value at a point; where only real values count, others do not decide.
 
     Raises:
         NoValue: one has no value there.
         SeveralValues: they differ, but one of them may be taken to have other values than the principal one.
     """
-    work = Work()
-    first = _difference(a, b, point, reading, real, _LOW_DIGITS, work)
+    setting = replace(setting, work=Work())
+    first = _difference(a, b, setting)
     if isinstance(first, bool):
         return first
     low, scale, is_real = first
-    if real and not is_real:
+    if setting.real and not is_real:
         raise NoValue("not real here")
-    context = _context(_LOW_DIGITS)
+    context = setting.context
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        second = _difference(a, b, point, reading, real, _HIGH_DIGITS, Work())
+        second = _difference(a, b, replace(setting, context=_context(_HIGH_DIGITS), work=Work()))
         if isinstance(second, bool):
             return second
         noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
         same = bool(second[0] <= noise * context.mpf(10) ** -25)
-    if not same and work.several_values:
+    if not same and setting.work.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
 
 
-def _difference(
-    a: Node,
-    b: Node,
-    point: dict[str, Fraction],
-    reading: tuple[bool, bool, bool],
-    real: bool,
-    digits: int,
-    work: Work,
-) -> bool | tuple[Any, Any, bool]:
+def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:
     """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
-    context = _context(digits)
-    degree, percent, natural_log = reading
-    setting = Setting(point, context, work, degree, percent, real, natural_log)
+    context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
-        return left == right or _rounds(a, right, setting) or _rounds(b, left, setting)
-    if _rounds(a, right, setting) or _rounds(b, left, setting):
+    exact = isinstance(left, Fraction) and isinstance(right, Fraction)
+    if (exact and left == right) or _rounds(a, right, setting) or _rounds(b, left, setting):
         return True
-    left, right = (
-        context.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
-        for value in (left, right)
-    )
+    if exact:
+        return False
+    left, right = inexact(left, setting), inexact(right, setting)
     scale = max(abs(left), abs(right))
-    is_real = max(abs(context.im(left)), abs(context.im(right))) <= scale * context.mpf(10) ** (5 - digits)
+    is_real = max(abs(context.im(left)), abs(context.im(right))) <= scale * context.mpf(10) ** (
+        5 - context.dps
+    )
     return abs(left - right), scale, is_real
 
 
@@ -258,37 +243,29 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
     """Whether a long decimal is the rounding, or the cutting off, of a value that has no exact decimal."""
     if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS or not node.places:
         return False
+    written: Value = node.value
     if isinstance(value, Fraction):
-        under = value.denominator
-        for prime in (2, 5):
-            while under % prime == 0:
-                under //= prime
-        if under == 1:
+        if pow(10, value.denominator.bit_length(), value.denominator) == 0:  # it has an exact decimal
             return False
-        difference: Any = abs(value) - abs(node.value)
-        same_sign = (value < 0) == (node.value < 0)
-    else:
-        context = setting.context
-        if context.im(value) != 0:
-            return False
-        written = context.mpf(node.value.numerator) / node.value.denominator
         difference = abs(value) - abs(written)
-        same_sign = (context.re(value) < 0) == (written < 0)
+    else:
+        if setting.context.im(value) != 0:
+            return False
+        value, written = setting.context.re(value), inexact(written, setting)
+        shift = 10 ** (node.places + 20)
+        difference = Fraction(int((abs(value) - abs(written)) * shift), shift)
     last_place = Fraction(1, 10**node.places)
-    if not isinstance(difference, Fraction):
-        difference = Fraction(int(difference * 10 ** (node.places + 20)), 10 ** (node.places + 20))
-    if not same_sign or not abs(difference) < last_place * FLOAT_PLACES:
+    if (value < 0) != (written < 0) or not abs(difference) < last_place * FLOAT_PLACES:
         return False
-    return -last_place / 2 <= difference < last_place or _is_printed_float(node, value, setting)
+    return -last_place / 2 <= difference < last_place or _is_printed_float(node, value)
 
 
-def _is_printed_float(node: Number, value: Value, setting: Setting) -> bool:
+def _is_printed_float(node: Number, value: Value) -> bool:
     """Whether a decimal is what Python prints for the float next to a value, though its last digits may differ."""
     if node.digits < FLOAT_DIGITS or abs(node.value) > MAX_FLOAT:
         return False
     written = float(node.value)
-    nearest = float(value if isinstance(value, Fraction) else setting.context.re(value))
-    return Fraction(repr(written)) == node.value and nearest == written
+    return Fraction(repr(written)) == node.value and float(value) == written
 
 
 def _context(digits: int) -> Any:

@@ -24,32 +24,15 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     multiply,
     power,
     remainder,
-    subtract,
     whole,
 )
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Based,
-    Brackets,
-    Call,
-    Matrix,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quantity,
-    Quotient,
-    Residue,
-    Series,
-    Sum,
-    Symbol,
-)
+from rstar2.eval.grader.parse import nodes
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
 
 
-def evaluate(node: Node, setting: Setting) -> Value:
+def evaluate(node: nodes.Node, setting: Setting) -> Value:
     """The value of an expression.
 
     Raises:
@@ -61,34 +44,37 @@ def evaluate(node: Node, setting: Setting) -> Value:
         raise NoValue(type(error).__name__) from None
 
 
-def _value(node: Node, setting: Setting) -> Value:
+def _value(node: nodes.Node, setting: Setting) -> Value:
     setting.work.spend()
     match node:
-        case Number(value=value):
+        case nodes.Number(value=value):
             return value
-        case Symbol(name=name):
+        case nodes.Symbol(name=name):
             return _symbol(name, setting)
-        case Sum(terms=terms):
+        case nodes.Sum(terms=terms):
             return _fold(terms, setting, add)
-        case Product(factors=factors):
+        case nodes.Product(factors=factors):
             return _fold(factors, setting, multiply)
-        case Quotient(over=over, under=under):
+        case nodes.Quotient(over=over, under=under):
             return divide(_value(over, setting), _value(under, setting), setting)
-        case Power(base=base, exponent=exponent):
+        case nodes.Power(base=base, exponent=exponent):
             return power(_value(base, setting), _value(exponent, setting), setting)
-        case Call(name=name, args=args):
-            return _call(name, args, setting)
-        case Apply(name=name, args=args):
+        case nodes.Call(name="det", args=(matrix,)):
+            return _determinant(matrix, setting)
+        case nodes.Call(name=name, args=args):
+            inner_setting = replace(setting, degree=True) if name in ANGLES else setting
+            return call(name, [_value(arg, inner_setting) for arg in args], setting)
+        case nodes.Apply(name=name, args=args):
             return _unknown(name, [_value(arg, setting) for arg in args], setting)
-        case Series():
+        case nodes.Series():
             return _series(node, setting)
-        case Based(value=based):
+        case nodes.Based(value=based):
             return Fraction(based)
-        case Residue(value=inner, modulus=modulus, is_remainder=True):
+        case nodes.Residue(value=inner, modulus=modulus, is_remainder=True):
             return remainder(_value(inner, setting), _value(modulus, setting), setting)
-        case Quantity(value=inner) | Residue(value=inner):
+        case nodes.Quantity(value=inner) | nodes.Residue(value=inner):
             return _value(inner, setting)
-        case Brackets(items=items, opening="["):
+        case nodes.Brackets(items=items, opening="["):
             if len(items) == 1:
                 return _value(items[0], setting)
     raise NoValue(f"{type(node).__name__} is not an expression")
@@ -97,35 +83,29 @@ def _value(node: Node, setting: Setting) -> Value:
 def _symbol(name: str, setting: Setting) -> Value:
     if name in setting.symbols:
         return setting.symbols[name]
-    constants: dict[str, Callable[[], Value]] = {
-        "pi": lambda: +setting.context.pi,
-        "e": lambda: +setting.context.e,
-        "i": lambda: setting.context.mpc(0, 1),
-    }
-    if name in constants:
-        return constants[name]()
+    if name in {"pi", "e"}:
+        return +getattr(setting.context, name)
+    if name == "i":
+        return setting.context.mpc(0, 1)
     raise NoValue(f"{name} has no value")
 
 
-def _fold(parts: tuple[Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]) -> Value:
+def _fold(
+    parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]
+) -> Value:
     total = _value(parts[0], setting)
     for part in parts[1:]:
         total = guard(join(total, _value(part, setting), setting), setting)
     return total
 
 
-def _call(name: str, args: tuple[Node, ...], setting: Setting) -> Value:
-    if name == "det":
-        return _determinant(args, setting)
-    inner = replace(setting, degree=True) if name in ANGLES else setting
-    values = [_value(arg, inner) for arg in args]
-    return call(name, values, setting)
-
-
-def _determinant(args: tuple[Node, ...], setting: Setting) -> Value:
+def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     """By elimination, exact where the entries are."""
-    (matrix,) = args
-    if not isinstance(matrix, Matrix) or len(matrix.rows) != len(matrix.rows[0]) or len(matrix.rows) > 12:
+    if (
+        not isinstance(matrix, nodes.Matrix)
+        or len(matrix.rows) != len(matrix.rows[0])
+        or len(matrix.rows) > 12
+    ):
         raise NoValue("not a square matrix")
     rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
@@ -141,11 +121,11 @@ def _determinant(args: tuple[Node, ...], setting: Setting) -> Value:
         for row in rows[column + 1 :]:
             scale = divide(row[column], head[column], setting)
             for i in range(column, len(rows)):
-                row[i] = subtract(row[i], multiply(scale, head[i], setting), setting)
+                row[i] = add(row[i], -multiply(scale, head[i], setting), setting)
     return total
 
 
-def _series(node: Series, setting: Setting) -> Value:
+def _series(node: nodes.Series, setting: Setting) -> Value:
     """Added up between whole numbers that are near each other; otherwise a value of its own."""
     if node.kind in {"lim", "int"}:
         return _unknown_series(node, setting)
@@ -162,12 +142,12 @@ def _series(node: Series, setting: Setting) -> Value:
     return total
 
 
-def _unknown_series(node: Series, setting: Setting) -> Value:
+def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
     inner = replace(
         setting, symbols={**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
     )
     bounds = [
-        _fraction_of(str(part)) if part == Symbol("infinity") else _value(part, inner)
+        _fraction_of(str(part)) if part == nodes.Symbol("infinity") else _value(part, inner)
         for part in (node.low, node.high)
     ]
     return _unknown(node.kind, [*bounds, _value(node.body, inner)], setting)
@@ -175,12 +155,8 @@ def _unknown_series(node: Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    return _fraction_of(name + "|" + "|".join(_rounded(value, setting) for value in values))
-
-
-def _rounded(value: Value, setting: Setting) -> str:
-    number = inexact(value, setting)
-    return str(setting.context.nstr(number, 20))
+    rounded = [str(setting.context.nstr(inexact(value, setting), 20)) for value in values]
+    return _fraction_of("|".join([name, *rounded]))
 
 
 @lru_cache(maxsize=4096)

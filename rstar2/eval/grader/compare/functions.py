@@ -90,18 +90,6 @@ def _whole_root(value: int, order: int) -> int | None:
     return next((guess for guess in (root - 1, root, root + 1) if guess >= 0 and guess**order == value), None)
 
 
-def _absolute(setting: Setting, value: Value) -> Value:
-    return abs(value)
-
-
-def _floor(setting: Setting, value: Value) -> Value:
-    return Fraction(math.floor(real(value, setting)))
-
-
-def _ceiling(setting: Setting, value: Value) -> Value:
-    return Fraction(math.ceil(real(value, setting)))
-
-
 def _factorial(setting: Setting, value: Value) -> Value:
     if isinstance(value, Fraction) and value.denominator == 1:
         if not 0 <= value <= MAX_ARGUMENT:
@@ -123,34 +111,22 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     return setting.context.binomial(a, b)
 
 
-def _log(setting: Setting, value: Value) -> Value:
-    return _plain("ln" if setting.natural_log else "log10", value, setting)
-
-
-def _logarithm(setting: Setting, value: Value, base: Value) -> Value:
-    return divide(_plain("ln", value, setting), _plain("ln", base, setting), setting)
-
-
-def _degree(setting: Setting, value: Value) -> Value:
-    return inexact(value, setting) * setting.context.pi / 180 if setting.degree else value
-
-
-def _percent(setting: Setting, value: Value) -> Value:
-    return divide(value, Fraction(100), setting) if setting.percent else value
-
-
 _SPECIAL: dict[str, Callable[..., Value]] = {
     "root": _root,
-    "abs": _absolute,
-    "norm": _absolute,
-    "floor": _floor,
-    "ceil": _ceiling,
+    "abs": lambda setting, value: abs(value),
+    "norm": lambda setting, value: abs(value),
+    "floor": lambda setting, value: Fraction(math.floor(real(value, setting))),
+    "ceil": lambda setting, value: Fraction(math.ceil(real(value, setting))),
     "factorial": _factorial,
     "binom": _binomial,
-    "log": _log,
-    "logarithm": _logarithm,
-    "degree": _degree,
-    "percent": _percent,
+    "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
+    "logarithm": lambda setting, value, base: divide(
+        _plain("ln", value, setting), _plain("ln", base, setting), setting
+    ),
+    "degree": lambda setting, value: (
+        inexact(value, setting) * setting.context.pi / 180 if setting.degree else value
+    ),
+    "percent": lambda setting, value: divide(value, Fraction(100), setting) if setting.percent else value,
     "min": lambda setting, *values: min(real(value, setting) for value in values),
     "max": lambda setting, *values: max(real(value, setting) for value in values),
     "gcd": lambda setting, *values: Fraction(math.gcd(*whole(values))),

@@ -100,10 +100,6 @@ def add(a: Value, b: Value, setting: Setting) -> Value:
     return a + b
 
 
-def subtract(a: Value, b: Value, setting: Setting) -> Value:
-    return add(a, -b, setting)
-
-
 def multiply(a: Value, b: Value, setting: Setting) -> Value:
     a, b = alike(a, b, setting)
     return a * b

@@ -9,7 +9,6 @@ from typing import Any
 from rstar2.eval.grader.compare.equality import infinite, real_value
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse.nodes import (
-    Apply,
     Brackets,
     Call,
     Listing,
@@ -19,6 +18,7 @@ from rstar2.eval.grader.parse.nodes import (
     SetOf,
     SetOperation,
     Symbol,
+    is_unknown,
     negative,
     number,
 )
@@ -136,25 +136,18 @@ def as_interval(node: Node) -> Brackets | None:
             _is_name(name)
         ):
             return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
-        case Relation(sides=(left, right), operators=(("<" | "<=" | ">" | ">=") as operator,)):
+        case Relation(sides=(left, right), operators=(operator,)) if operator in {"<", "<=", ">", ">="}:
             if not _is_name(left):
-                left, right = right, left
+                left, right, operator = right, left, FLIPPED[operator]
+            if _is_name(left) and operator.startswith("<"):
+                return Brackets("(", "]" if operator == "<=" else ")", (negative(INFINITY), right))
             if _is_name(left):
-                closed = operator.endswith("=")
-                if operator.startswith("<") == (left == node.sides[0]):
-                    return Brackets("(", "]" if closed else ")", (negative(INFINITY), right))
-                return Brackets("[" if closed else "(", ")", (right, INFINITY))
+                return Brackets("[" if operator == ">=" else "(", ")", (right, INFINITY))
     return None
 
 
 def _is_name(node: Node) -> bool:
-    inside = node.args[0] if isinstance(node, Call) and node.name == "abs" else node
-    return isinstance(inside, Symbol | Apply) and inside not in (
-        INFINITY,
-        Symbol("pi"),
-        Symbol("e"),
-        Symbol("i"),
-    )
+    return is_unknown(node.args[0] if isinstance(node, Call) and node.name == "abs" else node)
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:

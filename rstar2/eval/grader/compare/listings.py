@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from itertools import product
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse.nodes import (
@@ -20,6 +19,7 @@ from rstar2.eval.grader.parse.nodes import (
     negative,
     number,
     walk,
+    with_parts,
 )
 
 MAX_ITEMS = 50
@@ -107,19 +107,18 @@ def has_open_signs(node: Node) -> bool:
 
 
 def _opened(node: Node, other_signs: bool) -> list[Node]:
-    if isinstance(node, Listing):
-        return [part for item in node.items for part in _opened(item, other_signs)]
-    if isinstance(node, Relation) and isinstance(node.sides[-1], Listing) and node.operators == ("=",):
-        name, values = node.sides
-        assert isinstance(values, Listing)
-        relations = (Relation((name, value), ("=",)) for value in values.items)
-        return [part for relation in relations for part in _opened(relation, other_signs)]
-    if isinstance(node, SetOf):
-        return [flattened(node, other_signs=other_signs)]
-    if isinstance(node, SetOperation) and node.kind == "union":
-        left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
-        if isinstance(left, SetOf) and isinstance(right, SetOf):
-            return [SetOf((*left.items, *right.items))]
+    match node:
+        case Listing(items=items):
+            return [part for item in items for part in _opened(item, other_signs)]
+        case Relation(sides=(name, Listing(items=values)), operators=("=",)):
+            relations = tuple(Relation((name, value), ("=",)) for value in values)
+            return _opened(Listing(relations), other_signs)
+        case SetOf():
+            return [flattened(node, other_signs=other_signs)]
+        case SetOperation(kind="union"):
+            left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
+            if isinstance(left, SetOf) and isinstance(right, SetOf):
+                return [SetOf((*left.items, *right.items))]
     return _both(node, other_signs)
 
 
@@ -137,26 +136,16 @@ def _both(node: Node, other_signs: bool) -> list[Node]:
         together = other_signs != any(part.left != number(0) for part in found)
     if not together and len(found) > MAX_SIGNS:
         raise NoValue("too many signs")
-    choices = (
-        [[sign] * len(found) for sign in (1, -1)]
-        if together
-        else [list(one) for one in product((1, -1), repeat=len(found))]
-    )
-    return [_chosen(node, choice) for choice in choices]
+    # One sign for all is repeated; what is left over is not used.
+    choices = product((1, -1), repeat=1 if together else len(found))
+    return [_chosen(node, list(choice) * len(found)) for choice in choices]
 
 
-def _chosen(node: Any, signs: list[int]) -> Node:
+def _chosen(node: Node, signs: list[int]) -> Node:
     """The node with its ± replaced, in the order in which they stand, by the signs."""
-    if isinstance(node, PlusMinus):
-        left = _chosen(node.left, signs)
-        sign = signs.pop(0) * (-1 if node.flipped else 1)
-        right = _chosen(node.right, signs)
-        return Sum((left, right if sign > 0 else negative(right)))
-    if isinstance(node, tuple):
-        return cast(Node, tuple(_chosen(part, signs) for part in node))
-    if not hasattr(node, "__dataclass_fields__"):
-        return cast(Node, node)
-    changed: Any = replace(
-        node, **{field.name: _chosen(getattr(node, field.name), signs) for field in fields(node)}
-    )
-    return cast(Node, changed)
+    if not isinstance(node, PlusMinus):
+        return with_parts(node, lambda part: _chosen(part, signs))
+    left = _chosen(node.left, signs)
+    sign = signs.pop(0) * (-1 if node.flipped else 1)
+    right = _chosen(node.right, signs)
+    return Sum((left, right if sign > 0 else negative(right)))

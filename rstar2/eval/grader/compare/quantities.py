@@ -25,29 +25,23 @@ from rstar2.eval.grader.parse.nodes import (
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
     a, b = _with_letter_unit(a), _with_letter_unit(b)
-    for one, other in ((a, b), (b, a)):
-        if isinstance(one, Quantity) and isinstance(other, Call) and other.name == "degree":
-            if units.measure(one.unit) != units.measure("radian"):
-                return False
-            turned = Quotient(Product((other.args[0], Symbol("pi"))), number(180))
-            return same(one.value, turned)
+    for pair in ((a, b), (b, a)):
+        match pair:
+            case Quantity(value=value, unit=unit), Call(name="degree", args=(degrees,)):
+                turned = Quotient(Product((degrees, Symbol("pi"))), number(180))
+                return units.measure(unit) == units.measure("radian") and same(value, turned)
     values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
     written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
     if len(written) < 2 or units.same_words(*written):
         return same(values[0], values[1])
-    measures = [units.measure(unit) for unit in written]
-    if measures[0] is None or measures[1] is None:
+    one, other = (units.measure(unit) for unit in written)
+    if one is None or other is None:
         if not same(values[0], values[1]):
             return False
         raise NoValue("units that are not known")
-    if measures[0][1] != measures[1][1]:
+    if one[1] != other[1]:
         return False
-    scaled = [
-        Product((value, Number(measure[0])))
-        for value, measure in zip(values, measures, strict=True)
-        if measure
-    ]
-    return same(scaled[0], scaled[1])
+    return same(Product((values[0], Number(one[0]))), Product((values[1], Number(other[0]))))
 
 
 def _with_letter_unit(node: Node) -> Node:

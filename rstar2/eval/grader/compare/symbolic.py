@@ -8,31 +8,26 @@ sympy's time: call it where a deadline does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import MAX_TERMS
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Based,
-    Call,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quotient,
-    Series,
-    Sum,
-    Symbol,
-    number,
-    walk,
-)
+from rstar2.eval.grader.parse import nodes
 
 _MAX_BITS = 2_000
 _MAX_EXPONENT = 200
 _MAX_ARGUMENT = 1_000
 """Of a factorial or binomial coefficient."""
+_CONSTANTS = {"pi": "pi", "e": "E", "i": "I", "infinity": "oo"}
+"""The constants of nodes, and what sympy calls them."""
+_FUNCTIONS = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "ln": "log", "abs": "Abs",
+    "ceil": "ceiling", "sgn": "sign", "Re": "re", "Im": "im", "min": "Min", "max": "Max",
+    "sin": "sin", "cos": "cos", "tan": "tan", "cot": "cot", "sec": "sec", "csc": "csc",
+    "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "coth": "coth", "sech": "sech", "csch": "csch",
+    "exp": "exp", "factorial": "factorial", "arg": "arg", "floor": "floor",
+}  # fmt: skip
+"""The functions of nodes, and what sympy calls them."""
 _UNSOLVED = frozenset({"int", "iint", "oint"})
 
 
@@ -40,27 +35,31 @@ class _NoForm(Exception):
     """It cannot be said in the other's terms, or sympy did not work it out."""
 
 
-def unsolved(node: Node) -> bool:
+def unsolved(node: nodes.Node) -> bool:
     """Whether a limit, an integral or a sum too long to add up is part of an expression."""
-    return any(_is_unsolved(part) for part in walk(node))
+    return any(_is_unsolved(part) for part in nodes.walk(node))
 
 
-def _is_unsolved(node: Node) -> bool:
-    if isinstance(node, Apply):
+def _is_unsolved(node: nodes.Node) -> bool:
+    if isinstance(node, nodes.Apply):
         return node.name in _UNSOLVED
-    if not isinstance(node, Series):
+    if not isinstance(node, nodes.Series):
         return False
     if node.kind in {"lim", "int"}:
         return True
     low, high = node.low, node.high
-    short = isinstance(low, Number) and isinstance(high, Number) and high.value - low.value <= MAX_TERMS
+    short = (
+        isinstance(low, nodes.Number)
+        and isinstance(high, nodes.Number)
+        and high.value - low.value <= MAX_TERMS
+    )
     return not short
 
 
-def worked_out(node: Node) -> Node:
+def worked_out(node: nodes.Node) -> nodes.Node:
     """The expression with every limit, integral and long sum replaced by its value where sympy finds one."""
-    node = _rebuilt(node)
-    if not isinstance(node, Series) or not _is_unsolved(node):
+    node = nodes.with_parts(node, worked_out)
+    if not isinstance(node, nodes.Series) or not _is_unsolved(node):
         return node
     try:
         return _to_node(_value(node))
@@ -68,25 +67,7 @@ def worked_out(node: Node) -> Node:
         return node
 
 
-def _rebuilt(node: Node) -> Node:
-    """The node with its parts worked out."""
-    changed: dict[str, Any] = {}
-    for field in fields(node):
-        part = getattr(node, field.name)
-        new = _part(part)
-        if new is not part:
-            changed[field.name] = new
-    return replace(node, **changed) if changed else node
-
-
-def _part(part: Any) -> Any:
-    if isinstance(part, tuple):
-        new = tuple(_part(one) for one in part)
-        return part if all(a is b for a, b in zip(part, new, strict=True)) else new
-    return worked_out(part) if hasattr(part, "__dataclass_fields__") else part
-
-
-def _value(node: Series) -> Any:
+def _value(node: nodes.Series) -> Any:
     """What sympy makes of a limit, an integral, a sum or a product.
 
     Raises:
@@ -112,31 +93,31 @@ def _value(node: Series) -> Any:
     return found
 
 
-def _to_sympy(node: Node, bound: dict[str, Any]) -> Any:
+def _to_sympy(node: nodes.Node, bound: dict[str, Any]) -> Any:
     """Raises: _NoForm."""
     import sympy
 
-    def inner(part: Node) -> Any:
+    def inner(part: nodes.Node) -> Any:
         return _to_sympy(part, bound)
 
     match node:
-        case Number(value=value):
+        case nodes.Number(value=value):
             if value.numerator.bit_length() + value.denominator.bit_length() > _MAX_BITS:
                 raise _NoForm("too large")
             return sympy.Rational(value.numerator, value.denominator)
-        case Based(value=based):
+        case nodes.Based(value=based):
             return sympy.Integer(based)
-        case Symbol(name=name):
+        case nodes.Symbol(name=name):
             return _symbol(name, bound)
-        case Sum(terms=terms):
+        case nodes.Sum(terms=terms):
             return sympy.Add(*map(inner, terms))
-        case Product(factors=factors):
+        case nodes.Product(factors=factors):
             return sympy.Mul(*map(inner, factors))
-        case Quotient(over=over, under=under):
+        case nodes.Quotient(over=over, under=under):
             return inner(over) / inner(under)
-        case Power(base=base, exponent=exponent):
+        case nodes.Power(base=base, exponent=exponent):
             return _power(inner(base), inner(exponent))
-        case Call(name=name, args=args):
+        case nodes.Call(name=name, args=args):
             return _call(name, [inner(arg) for arg in args])
     raise _NoForm(type(node).__name__)
 
@@ -144,12 +125,11 @@ def _to_sympy(node: Node, bound: dict[str, Any]) -> Any:
 def _symbol(name: str, bound: dict[str, Any]) -> Any:
     import sympy
 
-    constants = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infinity": sympy.oo}
     if name in bound:
         return bound[name]
     if name in {"none", "dots"}:
         raise _NoForm(name)
-    return constants[name] if name in constants else sympy.Symbol(name, real=True)
+    return getattr(sympy, _CONSTANTS[name]) if name in _CONSTANTS else sympy.Symbol(name, real=True)
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -167,57 +147,36 @@ def _call(name: str, args: list[Any]) -> Any:
         "root": lambda value, index: value ** (1 / index),
         "log": sympy.log,
         "log10": lambda value: sympy.log(value, 10),
-        "logarithm": lambda value, base: sympy.log(value, base),
+        "logarithm": sympy.log,
         "binom": sympy.binomial,
     }
-    function = made.get(name) or {ours: theirs for theirs, ours in _functions().items()}.get(name)
-    if function is None:
+    if name not in made and name not in _FUNCTIONS:
         raise _NoForm(name)
+    function = made[name] if name in made else getattr(sympy, _FUNCTIONS[name])
     return function(*args)
 
 
-def _functions() -> dict[Any, str]:
-    """sympy's functions by the names they have in nodes."""
-    import sympy
-
-    plain = "sin cos tan cot sec csc sinh cosh tanh coth sech csch exp factorial arg floor"
-    return {getattr(sympy, name): name for name in plain.split()} | {
-        sympy.asin: "arcsin",
-        sympy.acos: "arccos",
-        sympy.atan: "arctan",
-        sympy.acot: "arccot",
-        sympy.log: "ln",
-        sympy.Abs: "abs",
-        sympy.ceiling: "ceil",
-        sympy.sign: "sgn",
-        sympy.re: "Re",
-        sympy.im: "Im",
-        sympy.Min: "min",
-        sympy.Max: "max",
-    }
-
-
-def _to_node(found: Any) -> Node:
+def _to_node(found: Any) -> nodes.Node:
     """Raises: _NoForm."""
     import sympy
 
-    constants = {sympy.pi: "pi", sympy.E: "e", sympy.I: "i", sympy.oo: "infinity"}
-    if found in constants:
-        return Symbol(constants[found])
+    for ours, theirs in _CONSTANTS.items():
+        if found == getattr(sympy, theirs):
+            return nodes.Symbol(ours)
     if found == -sympy.oo:
-        return Product((number(-1), Symbol("infinity")))
+        return nodes.Product((nodes.number(-1), nodes.Symbol("infinity")))
     if isinstance(found, sympy.Rational):
-        return Number(Fraction(int(found.p), int(found.q)))
+        return nodes.Number(Fraction(int(found.p), int(found.q)))
     if isinstance(found, sympy.Symbol) and not isinstance(found, sympy.Dummy):
-        return Symbol(found.name)
+        return nodes.Symbol(found.name)
     parts = tuple(_to_node(arg) for arg in found.args) if found.is_Add or found.is_Mul or found.is_Pow else ()
     if found.is_Add:
-        return Sum(parts)
+        return nodes.Sum(parts)
     if found.is_Mul:
-        return Product(parts)
+        return nodes.Product(parts)
     if found.is_Pow:
-        return Power(*parts)
-    name = _functions().get(found.func)
+        return nodes.Power(*parts)
+    name = next((ours for ours, theirs in _FUNCTIONS.items() if found.func == getattr(sympy, theirs)), None)
     if name is None:
         raise _NoForm(str(found.func))
-    return Call(name, tuple(_to_node(arg) for arg in found.args))
+    return nodes.Call(name, tuple(_to_node(arg) for arg in found.args))

@@ -41,19 +41,7 @@ _OPERATORS = {
     "doteq": "~", "equiv": "=", "coloneqq": "=",
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
-_BETWEEN = {
-    "where",
-    "for",
-    "with",
-    "such that",
-    "if",
-    "when",
-    "and",
-    "or",
-    "or else",
-    "and also",
-    "and/or",
-}
+_BETWEEN = {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
 _ARGUMENTS = frozenset("xtzn")
 """Letters that, alone between parentheses before an equals sign, are the argument of a function."""
 _QUANTIFIER = re.compile(
@@ -103,7 +91,7 @@ class Answer:
         while (
             self._tokens.at("sign", ",", ";", "&")
             or self._tokens.at("command", "\\", "land", "lor", "wedge", "vee", "newline")
-            or (self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in _BETWEEN)
+            or (self._tokens.next.is_words and self._tokens.next.text.lower() in _BETWEEN)
         ):
             self._refuse_quantifier()
             self._tokens.take()
@@ -115,8 +103,9 @@ class Answer:
         Raises:
             ConditionError: the next words begin a condition.
         """
-        words = " ".join(self._tokens.peek(ahead).text for ahead in range(3))
-        if self._tokens.next.kind in {"word", "text"} and _QUANTIFIER.match(words):
+        if not self._tokens.next.is_words:
+            return
+        if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):
             raise ConditionError("a condition")
 
     def _relation(self) -> Node:
@@ -175,7 +164,7 @@ class Answer:
     def _named_side(self) -> Node | None:
         """A word before an equals sign, as in \\text{Area} = 5, or a function that is defined, as y(x) = 5."""
         tokens, word = self._tokens, self._tokens.next.text
-        if tokens.next.kind not in {"text", "word"}:
+        if not tokens.next.is_words:
             return None
         if len(word) > 3 and tokens.peek().text == "=":
             tokens.take()
@@ -190,8 +179,10 @@ class Answer:
 
     def _label(self) -> str:
         """The words before a colon, as in Minimum: 1, in small letters; empty where there is no label."""
-        ahead = 0
-        while self._tokens.peek(ahead).kind in {"text", "word"}:
+        if not self._tokens.next.is_words:
+            return ""
+        ahead = 1
+        while self._tokens.peek(ahead).is_words:
             ahead += 1
         words = [self._tokens.peek(i).text for i in range(ahead)]
         if not any(len(word) > 3 or (len(word) > 2 and word[1:].islower()) for word in words):
@@ -251,7 +242,7 @@ class Answer:
         )
 
     def _scaled(self, node: Node) -> Node:
-        while self._tokens.next.kind in {"word", "text"} and self._tokens.next.text.lower() in SCALES:
+        while self._tokens.next.is_words and self._tokens.next.text.lower() in SCALES:
             node = Product((node, number(SCALES[self._tokens.take().text.lower()])))
         return node
 
@@ -266,9 +257,8 @@ class Answer:
             return ""
         taken = [self._tokens.take().text]
         while True:
-            if (
-                self._tokens.next.kind in {"text", "word"} and self._tokens.next.text.lower() not in _BETWEEN
-            ) or self._tokens.at("sign", "/"):
+            between = self._tokens.next.text.lower() in _BETWEEN
+            if (self._tokens.next.is_words and not between) or self._tokens.at("sign", "/"):
                 taken.append(self._tokens.take().text)
             elif self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())
@@ -304,7 +294,8 @@ class Answer:
                 raise ParseError("brackets do not match")
             if opening == "[" and isinstance(items[0], Number | Symbol):
                 self._refuse_list(before)
-            return Brackets("[", "]", (items[0],)) if _is_row(items[0], opening) else items[0]
+            is_row = opening == "[" and isinstance(items[0], Brackets) and items[0].opening == "["
+            return Brackets("[", "]", (items[0],)) if is_row else items[0]
         return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
 
     def _collection(self) -> Node | None:
@@ -321,7 +312,7 @@ class Answer:
         if tokens.accept("command", "emptyset", "varnothing"):
             return SetOf(())
         if tokens.accept("command", "langle"):
-            return self._vector()
+            return Brackets("<", ">", self._expression.arguments("rangle", kind="command"))
         if tokens.accept("command", "money"):
             self._money = True
             return self._expression.factor()
@@ -346,13 +337,6 @@ class Answer:
                     return Brackets("(", ")", ends[written.strip("{}")])
         return NumberSet(name)
 
-    def _vector(self) -> Node:
-        items = [self._expression.sum()]
-        while self._tokens.accept("sign", ",", ";"):
-            items.append(self._expression.sum())
-        self._tokens.expect("command", "rangle")
-        return Brackets("<", ">", tuple(items))
-
     def _set(self) -> Node:
         if self._tokens.accept("command", "}"):
             return SetOf(())
@@ -374,8 +358,3 @@ class Answer:
                 return self._listing()
         self._tokens.place = start
         return None
-
-
-def _is_row(item: Node, opening: str) -> bool:
-    """Whether [item] is a matrix of one row rather than a group."""
-    return opening == "[" and isinstance(item, Brackets) and item.opening == "["

@@ -6,13 +6,9 @@ The rules `operand` to `matrix` of the grammar in `rstar2.eval.grader.parse`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
 
-from rstar2.eval.grader.parse.arithmetic import (
-    FUNCTION_THEN_LETTER,
-    Arithmetic,
-    is_upright_function,
-)
+from rstar2.eval.grader.parse import vocabulary
+from rstar2.eval.grader.parse.arithmetic import FUNCTION_THEN_LETTER, Arithmetic, is_upright_function
 from rstar2.eval.grader.parse.nodes import (
     UNKNOWN,
     Apply,
@@ -20,7 +16,6 @@ from rstar2.eval.grader.parse.nodes import (
     Listing,
     Matrix,
     Node,
-    Number,
     Power,
     Product,
     Quotient,
@@ -31,22 +26,8 @@ from rstar2.eval.grader.parse.nodes import (
     negative,
     number,
 )
-from rstar2.eval.grader.parse.numerals import numeral
+from rstar2.eval.grader.parse.numerals import numeral, repeating
 from rstar2.eval.grader.parse.tokens import END, ParseError, TokenStream
-from rstar2.eval.grader.parse.vocabulary import (
-    CONSTANTS,
-    DECORATIONS,
-    DOTS,
-    FUNCTIONS,
-    INVERSES,
-    LETTERS,
-    MATRICES,
-    NOT_NAMES,
-    PAIRED,
-    RENAMED,
-    TYPED_FUNCTIONS,
-    UNKNOWN_FUNCTIONS,
-)
 
 
 class Expression:
@@ -90,10 +71,7 @@ class Expression:
 
     def _grouped(self) -> Node:
         if self._tokens.accept("sign", "|"):
-            with self._tokens.enclosed(bars=True):
-                node: Node = Call("abs", (self.sum(),))
-                self._tokens.expect("sign", "|")
-            return node
+            return self._paired("|", "abs", kind="sign")
         self._tokens.expect("sign", "{")
         with self._tokens.enclosed():
             node = self._listing()
@@ -102,13 +80,13 @@ class Expression:
 
     def _word(self) -> Node:
         word = self._tokens.next.text
-        if word in TYPED_FUNCTIONS or (word in FUNCTIONS and len(word) > 1):
+        if word in vocabulary.TYPED_FUNCTIONS or (word in vocabulary.FUNCTIONS and len(word) > 1):
             self._tokens.take()
             return self._function(word)
-        if word in CONSTANTS:
+        if word in vocabulary.CONSTANTS:
             self._tokens.take()
-            return Symbol(CONSTANTS[word])
-        if word in LETTERS and len(word) > 2:
+            return Symbol(vocabulary.CONSTANTS[word])
+        if word in vocabulary.LETTERS and len(word) > 2:
             self._tokens.take()
             return Symbol(word)
         if len(word) > 1:
@@ -128,16 +106,12 @@ class Expression:
         return self._letter(word[0])
 
     def _letter(self, letter: str) -> Node:
-        if letter in UNKNOWN_FUNCTIONS and self._tokens.at("sign", "("):
-            return self._applied(letter)
+        if letter in vocabulary.UNKNOWN_FUNCTIONS and self._tokens.accept("sign", "("):
+            return Apply(letter, self.arguments(")"))
         return Symbol(letter)
 
-    def _applied(self, name: str) -> Node:
-        self._tokens.expect("sign", "(")
-        args = self._arguments(")")
-        return Apply(name, args)
-
-    def _arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
+    def arguments(self, closing: str, kind: str = "sign") -> tuple[Node, ...]:
+        """Expressions separated by commas or semicolons, up to what closes them."""
         with self._tokens.enclosed():
             args = [self.sum()]
             while self._tokens.accept("sign", ",", ";"):
@@ -154,17 +128,13 @@ class Expression:
             return self._root()
         if name == "binom":
             return Call("binom", (self._arithmetic.argument(), self._arithmetic.argument()))
-        if name in FUNCTIONS:
+        if name in vocabulary.FUNCTIONS:
             return self._function(name)
-        if name in CONSTANTS:
-            return Symbol(CONSTANTS[name])
-        if name in LETTERS:
-            return (
-                self._applied(name)
-                if self._tokens.at("sign", "(") and name in {"phi", "varphi", "Gamma"}
-                else Symbol(name)
-            )
-        if name in DOTS:
+        if name in vocabulary.CONSTANTS:
+            return Symbol(vocabulary.CONSTANTS[name])
+        if name in vocabulary.LETTERS:
+            return self._letter(name)
+        if name in vocabulary.DOTS:
             return Symbol("dots")
         if (
             name in {"overline", "bar", "dot"}
@@ -174,10 +144,10 @@ class Expression:
             return self._repeating("0")
         if name == "underline":
             return self._arithmetic.argument()
-        if name in DECORATIONS:
+        if name in vocabulary.DECORATIONS:
             return Apply(name, (self._arithmetic.argument(),))
-        if name in PAIRED:
-            return self._paired(*PAIRED[name])
+        if name in vocabulary.PAIRED:
+            return self._paired(*vocabulary.PAIRED[name])
         if name == "|":
             return self._paired("|", "norm")
         if name in {"sum", "prod", "lim"}:
@@ -186,7 +156,7 @@ class Expression:
             return self._integral(name)
         if name == "begin":
             return self._matrix()
-        if name.isalpha() and name not in NOT_NAMES:
+        if name.isalpha() and name not in vocabulary.NOT_NAMES:
             return Symbol(UNKNOWN + name)
         raise ParseError(f"\\{name} is not in the grammar")
 
@@ -194,10 +164,10 @@ class Expression:
         token = self._tokens.peek() if self._tokens.at("sign", "{") else self._tokens.next
         return token.kind == "number"
 
-    def _paired(self, closing: str, function: str) -> Node:
-        with self._tokens.enclosed():
+    def _paired(self, closing: str, function: str, kind: str = "command") -> Node:
+        with self._tokens.enclosed(bars=kind == "sign"):
             node = self.sum()
-            self._tokens.expect("command", closing)
+            self._tokens.expect(kind, closing)
         return Call(function, (node,))
 
     def _root(self) -> Node:
@@ -218,15 +188,15 @@ class Expression:
             base = self._arithmetic.argument(whole_number=True)
         if self._tokens.accept("sign", "^"):
             power = self._exponent_of_function()
-        if power == number(-1) and name in INVERSES:
-            name, power = INVERSES[name], None
+        if power == number(-1) and name in vocabulary.INVERSES:
+            name, power = vocabulary.INVERSES[name], None
         args = self._function_arguments()
         if name == "sqrt":
             node: Node = Call("root", (*args, number(2)))
         elif base is not None:
             node = Call("logarithm", (*args, base)) if name == "log" else Apply(f"{name}_", (*args, base))
         else:
-            node = Call(RENAMED.get(name, name), args)
+            node = Call(vocabulary.RENAMED.get(name, name), args)
         return node if power is None else Power(node, power)
 
     def _exponent_of_function(self) -> Node:
@@ -236,15 +206,15 @@ class Expression:
 
     def _function_arguments(self) -> tuple[Node, ...]:
         if self._tokens.accept("sign", "("):
-            return self._arguments(")")
+            return self.arguments(")")
         if self._tokens.accept("sign", "{"):
-            return self._arguments("}")
+            return self.arguments("}")
         if self._tokens.accept("command", "{"):
-            return self._arguments("}", kind="command")
+            return self.arguments("}", kind="command")
         node = self._arithmetic.signed_factor()
         while (
             self._arithmetic.starts_factor()
-            and self._tokens.next.text not in FUNCTIONS
+            and self._tokens.next.text not in vocabulary.FUNCTIONS
             and not self._tokens.at("sign", "(")
         ):
             node = self._arithmetic.side_by_side(node)
@@ -257,12 +227,7 @@ class Expression:
         token = self._tokens.take()
         if braced:
             self._tokens.expect("sign", "}")
-        whole, _, fixed = before.partition(".")
-        if not token.text.isdigit() or len(token.text) > 100:
-            raise ParseError("only digits repeat")
-        period = Fraction(int(token.text), 10 ** len(token.text) - 1)
-        start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-        return Number(start + period / 10 ** len(fixed))
+        return repeating(before, token.text)
 
     def _series(self, kind: str) -> Node:
         low: Node = Symbol("none")
@@ -293,10 +258,8 @@ class Expression:
         return Apply(kind, (*limits.values(), body))
 
     def _matrix(self) -> Node:
-        self._tokens.expect("sign", "{")
-        name = self._tokens.take().text
-        self._tokens.expect("sign", "}")
-        if name not in MATRICES:
+        name = self._environment()
+        if name not in vocabulary.MATRICES:
             raise ParseError(f"{name} is not a matrix")
         if name == "array" and self._tokens.accept("sign", "{"):
             while not self._tokens.accept("sign", "}"):
@@ -308,13 +271,17 @@ class Expression:
                 rows.append([])
             elif not self._tokens.accept("sign", "&") and not self._tokens.accept("command", "hline"):
                 rows[-1].append(self.sum())
-        self._tokens.expect("sign", "{")
-        self._tokens.take()
-        self._tokens.expect("sign", "}")
+        self._environment()
         filled = tuple(tuple(row) for row in rows if row)
         if not filled or len({len(row) for row in filled}) != 1:
             raise ParseError("rows of different length")
         return Call("det", (Matrix(filled),)) if name in {"vmatrix", "Vmatrix"} else Matrix(filled)
+
+    def _environment(self) -> str:
+        self._tokens.expect("sign", "{")
+        name = self._tokens.take().text
+        self._tokens.expect("sign", "}")
+        return name
 
 
 def _before_differential(body: Node) -> tuple[Node, str] | None:

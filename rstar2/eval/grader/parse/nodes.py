@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
+
+
+class Node:
+    """Part of an answer; each kind is a frozen dataclass whose fields are nodes, tuples of them, or plain values."""
+
+    __slots__: tuple[str, ...] = ()
+
+
+AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Node):
     """An exact number."""
 
     value: Fraction
@@ -20,7 +29,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(Node):
     """A variable, or a named constant where the name is one of `CONSTANTS`."""
 
     name: str
@@ -34,29 +43,29 @@ UNKNOWN = "\\"
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(Node):
     terms: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Product(Node):
     factors: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Quotient:
+class Quotient(Node):
     over: Node
     under: Node
 
 
 @dataclass(frozen=True, slots=True)
-class Power:
+class Power(Node):
     base: Node
     exponent: Node
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Node):
     """A function the evaluator knows; also the postfix signs `degree` and `percent`."""
 
     name: str
@@ -64,7 +73,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class Apply(Node):
     """A function or an indexed name nothing is known about, such as f(2), a_3 or an integral."""
 
     name: str
@@ -72,7 +81,7 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Series(Node):
     """A sum or product over an index that `body` uses; an integral; a limit, whose `high` is `none`."""
 
     kind: str
@@ -84,7 +93,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class PlusMinus:
+class PlusMinus(Node):
     """left ± right, or left ∓ right where `flipped`; two values."""
 
     left: Node
@@ -93,12 +102,12 @@ class PlusMinus:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Node):
     rows: tuple[tuple[Node, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Brackets:
+class Brackets(Node):
     """(a, b), [a, b), <a, b>: a tuple, a list or an interval; comparison decides which."""
 
     opening: str
@@ -107,19 +116,19 @@ class Brackets:
 
 
 @dataclass(frozen=True, slots=True)
-class SetOf:
+class SetOf(Node):
     items: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NumberSet:
+class NumberSet(Node):
     """The reals R, integers Z, naturals N, rationals Q or complex numbers C."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class SetOperation:
+class SetOperation(Node):
     kind: str
     """`union`, `intersection` or `minus`."""
     left: Node
@@ -127,7 +136,7 @@ class SetOperation:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Node):
     """Several answers side by side, separated by commas, semicolons, `and` or `or`."""
 
     items: tuple[Node, ...]
@@ -136,7 +145,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(Node):
     """A chain such as a < b <= c: n sides and n - 1 operators of = != < <= > >= in notin ~."""
 
     sides: tuple[Node, ...]
@@ -144,7 +153,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Based:
+class Based(Node):
     """A numeral with its base written, such as 11_2."""
 
     value: int
@@ -153,7 +162,7 @@ class Based:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Node):
     """a : b : c, or a time of day."""
 
     parts: tuple[Node, ...]
@@ -161,7 +170,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Residue:
+class Residue(Node):
     """A value modulo another: a class of congruent numbers, or the remainder of a division."""
 
     value: Node
@@ -171,7 +180,7 @@ class Residue:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(Node):
     """A value with a unit, in the words that stood there."""
 
     value: Node
@@ -179,38 +188,12 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Node):
     """Words, or what the grammar could not read."""
 
     words: tuple[str, ...]
     plain: bool
     """Whether it is nothing but words, so that differing from it means being wrong."""
-
-
-Node: TypeAlias = (
-    Number
-    | Symbol
-    | Sum
-    | Product
-    | Quotient
-    | Power
-    | Call
-    | Apply
-    | Series
-    | PlusMinus
-    | Matrix
-    | Brackets
-    | SetOf
-    | NumberSet
-    | SetOperation
-    | Listing
-    | Relation
-    | Based
-    | Ratio
-    | Residue
-    | Quantity
-    | Text
-)
 
 
 def number(value: int) -> Number:
@@ -225,24 +208,41 @@ def negative(node: Node) -> Node:
     return Product((number(-1), node))
 
 
-def renamed(node: Any, names: Mapping[str, Symbol]) -> Any:
-    """The node, or the tuple of nodes, with symbols replaced, all at once."""
+def is_unknown(node: Node) -> bool:
+    """Whether it is a variable, an indexed name or an unknown function, and no constant."""
+    return isinstance(node, Apply) or (isinstance(node, Symbol) and node.name not in CONSTANTS)
+
+
+def renamed(node: AnyNode, names: Mapping[str, Symbol]) -> AnyNode:
+    """The node with symbols replaced, all at once."""
     if isinstance(node, Symbol):
-        return names.get(node.name, node)
-    if isinstance(node, tuple):
-        return tuple(renamed(part, names) for part in node)
-    if not hasattr(node, "__dataclass_fields__"):
-        return node
-    return replace(node, **{part.name: renamed(getattr(node, part.name), names) for part in fields(node)})
+        return names.get(node.name, node)  # type: ignore[return-value]
+    return with_parts(node, lambda part: renamed(part, names))
+
+
+def with_parts(node: AnyNode, changed: Callable[[Node], Node]) -> AnyNode:
+    """The node with each node directly below it replaced, in the order in which they stand."""
+    parts = {name: getattr(node, name) for name in node.__slots__}
+    new = {name: _changed(part, changed) for name, part in parts.items()}
+    return node if all(new[name] is part for name, part in parts.items()) else replace(node, **new)  # type: ignore[type-var]
+
+
+def _changed(part: Any, changed: Callable[[Node], Node]) -> Any:
+    if isinstance(part, Node):
+        return changed(part)
+    if not isinstance(part, tuple):
+        return part
+    new = tuple(_changed(one, changed) for one in part)
+    return part if all(one is other for one, other in zip(part, new, strict=True)) else new
 
 
 def walk(node: Node) -> Iterator[Node]:
     """The node and everything below it."""
-    pending: list[object] = [node]
+    pending: list[Any] = [node]
     while pending:
         here = pending.pop()
         if isinstance(here, tuple):
             pending.extend(here)
-        elif hasattr(here, "__dataclass_fields__"):
-            yield here  # type: ignore[misc]
-            pending.extend(getattr(here, part.name) for part in fields(here))  # type: ignore[arg-type]
+        elif isinstance(here, Node):
+            yield here
+            pending.extend(getattr(here, name) for name in here.__slots__)

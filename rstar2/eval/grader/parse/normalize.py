@@ -7,65 +7,18 @@ import unicodedata
 
 from rstar2.eval.grader.parse.vocabulary import GREEK
 
-_CHARACTERS = {
-    **dict.fromkeys("−–—‒﹣－‐‑", "-"),
-    **dict.fromkeys("×⋅·∗∙•✕", "*"),
-    **dict.fromkeys("÷∕⁄", "/"),
-    **dict.fromkeys("≤≦⩽", r"\le "),
-    **dict.fromkeys("≥≧⩾", r"\ge "),
-    **dict.fromkeys("°º˚", r"^\circ "),
-    **dict.fromkeys("∣｜", "|"),
-    **dict.fromkeys("∅⌀", r"\emptyset "),
-    **dict.fromkeys("⟨〈", r"\langle "),
-    **dict.fromkeys("⟩〉", r"\rangle "),
-    **dict.fromkeys("€£¥₹￥￡", r"\money "),
-    **dict.fromkeys("，、", ","),
-    **dict.fromkeys("→⟶", r"\to "),
-    **dict.fromkeys("⇒⟹", r"\implies "),
-    **dict.fromkeys("′’", "'"),
-    **dict.fromkeys("≈≃≅", r"\approx "),
-    **dict.fromkeys("∖⧵", r"\setminus "),
-    "√": "√",
-    "∞": r"\infty ",
-    "≠": r"\ne ",
-    "≡": r"\equiv ",
-    "∈": r"\in ",
-    "∉": r"\notin ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "±": r"\pm ",
-    "∓": r"\mp ",
-    "…": r"\ldots ",
-    "⋯": r"\cdots ",
-    "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ",
-    "⌈": r"\lceil ",
-    "⌉": r"\rceil ",
-    "∑": r"\sum ",
-    "∏": r"\prod ",
-    "∫": r"\int ",
-    "ℝ": r"\R ",
-    "ℤ": r"\Z ",
-    "ℕ": r"\N ",
-    "ℚ": r"\Q ",
-    "ℂ": r"\C ",
-    "≪": "<",
-    "≫": ">",
-    "\u00a0": " ",
-    **dict.fromkeys("“”„«»", '"'),
-    "‘": "'",
-    "。": ".",
-}
-_RAISED = {c: str(n) for n, c in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")} | {
-    "⁺": "+",
-    "⁻": "-",
-    "ⁿ": "n",
-    "ⁱ": "i",
-    "⁽": "(",
-    "⁾": ")",
-}
-_LOWERED = {c: str(n) for n, c in enumerate("₀₁₂₃₄₅₆₇₈₉")} | {"₊": "+", "₋": "-", "ₙ": "n", "ₖ": "k"}
-
+_SIGNS = {
+    "-": "−–—‒﹣－‐‑", "*": "×⋅·∗∙•✕", "/": "÷∕⁄", "|": "∣｜", ",": "，、", ".": "。", "'": "′’‘", '"': "“”„«»",
+    "<": "≪", ">": "≫", r"\le ": "≤≦⩽", r"\ge ": "≥≧⩾", r"\ne ": "≠", r"\equiv ": "≡", r"\approx ": "≈≃≅",
+    r"\to ": "→⟶", r"\implies ": "⇒⟹", r"\pm ": "±", r"\mp ": "∓", r"\infty ": "∞", r"^\circ ": "°º˚",
+    r"\money ": "€£¥₹￥￡", r"\ldots ": "…", r"\cdots ": "⋯", r"\in ": "∈", r"\notin ": "∉", r"\cup ": "∪",
+    r"\cap ": "∩", r"\setminus ": "∖⧵", r"\emptyset ": "∅⌀", r"\R ": "ℝ", r"\Z ": "ℤ", r"\N ": "ℕ", r"\Q ": "ℚ",
+    r"\C ": "ℂ", r"\langle ": "⟨〈", r"\rangle ": "⟩〉", r"\lfloor ": "⌊", r"\rfloor ": "⌋", r"\lceil ": "⌈",
+    r"\rceil ": "⌉", r"\sum ": "∑", r"\prod ": "∏", r"\int ": "∫",
+}  # fmt: skip
+_CHARACTERS = {sign: typed for typed, signs in _SIGNS.items() for sign in signs}
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿⁱ⁽⁾", "0123456789+-ni()", strict=True))
+_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ₙₖ", "0123456789+-nk", strict=True))
 _RAISED_RUN, _LOWERED_RUN = (
     re.compile(f"[{''.join(map(re.escape, signs))}]+") for signs in (_RAISED, _LOWERED)
 )

@@ -25,6 +25,23 @@ def numeral(text: str) -> Node:
     return Number(Fraction(text), digits, max(places, 0))
 
 
+def repeating(before: str, period: str) -> Number:
+    """The decimal that begins with `before` and continues with `period` again and again.
+
+    Raises:
+        ParseError: one of them is not made of digits, or too long.
+    """
+    whole, _, fixed = before.partition(".")
+    if (
+        not (f"0{whole}{fixed}".isdigit() and period.isdigit())
+        or len(before) > MAX_DIGITS
+        or len(period) > 100
+    ):
+        raise ParseError("only digits repeat")
+    start = Fraction(f"{whole or 0}.{fixed or 0}")
+    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))
+
+
 def based(digits: str, base: str) -> Node:
     """A numeral in the base written beside it.
 

@@ -7,22 +7,11 @@ the same words.
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from rstar2.eval.grader.parse.answer import Answer
-from rstar2.eval.grader.parse.nodes import (
-    Node,
-    Number,
-    NumberSet,
-    Relation,
-    SetOf,
-    Symbol,
-    Text,
-    number,
-    renamed,
-)
+from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Symbol, Text, number, renamed
 from rstar2.eval.grader.parse.normalize import clean, words
-from rstar2.eval.grader.parse.numerals import based
+from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
 from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
 
@@ -56,20 +45,21 @@ _QUANTIFIER = re.compile(
 )
 """What leaves an answer as it is: `for all x`, `for every real number x`, `\\forall x, y \\in \\mathbb{R}`."""
 _ORDINAL = re.compile(
-    r"(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
+    r"(?=\d)(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
     r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
 )
 """21st, 21^{st}, 21^{\\text{st}}, 21\\text{st}."""
 _ORDINAL_WORD = re.compile(r"(?:the )?([a-z]+)")
 _SHOWN_PERIOD = re.compile(r"(\d*)\.(\d*?)(\d+?)\3{2,}\s*(?:\.\.\.|\\l?dots)")
 _PHRASES: dict[tuple[str, ...], Node] = {
+    **{(word,): number(value) for word, value in NUMBER_WORDS.items()},
     ("all", "real", "number"): NumberSet("R"),
     ("all", "real"): NumberSet("R"),
     ("no", "solution"): SetOf(()),
     ("no", "real", "solution"): SetOf(()),
     ("empty", "set"): SetOf(()),
 }
-"""Words that name a set."""
+"""Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60
 
 
@@ -102,11 +92,10 @@ def _read(text: str, thousands: bool) -> Node:
         found = words(text[:MAX_CHARS])
         if found in _PHRASES:
             return _PHRASES[found]
-        if len(found) == 1 and found[0] in NUMBER_WORDS:
-            return number(NUMBER_WORDS[found[0]])
-        ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
-        if ordinal and ordinal[1] in ORDINAL_WORDS:
-            return number(ORDINAL_WORDS[ordinal[1]])
+        if found and found[-1] in ORDINAL_WORDS:
+            ordinal = _ORDINAL_WORD.fullmatch(_WRAPPER.sub("", clean(text[:MAX_CHARS])).strip(" }").lower())
+            if ordinal and ordinal[1] in ORDINAL_WORDS:
+                return number(ORDINAL_WORDS[ordinal[1]])
         return Text(found, plain=all(word.isalpha() for word in found))
 
 
@@ -148,7 +137,8 @@ def parse(text: str, thousands: bool = True) -> Node:
 def _without_condition(cleaned: str) -> tuple[str, str]:
     """The answer without a condition at its end, and the letter that the condition says is a whole number."""
     tail = cleaned[-_CONDITION_CHARS:]
-    found = _CONDITION.search(tail)
+    # Most answers have neither, and need no slow search.
+    found = _CONDITION.search(tail) if r"\in" in tail or "integer" in tail else None
     if found is None:
         return _without_quantifier(cleaned), ""
     letter = _LETTER.search(_WRAPPER.sub(" ", found.group()))
@@ -157,7 +147,11 @@ def _without_condition(cleaned: str) -> tuple[str, str]:
 
 def _without_quantifier(cleaned: str) -> str:
     """The answer without `for all x` or `for all real x` at its end, which bound nothing."""
-    found = _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
+    found = (
+        _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
+        if "for" in cleaned
+        else None
+    )
     if found is None or not found.start():
         return cleaned
     plain = " ".join(_WRAPPER.sub(" ", cleaned[found.start() :]).replace("}", " ").split())
@@ -171,7 +165,7 @@ def _parsed(cleaned: str, thousands: bool) -> Node:
         return based(numeral[1] or numeral[3], numeral[2] or numeral[4])
     shown = _SHOWN_PERIOD.fullmatch(cleaned[:_SHOWN_PERIOD_CHARS])
     if shown:
-        return _with_period(shown[1], shown[2], shown[3])
+        return repeating(f"{shown[1]}.{shown[2]}", shown[3])
     if cleaned.lower() in SHORT_WORDS:
         raise ParseError("a word")
     tokens = tokenize(cleaned, thousands)
@@ -205,8 +199,3 @@ def _unions(tokens: list[Token]) -> list[Token]:
         ):
             joined[i] = Token("command", "cup")
     return joined
-
-
-def _with_period(whole: str, fixed: str, period: str) -> Node:
-    start = Fraction(int(whole or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
-    return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))

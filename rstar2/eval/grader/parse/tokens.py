@@ -29,6 +29,11 @@ class Token:
     spaced: bool = False
     """Whether white space stood before it."""
 
+    @property
+    def is_words(self) -> bool:
+        """Whether it is made of letters alone, with or without `\\text{}`."""
+        return self.kind in {"word", "text"}
+
 
 END = Token("end", "")
 
@@ -45,6 +50,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
+_DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
 _UNIT_LETTERS = frozenset("mgshlL")
 """Letters that are units where they stand upright after a number."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
@@ -54,7 +60,7 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
     """The tokens of a cleaned text.
 
     Args:
-        cleaned: what `latex.clean` returned.
+        cleaned: what `normalize.clean` returned.
         thousands: read 1,234 outside brackets as one number rather than two.
 
     Raises:
@@ -86,22 +92,18 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
             )
             tokens.extend(_wrapped(match.group(), content, spaced, after_value))
             continue
-        depth += _depth_change(match.group())
-        token = _token(kind, match.group(), spaced)
+        text = match.group()
+        depth += _DEPTH.get(text, 0)
         if kind == "command":
-            name, joined = _split_command(token.text)
+            name, joined = _split_command(text[1:])
             tokens.append(Token("command", name, spaced))
             if joined:
                 tokens.append(Token("word", joined))
+        elif kind == "set":
+            tokens.append(Token("command", text.rstrip("} ")[-1], spaced))
         else:
-            tokens.append(token)
+            tokens.append(Token(kind, text, spaced))
     return tokens
-
-
-def _token(kind: str, text: str, spaced: bool) -> Token:
-    if kind == "set":
-        return Token("command", text.rstrip("} ")[-1], spaced)
-    return Token(kind, text[1:] if kind == "command" else text, spaced)
 
 
 def _split_command(name: str) -> tuple[str, str]:
@@ -110,12 +112,6 @@ def _split_command(name: str) -> tuple[str, str]:
         return name, ""
     known = next((name[:size] for size in range(len(name) - 1, 1, -1) if name[:size] in COMMANDS), None)
     return (known, name[len(known) :]) if known and len(name) - len(known) <= 2 else (name, "")
-
-
-def _depth_change(text: str) -> int:
-    if text in {"(", "[", r"\{"}:
-        return 1
-    return -1 if text in {")", "]", r"\}"} else 0
 
 
 def _group(text: str, start: int) -> tuple[str, int]:

@@ -125,9 +125,8 @@ def measure(text: str) -> Measure | None:
 
 def same_words(one: str, other: str) -> bool:
     """Whether two units are the same words, but for case and plurals."""
-    return [_singular(word) for word in one.lower().split()] == [
-        _singular(word) for word in other.lower().split()
-    ]
+    left, right = (list(map(_singular, unit.lower().split())) for unit in (one, other))
+    return left == right
 
 
 def _spelled(text: str) -> str:

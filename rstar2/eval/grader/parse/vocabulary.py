@@ -19,7 +19,7 @@ TYPED_FUNCTIONS = _set("sqrt abs floor ceil binom factorial asin acos atan Abs e
 RENAMED = {"lg": "log10", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sign": "sgn", "Abs": "abs"}
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 
-UNKNOWN_FUNCTIONS = _set("f g h F G H P Q")
+UNKNOWN_FUNCTIONS = _set("f g h F G H P Q phi varphi Gamma")
 """Letters that, before a parenthesis, are functions rather than factors."""
 
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "oo": "infinity", "inf": "infinity"}
