@@ -28,8 +28,8 @@ RETIRED = (
     "See the module",
 )
 """Words for which the field has better ones, or none: not in names, messages or docs."""
-STANDARD = frozenset({"Promise"})
-"""Spellings that are retired words otherwise: JavaScript's class."""
+STANDARD = frozenset({"Promise", "CANARY"})
+"""Spellings that are retired words otherwise: JavaScript's class, and what shared/attacks looks for."""
 READ = ("rstar2", "docs", "recipes", "tests", "benchmarks", "README.md")
 TEXT = {".py", ".md", ".toml", ".js", ".css", ".html", ".j2", ".lua", ".yml", ".yaml", ".json"}
 

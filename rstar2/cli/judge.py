@@ -13,8 +13,7 @@ from rstar2.cli.common import err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
-    from rstar2.judge.service.start import JudgeHandle
-    from rstar2.judge.service.state_file import JudgeState
+    from rstar2.judge.service.settings import JudgeHandle
 
 app = typer.Typer(
     name="judge",
@@ -66,7 +65,7 @@ def up(
     from rstar2.errors import UserError
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import JudgeState, clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.state_file import clear_state, read_state, state_folder, write_state
 
     running = read_state()
     if running is not None:
@@ -83,16 +82,7 @@ def up(
         detached=detach,
     )
     process, judge = start_service(settings)
-    write_state(
-        JudgeState(
-            url=judge.url,
-            token=judge.token,
-            redis_url=judge.redis_url,
-            isolation=judge.isolation,
-            pid=judge.pid,
-            folder=str(folder),
-        )
-    )
+    write_state(judge)
     _announce(judge, workers, folder)
     if detach:
         return
@@ -162,7 +152,7 @@ def status(
                 live.update(dashboard(state.url, _status(state)), refresh=True)
 
 
-def _status(state: JudgeState) -> dict[str, Any]:
+def _status(state: JudgeHandle) -> dict[str, Any]:
     import httpx
 
     from rstar2.errors import Failure

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
@@ -41,15 +39,12 @@ class JudgeSession:
         return await self.client.request("POST", path, body, wait_s, CellResult.model_validate_json)
 
     async def __aenter__(self) -> JudgeSession:
-        body = self.asked.model_dump_json()
-        wait_s = self.patience_s + OPEN_S
+        body, wait_s = self.asked.model_dump_json(), self.patience_s + OPEN_S
         read = SessionInfo.model_validate_json
         self.info = await self.client.request("POST", "/v1/sessions", body, wait_s, read)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self.info is not None:
             # 404: it has ended already.
             path, wait_s = f"/v1/sessions/{self.info.id}", self.patience_s + OPEN_S

@@ -13,9 +13,10 @@ from urllib.parse import quote
 import redis
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import free_port, start_bound, stop
+from rstar2.processes import free_port, start_bound, stop_group
 
 START_S = 20.0
+STOP_S = 5.0
 SOCKET_PATH_BYTES = 107
 """The longest path of a local socket. Source: unix(7)."""
 PORTS_TRIED = 5
@@ -142,4 +143,4 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         if self.process is not None:
-            stop(self.process, 5.0)
+            stop_group(self.process, STOP_S)

@@ -34,9 +34,9 @@ from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
 from rstar2.judge.service.logs import tail
-from rstar2.judge.service.settings import Ready, ServiceSettings
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
-from rstar2.processes import begin_module, start_module, stop
+from rstar2.processes import begin_module, start_module, stop_group
 
 START_S = 60.0
 """And a second a worker."""
@@ -110,7 +110,7 @@ class Supervisor:
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.listener: socket.socket | None = None
-        """OpenSession open for the HTTP processes to come."""
+        """Kept open for the HTTP processes to come."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
@@ -118,7 +118,7 @@ class Supervisor:
         """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
 
-    def start(self) -> Ready:
+    def start(self) -> JudgeHandle:
         """Start every part and wait until the service answers.
 
         Raises:
@@ -228,7 +228,7 @@ class Supervisor:
             return False
         return True
 
-    def _wait(self, patience_s: float) -> Ready:
+    def _wait(self, patience_s: float) -> JudgeHandle:
         deadline = time.monotonic() + patience_s
         trouble = ""
         with sync_client(self.redis_url) as client:
@@ -237,15 +237,15 @@ class Supervisor:
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
                 try:
-                    if (ready := self._ready(client)) is not None:
-                        return ready
+                    if (judge := self._ready(client)) is not None:
+                        return judge
                 except redis.RedisError as error:
                     trouble = f": {error}"
                 time.sleep(0.02)
         raise Failure(f"the judge did not answer within {patience_s:.0f} s{trouble}", f"see {self.logs}")
 
-    def _ready(self, client: redis.Redis) -> Ready | None:
-        """What to say once every part answers; None before."""
+    def _ready(self, client: redis.Redis) -> JudgeHandle | None:
+        """The judge once every part answers; None before."""
         states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
         if not states or not states[0] or not all(states):
             return None
@@ -255,7 +255,14 @@ class Supervisor:
             self._require(client, tier)
         if not self._healthy():
             return None
-        return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
+        return JudgeHandle(
+            url=self.url,
+            token=self.settings.token,
+            redis_url=self.redis_url,
+            isolation=tier,
+            pid=os.getpid(),
+            folder=self.settings.folder,
+        )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
         """Require a tier of all workers of the queue, for the next while.
@@ -337,7 +344,7 @@ class Supervisor:
         # With a queue of our own nobody will ask for what still runs.
         deadline = time.monotonic() + (FINISH_S if self.embedded is None else END_S)
         for part in parts:
-            stop(part.process, max(0.1, deadline - time.monotonic()))
+            stop_group(part.process, max(0.1, deadline - time.monotonic()))
         if self.embedded is not None:
             self.embedded.stop()
             return
@@ -360,13 +367,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, on_signal)
     try:
         try:
-            ready = supervisor.start()
+            report = StartReport(judge=supervisor.start())
         except RStarError as error:
-            ready = Ready(error=error.message, hint=error.hint, user_error=isinstance(error, UserError))
-        print(ready.model_dump_json(), flush=True)
+            by_user = isinstance(error, UserError)
+            report = StartReport(error=error.message, hint=error.hint, user_error=by_user)
+        print(report.model_dump_json(), flush=True)
         # The process that started us may close that pipe now.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        if not ready.error:
+        if report.judge is not None:
             supervisor.watch()
     finally:
         supervisor.close()
