@@ -28,7 +28,11 @@ app = typer.Typer(
     ),
 )
 
-Tier = Literal["strict", "landlock", "none"]
+Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")]
+Tier = Annotated[
+    Literal["strict", "landlock", "none"] | None,
+    typer.Option(help="The tier to run under; without it the best available, never none."),
+]
 
 
 @app.command(
@@ -42,14 +46,12 @@ Tier = Literal["strict", "landlock", "none"]
     )
 )
 def up(
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
+    workers: Workers = 2,
     redis: Annotated[
         str | None,
         typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue; without it one is started."),
     ] = None,
-    isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
-    ] = None,
+    isolation: Tier = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a token.")
     ] = "127.0.0.1",
@@ -207,10 +209,8 @@ def logs(
 )
 def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
-    isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
-    ] = None,
+    workers: Workers = 2,
+    isolation: Tier = None,
     folder: Annotated[
         Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
     ] = None,

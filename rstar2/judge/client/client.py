@@ -35,12 +35,8 @@ class JudgeClient:
         self.patience_s = patience_s
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
 
-    def __getstate__(self) -> tuple[str, str | None, float]:
-        return self.url, self.token, self.patience_s
-
-    def __setstate__(self, state: tuple[str, str | None, float]) -> None:
-        self.url, self.token, self.patience_s = state
-        self._connections = {}
+    def __reduce__(self) -> tuple[type[JudgeClient], tuple[str, str | None, float]]:
+        return JudgeClient, (self.url, self.token, self.patience_s)
 
     def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -62,11 +58,7 @@ class JudgeClient:
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs. → their results in the order of the requests.
-
-        Raises:
-            JudgeError: see `run`.
-        """
+        """Run programs. → their results in the order of the requests; raises what `run` raises."""
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
     async def request(
@@ -109,11 +101,7 @@ class JudgeClient:
 
 
 class SyncJudgeClient:
-    """The same for code without an event loop; calls from many threads travel together.
-
-    Args:
-        url, token, patience_s: as of `JudgeClient`.
-    """
+    """The same, made from the same, for code without an event loop; calls from many threads travel together."""
 
     def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
         self._client = JudgeClient(url, token, patience_s)

@@ -72,10 +72,7 @@ class Call:
 
 
 class Connection:
-    """What a client holds for one event loop.
-
-    Args:
-        url, token, patience_s: as of the client.
+    """What a client holds for one event loop; see `JudgeClient` for its arguments.
 
     Raises:
         JudgeError: it is no URL of a judge.

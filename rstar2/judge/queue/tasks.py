@@ -158,6 +158,11 @@ def lost_cell(run_id: str, reason: str) -> CellResult:
     return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
 
 
+def make_groups(streams: Sequence[str]) -> Command:
+    """Makes streams that workers can read, where they are not there yet."""
+    return ("EVAL", scripts.MAKE_GROUPS, len(streams), *streams, GROUP)
+
+
 def enqueue(programs: Mapping[str, str]) -> Command:
     """Queues programs, JSON by id. → id and state, by turns, of those that were known already."""
     states = [state_key(run_id) for run_id in programs]

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from typing import Self
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
@@ -356,21 +356,13 @@ class Dispatcher:
     async def _watch_workers_loop(self) -> None:
         """Read how long the queue is, and give the programs of workers that died to those that live."""
         monitor = LivenessMonitor()
-        for stream in (queue.TASKS, queue.RETURNED):
-            await self._make_group(stream)
+        await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
             for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.execute_command(*queue.remove_worker(name))
             self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
             await asyncio.sleep(CHECK_EVERY_S)
-
-    async def _make_group(self, stream: str) -> None:
-        try:
-            await self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     async def _heartbeats(self) -> dict[str, int]:
         """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""

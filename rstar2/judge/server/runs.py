@@ -25,7 +25,6 @@ def invalid_result(run_id: str, error: ValidationError) -> str:
 
 
 def runs_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoints."""
     router = APIRouter()
 
     @router.post("/v1/runs")

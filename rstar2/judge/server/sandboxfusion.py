@@ -70,7 +70,6 @@ def _answer(result: RunResult) -> dict[str, Any]:
 
 
 def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoint."""
     router = APIRouter()
 
     @router.post("/run_code")
