@@ -91,6 +91,7 @@ async def test_cancelled_work_is_dropped_from_the_queue(judge: JudgeHandle) -> N
     assert after.get("ok", 0) - before.get("ok", 0) < 10
 
 
+@pytest.mark.slow
 async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: JudgeHandle) -> None:
     endless = {"code": "while True: pass", "timeout_s": 60}
     async with JudgeClient(judge.url) as client, httpx.AsyncClient(base_url=judge.url) as http:

@@ -107,6 +107,7 @@ def test_more_calls_than_the_queue_holds_are_all_answered(limited_judge: JudgeHa
     assert Counter(status(judge)["outcomes"]) - before == {"ok": 12}
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
     assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
