@@ -63,6 +63,21 @@ BROKEN = [
     ("agent.py", "import rstar2.judge.schema", "rstar2.agent is not allowed to import rstar2.judge"),
     ("errors.py", "import rstar2.trace", "rstar2.errors is not allowed to import rstar2.trace"),
     ("judge/schema.py", "import rstar2.cli.common", "rstar2.judge is not allowed to import rstar2.cli"),
+    (
+        "judge/sandbox/jail.py",
+        "import rstar2.judge.sandbox.session",
+        "rstar2.judge.sandbox.jail is not allowed to import rstar2.judge.sandbox.session",
+    ),
+    (
+        "judge/sandbox/inside/wire.py",
+        "import rstar2.judge.schema",
+        "rstar2.judge.sandbox.inside is not allowed to import rstar2.judge.schema",
+    ),
+    (
+        "judge/client/http.py",
+        "import rstar2.judge.sandbox.run",
+        "rstar2.judge.client is not allowed to import rstar2.judge.sandbox",
+    ),
     ("trace.py", "import torch", "rstar2.judge is not allowed to import torch"),
     ("judge/schema.py", "def f():\n    import datasets", "rstar2.judge is not allowed to import datasets"),
     ("agent.py", "import verl", "rstar2 is not allowed to import verl"),
