@@ -189,10 +189,12 @@ def logs(
     from rstar2.judge.service.state_file import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    if not any(folder.glob(f"{part}*.log")):
+    files = sorted(folder.glob(f"{part}*.log"))
+    if not files:
         raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
-    for name, line in logs.last_lines(folder, lines, part):
-        out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    for file in files:
+        for line in logs.tail(file, lines):
+            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
     if follow:
         for name, line in logs.follow(folder, part):
             out.print(Text(f"{name}: {line}"), soft_wrap=True)
@@ -265,7 +267,7 @@ def run(
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
     state = current_judge()
-    with SyncJudgeClient(state.url, state.token, patience_s=60) as client:
+    with SyncJudgeClient(state.url, state.token, wait_s=60) as client:
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

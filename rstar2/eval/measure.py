@@ -151,7 +151,7 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
         stack.enter_context(view)
         if isolation == "none":
             view.note("judge isolation is none here: the model's programs can read what you can read")
-        client = JudgeClient(url, token, patience_s=measurement.settings.wait_s)
+        client = JudgeClient(url, token, wait_s=measurement.settings.wait_s)
         about = {
             "model": measurement.opened.identity,
             "versions": versions(),

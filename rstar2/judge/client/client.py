@@ -25,18 +25,18 @@ class JudgeClient:
     Args:
         url: of the judge, such as http://127.0.0.1:8088.
         token: what the judge asks for, if it does.
-        patience_s: how long to wait for the result of a program beyond the program's own time limit, retries
+        wait_s: how long to wait for the result of a program beyond the program's own time limit, retries
             included, before it counts as `lost`.
     """
 
-    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+    def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
         self.token = token
-        self.patience_s = patience_s
+        self.wait_s = wait_s
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
 
     def __reduce__(self) -> tuple[type[JudgeClient], tuple[str, str | None, float]]:
-        return JudgeClient, (self.url, self.token, self.patience_s)
+        return JudgeClient, (self.url, self.token, self.wait_s)
 
     def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -46,7 +46,7 @@ class JudgeClient:
             for other in list(self._connections):
                 if other.is_closed():
                     self._connections.pop(other, None)
-            connection = self._connections[loop] = Connection(self.url, self.token, self.patience_s)
+            connection = self._connections[loop] = Connection(self.url, self.token, self.wait_s)
         return connection
 
     async def run(self, request: RunRequest) -> RunResult:
@@ -103,8 +103,8 @@ class JudgeClient:
 class SyncJudgeClient:
     """The same, made from the same, for code without an event loop; calls from many threads travel together."""
 
-    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
-        self._client = JudgeClient(url, token, patience_s)
+    def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
+        self._client = JudgeClient(url, token, wait_s)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0

@@ -61,13 +61,13 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     return process, judge
 
 
-def _read_report(stream: IO[bytes], folder: Path, patience_s: float) -> JudgeHandle:
-    deadline = time.monotonic() + patience_s
+def _read_report(stream: IO[bytes], folder: Path, wait_s: float) -> JudgeHandle:
+    deadline = time.monotonic() + wait_s
     text = b""
     while not text.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([stream], [], [], left)[0]:
-            raise Failure(f"the judge did not start within {patience_s:.0f} s", f"see {folder / 'logs'}")
+            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {folder / 'logs'}")
         data = os.read(stream.fileno(), 65536)
         if not data:
             raise Failure("the judge ended while it started", f"see {folder / 'logs'}")

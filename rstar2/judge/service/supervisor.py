@@ -220,16 +220,20 @@ class Supervisor:
 
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
+        return self._in_redis(lambda client: execute(client, queue.remove_worker(name)))
+
+    def _in_redis(self, act: Callable[[redis.Redis], object]) -> bool:
+        """Do something in Redis, unless it is away. → whether it was done."""
         try:
-            with self._redis() as client:
-                execute(client, queue.remove_worker(name))
+            with sync_client(self.redis_url, timeout_s=1.0) as client:
+                act(client)
         except redis.RedisError as error:
-            log.warning("could not give the programs of %s to others: %s", name, error)
+            log.warning("redis: %s", error)
             return False
         return True
 
-    def _wait(self, patience_s: float) -> JudgeHandle:
-        deadline = time.monotonic() + patience_s
+    def _wait(self, wait_s: float) -> JudgeHandle:
+        deadline = time.monotonic() + wait_s
         trouble = ""
         with sync_client(self.redis_url) as client:
             while time.monotonic() < deadline and not self.stopping:
@@ -242,7 +246,7 @@ class Supervisor:
                 except redis.RedisError as error:
                     trouble = f": {error}"
                 time.sleep(0.02)
-        raise Failure(f"the judge did not answer within {patience_s:.0f} s{trouble}", f"see {self.logs}")
+        raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"see {self.logs}")
 
     def _ready(self, client: redis.Redis) -> JudgeHandle | None:
         """The judge once every part answers; None before."""
@@ -279,18 +283,13 @@ class Supervisor:
         self.required = tier
 
     def _renew_required_isolation(self) -> None:
-        if self.required is None or time.monotonic() < self.renew_at:
+        tier = self.required
+        if tier is None or time.monotonic() < self.renew_at:
             return
         try:
-            with self._redis() as client:
-                self._require(client, self.required)
-        except redis.RedisError as error:
-            log.warning("could not renew the required isolation %s: %s", self.required, error)
+            self._in_redis(lambda client: self._require(client, tier))
         except UserError as error:
             log.error("%s", error.message)
-
-    def _redis(self) -> redis.Redis:
-        return sync_client(self.redis_url, timeout_s=1.0)
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
@@ -328,7 +327,7 @@ class Supervisor:
         if not self.restarts:
             return
         try:
-            with self._redis() as client:
+            with sync_client(self.redis_url, timeout_s=1.0) as client:
                 for part, count in self.restarts.items():
                     client.hincrby(queue.RESTARTS, part, count)
         except redis.RedisError:
@@ -351,11 +350,8 @@ class Supervisor:
         # At the first error Redis is away: the others need not be tried.
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
-            try:
-                with self._redis() as client:
-                    client.hdel(required_isolation.REQUIREMENTS, self.judge_name)
-            except redis.RedisError:
-                return  # it expires by itself
+            # Where Redis is away it expires by itself.
+            self._in_redis(lambda client: client.hdel(required_isolation.REQUIREMENTS, self.judge_name))
 
 
 def main() -> None:

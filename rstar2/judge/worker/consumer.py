@@ -73,7 +73,7 @@ class Consumer:
         self.rejected: UserError | None = None
         """Why the worker may not work for this queue."""
 
-    def next_task(self, patience_s: float) -> Task | None:
+    def next_task(self, wait_s: float) -> Task | None:
         """The next task, for the thread that runs them; None if there is none in about this time.
 
         Results are stored before it waits.
@@ -82,7 +82,7 @@ class Consumer:
         if (task := local.start_next()) is not None:
             return task
         if not local.connected:
-            local.wait_for_task(patience_s)
+            local.wait_for_task(wait_s)
             return local.start_next()
         with self.exchanging:
             # The other thread may have fetched something, or lost the connection, just before.

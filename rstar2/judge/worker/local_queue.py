@@ -166,7 +166,7 @@ class LocalQueue:
             self.connected = connected
             self.changed.notify_all()
 
-    def wait_for_task(self, patience_s: float) -> None:
+    def wait_for_task(self, wait_s: float) -> None:
         """Wait for tasks, for the connection to Redis, or for the end."""
         with self.changed:
-            self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, patience_s)
+            self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, wait_s)

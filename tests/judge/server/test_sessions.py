@@ -288,7 +288,7 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             assert (await session.run(CellRequest(code="n"))).value == "1"
 
 
-async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience() -> None:
+async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>")
@@ -297,7 +297,7 @@ async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience()
     async with await asyncio.start_server(page, "127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with JudgeClient(url) as client:
-            session = JudgeSession(client, patience_s=0.3 - OPEN_S)
+            session = JudgeSession(client, wait_s=0.3 - OPEN_S)
             with pytest.raises(JudgeError, match="in time"):
                 await asyncio.wait_for(session.__aenter__(), 10)
 
