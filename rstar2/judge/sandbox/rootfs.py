@@ -9,16 +9,16 @@ import sysconfig
 from pathlib import Path
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = [
-    "alternatives",
-    "fonts",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "mime.types",
-    "timezone",
-]
+_ETC = (
+    "/etc/alternatives",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/timezone",
+)
 PROGRAM_UID = 1000
 ENVIRONMENT = {
     "PATH": f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
@@ -66,7 +66,7 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
             links.append((entry, os.readlink(entry)))
         elif os.path.isdir(entry):
             paths.append(entry)
-    paths += [path for name in _ETC if os.path.exists(path := f"/etc/{name}")]
+    paths += [path for path in _ETC if os.path.exists(path)]
     interpreter = [sys.prefix, sys.base_prefix, sys.base_exec_prefix]
     paths += [*interpreter, *map(os.path.realpath, interpreter[1:]), *filter(os.path.isdir, library_paths())]
     kept: list[str] = []
