@@ -220,15 +220,15 @@ class Supervisor:
 
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
-        return self._in_redis(lambda client: execute(client, queue.remove_worker(name)))
+        return self._in_redis(f"remove {name}", lambda client: execute(client, queue.remove_worker(name)))
 
-    def _in_redis(self, act: Callable[[redis.Redis], object]) -> bool:
+    def _in_redis(self, what: str, act: Callable[[redis.Redis], object]) -> bool:
         """Do something in Redis, unless it is away. → whether it was done."""
         try:
             with sync_client(self.redis_url, timeout_s=1.0) as client:
                 act(client)
         except redis.RedisError as error:
-            log.warning("redis: %s", error)
+            log.warning("could not %s: %s", what, error)
             return False
         return True
 
@@ -287,7 +287,7 @@ class Supervisor:
         if tier is None or time.monotonic() < self.renew_at:
             return
         try:
-            self._in_redis(lambda client: self._require(client, tier))
+            self._in_redis(f"require {tier} again", lambda client: self._require(client, tier))
         except UserError as error:
             log.error("%s", error.message)
 
@@ -351,7 +351,8 @@ class Supervisor:
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
             # Where Redis is away it expires by itself.
-            self._in_redis(lambda client: client.hdel(required_isolation.REQUIREMENTS, self.judge_name))
+            requirements = required_isolation.REQUIREMENTS
+            self._in_redis("drop the requirement", lambda client: client.hdel(requirements, self.judge_name))
 
 
 def main() -> None:
