@@ -1,4 +1,4 @@
-"""Child processes and ports: start a child that never outlives its parent, stop a process, find a free port."""
+"""Child processes and ports: start a child that never outlives its parent, stop a group, find a free port."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,15 +77,24 @@ def begin_module(settings: type[Settings]) -> Settings:
     return settings.model_validate_json(sys.stdin.readline())
 
 
-def stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Ask a process to end, and kill it when it has not after `patience_s`."""
-    if process.poll() is None:
-        process.terminate()
+def stop_group(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Ask a process that leads its own session to end, then kill it and all of its group.
+
+    Args:
+        wait_s: seconds it may take to end; an interrupt meanwhile has it killed at once.
+    """
     try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        _signal_group(process, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
+    finally:
+        _signal_group(process, signal.SIGKILL)
         process.wait(10)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def free_port() -> int:

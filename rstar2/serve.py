@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import die_with
+from rstar2.processes import die_with, stop_group
 
 _FIND = """
 import importlib.metadata, json
@@ -34,6 +34,7 @@ print(json.dumps(found))
 """
 _FIND_S = 30.0
 _POLL_S = 0.5
+_STOP_S = 30.0
 _LOG_TAIL = 15
 
 
@@ -190,18 +191,7 @@ def running_server(
         _wait_ready(process, url, log, ready_s)
         yield process
     finally:
-        stop_group(process)
-
-
-def stop_group(process: subprocess.Popen[bytes], wait_s: float = 30.0) -> None:
-    """End a process that leads its own session, and all it started; at once when interrupted meanwhile."""
-    try:
-        _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
-    finally:
-        _signal_group(process, signal.SIGKILL)
-        process.wait(10)
+        stop_group(process, _STOP_S)
 
 
 def server_ended(process: subprocess.Popen[bytes], log: Path) -> Failure:
@@ -220,11 +210,6 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: 
                 raise Failure(f"vLLM did not answer at {url} within {ready_s:g} seconds", _tail(log))
             time.sleep(_POLL_S)
     raise server_ended(process, log)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def _tail(log: Path) -> str:

@@ -107,7 +107,7 @@ def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str
         url, token = judge.url, judge.token
         if judge.isolation == "none":
             err.print("[yellow]isolation none: the model's programs can read what you can read[/]")
-    client = JudgeClient(url, token, patience_s=WAIT_S)
+    client = JudgeClient(url, token, wait_s=WAIT_S)
     stack.callback(lambda: runner.run(client.aclose()))
     return PythonTool(client)
 

@@ -13,8 +13,7 @@ from rstar2.cli.common import err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
-    from rstar2.judge.service.start import JudgeHandle
-    from rstar2.judge.service.state_file import JudgeState
+    from rstar2.judge.service.settings import JudgeHandle
 
 app = typer.Typer(
     name="judge",
@@ -29,7 +28,11 @@ app = typer.Typer(
     ),
 )
 
-Tier = Literal["strict", "landlock", "none"]
+Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")]
+Tier = Annotated[
+    Literal["strict", "landlock", "none"] | None,
+    typer.Option(help="The tier to run under; without it the best available, never none."),
+]
 
 
 @app.command(
@@ -43,14 +46,12 @@ Tier = Literal["strict", "landlock", "none"]
     )
 )
 def up(
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
+    workers: Workers = 2,
     redis: Annotated[
         str | None,
         typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue; without it one is started."),
     ] = None,
-    isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
-    ] = None,
+    isolation: Tier = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but loopback needs a token.")
     ] = "127.0.0.1",
@@ -66,7 +67,7 @@ def up(
     from rstar2.errors import UserError
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import JudgeState, clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.state_file import clear_state, read_state, state_folder, write_state
 
     running = read_state()
     if running is not None:
@@ -83,16 +84,7 @@ def up(
         detached=detach,
     )
     process, judge = start_service(settings)
-    write_state(
-        JudgeState(
-            url=judge.url,
-            token=judge.token,
-            redis_url=judge.redis_url,
-            isolation=judge.isolation,
-            pid=judge.pid,
-            folder=str(folder),
-        )
-    )
+    write_state(judge)
     _announce(judge, workers, folder)
     if detach:
         return
@@ -162,7 +154,7 @@ def status(
                 live.update(dashboard(state.url, _status(state)), refresh=True)
 
 
-def _status(state: JudgeState) -> dict[str, Any]:
+def _status(state: JudgeHandle) -> dict[str, Any]:
     import httpx
 
     from rstar2.errors import Failure
@@ -197,10 +189,12 @@ def logs(
     from rstar2.judge.service.state_file import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    if not any(folder.glob(f"{part}*.log")):
+    files = sorted(folder.glob(f"{part}*.log"))
+    if not files:
         raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
-    for name, line in logs.last_lines(folder, lines, part):
-        out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    for file in files:
+        for line in logs.tail(file, lines):
+            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
     if follow:
         for name, line in logs.follow(folder, part):
             out.print(Text(f"{name}: {line}"), soft_wrap=True)
@@ -217,10 +211,8 @@ def logs(
 )
 def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
-    workers: Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")] = 2,
-    isolation: Annotated[
-        Tier | None, typer.Option(help="The tier to run under; without it the best available, never none.")
-    ] = None,
+    workers: Workers = 2,
+    isolation: Tier = None,
     folder: Annotated[
         Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
     ] = None,
@@ -275,7 +267,7 @@ def run(
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
     state = current_judge()
-    with SyncJudgeClient(state.url, state.token, patience_s=60) as client:
+    with SyncJudgeClient(state.url, state.token, wait_s=60) as client:
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

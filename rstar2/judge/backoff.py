@@ -4,12 +4,7 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Waits that double with each failure.
-
-    Args:
-        first_s: seconds of the first wait.
-        longest_s: seconds of the longest.
-    """
+    """Waits in seconds that double with each failure, from `first_s` to `longest_s`."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self._first_s = first_s

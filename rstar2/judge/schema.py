@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
 """ok: exit code 0. error: an exception or a non-zero exit. timeout, memory, output_limit: a limit was hit.
@@ -39,13 +39,29 @@ def encodable(text: str) -> bytes:
         raise ValueError("holds a lone surrogate") from error
 
 
-def _checked_text(text: str, most: int, nul: bool) -> str:
+def _bounded(text: str, most: int) -> str:
     size = len(encodable(text))
     if size > most:
         raise ValueError(f"holds {size} bytes, at most {most} are allowed")
-    if not nul and "\0" in text:
-        raise ValueError("holds a NUL byte")
     return text
+
+
+def _checked_code(code: str) -> str:
+    if "\0" in _bounded(code, MAX_CODE_BYTES):
+        raise ValueError("holds a NUL byte")
+    return code
+
+
+Code = Annotated[str, AfterValidator(_checked_code)]
+"""Python source, at most MAX_CODE_BYTES as UTF-8, without NUL bytes and lone surrogates."""
+Stdin = Annotated[str, AfterValidator(lambda text: _bounded(text, MAX_STDIN_BYTES))]
+"""At most MAX_STDIN_BYTES as UTF-8."""
+Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
+"""Wall-clock seconds."""
+Memory = Annotated[int, Field(ge=16, le=65536)]
+"""MiB."""
+Lifetime = Annotated[float, Field(gt=0, le=86400)]
+"""Seconds."""
 
 
 class RunRequest(BaseModel):
@@ -57,21 +73,11 @@ class RunRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    code: str
-    """Python source, at most MAX_CODE_BYTES as UTF-8, without NUL bytes and lone surrogates."""
-    stdin: str = ""
-    """Text on standard input, at most MAX_STDIN_BYTES as UTF-8."""
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
-    """Wall-clock seconds the program may take once it runs."""
-    memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
-    """Memory in MiB the program may take."""
-
-    @field_validator("code", "stdin")
-    @classmethod
-    def _encodable(cls, text: str, info: ValidationInfo) -> str:
-        if info.field_name == "code":
-            return _checked_text(text, MAX_CODE_BYTES, nul=False)
-        return _checked_text(text, MAX_STDIN_BYTES, nul=True)
+    code: Code
+    stdin: Stdin = ""
+    timeout_s: Timeout = 10.0
+    """Of the program, once it runs."""
+    memory_mb: Memory = 1024
 
 
 class RunResult(BaseModel):
@@ -103,12 +109,12 @@ class SessionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    memory_mb: Annotated[int, Field(ge=16, le=65536)] = 1024
-    """Memory in MiB the session may take in all."""
-    idle_s: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Seconds without a cell after which the session ends."""
-    total_s: Annotated[float, Field(gt=0, le=86400)] = 3600.0
-    """Seconds after which the session ends in any case."""
+    memory_mb: Memory = 1024
+    """Of the whole session."""
+    idle_s: Lifetime = 600.0
+    """Without a cell for so long, the session ends."""
+    total_s: Lifetime = 3600.0
+    """After so long the session ends in any case."""
 
 
 class SessionInfo(BaseModel):
@@ -125,15 +131,9 @@ class CellRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    code: str
-    """As in `RunRequest`."""
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] = 10.0
-    """Wall-clock seconds; the cell is interrupted then, and the session ended if it does not stop."""
-
-    @field_validator("code")
-    @classmethod
-    def _encodable(cls, code: str) -> str:
-        return _checked_text(code, MAX_CODE_BYTES, nul=False)
+    code: Code
+    timeout_s: Timeout = 10.0
+    """The cell is interrupted then, and the session ended if it does not stop."""
 
 
 class CellResult(RunResult):

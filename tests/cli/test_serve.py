@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import Failure, UserError
-from rstar2.serve import VLLM, ServeSettings, running_server, stop_group, vllm_command
+from rstar2.processes import stop_group
+from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
 
 SERVER = """
 import argparse, http.server, os, pathlib, signal, sys, time

@@ -15,6 +15,7 @@ from support.judge_faults import parts
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle, running_judge
 
+pytestmark = pytest.mark.slow
 SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "attacks"
 
 

@@ -17,7 +17,7 @@ from support.judge_faults import done_by, run_through, status_when, wait_heartbe
 
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.service.start import running_judge
-from rstar2.processes import stop
+from rstar2.processes import stop_group
 
 HERE, THERE = "10.231.77.1", "10.231.77.2"
 
@@ -58,7 +58,9 @@ def net() -> Iterator[Net]:
 def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
     password = secrets.token_hex(8)
     config = f"bind {HERE}\nport 7391\nrequirepass {password}\nsave ''\ndir {tmp_path}\n"
-    server = subprocess.Popen([server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(
+        [server_binary(), "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     assert server.stdin is not None
     server.stdin.write(config.encode())
     server.stdin.close()
@@ -72,7 +74,7 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
             except redis.ConnectionError:
                 time.sleep(0.05)
     yield url
-    stop(server, 10)
+    stop_group(server, 10)
 
 
 @pytest.mark.slow
@@ -80,7 +82,8 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
     words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
     start = f"from rstar2.cli.judge import app\napp({words!r})"
     with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
-        there = subprocess.Popen(["ip", "netns", "exec", net.name, sys.executable, "-c", start])
+        command = ["ip", "netns", "exec", net.name, sys.executable, "-c", start]
+        there = subprocess.Popen(command, start_new_session=True)
         try:
             status_when(judge, lambda found: len(found["workers"]) == 2)
 
@@ -91,4 +94,4 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
             done = done_by(wait_heartbeats(judge))
             assert (len(done), sum(done)) == (2, count)
         finally:
-            stop(there, 60)
+            stop_group(there, 60)

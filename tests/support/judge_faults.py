@@ -129,7 +129,7 @@ def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
             if is_last:
                 return results
 
-    with SyncJudgeClient(judge.url, patience_s=RECOVERS_S) as client, ThreadPoolExecutor(1) as pool:
+    with SyncJudgeClient(judge.url, wait_s=RECOVERS_S) as client, ThreadPoolExecutor(1) as pool:
         running = pool.submit(load)
         status_when(judge, lambda found: unfinished(found) > 0)
         # In this thread: a server started by another would end with it.

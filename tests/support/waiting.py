@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
     """Poll until the condition holds.
 
     Raises:

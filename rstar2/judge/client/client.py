@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 import aiohttp
@@ -26,22 +25,18 @@ class JudgeClient:
     Args:
         url: of the judge, such as http://127.0.0.1:8088.
         token: what the judge asks for, if it does.
-        patience_s: how long to wait for the result of a program beyond the program's own time limit, retries
+        wait_s: how long to wait for the result of a program beyond the program's own time limit, retries
             included, before it counts as `lost`.
     """
 
-    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
+    def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
         self.url = url.rstrip("/")
         self.token = token
-        self.patience_s = patience_s
+        self.wait_s = wait_s
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
 
-    def __getstate__(self) -> tuple[str, str | None, float]:
-        return self.url, self.token, self.patience_s
-
-    def __setstate__(self, state: tuple[str, str | None, float]) -> None:
-        self.url, self.token, self.patience_s = state
-        self._connections = {}
+    def __reduce__(self) -> tuple[type[JudgeClient], tuple[str, str | None, float]]:
+        return JudgeClient, (self.url, self.token, self.wait_s)
 
     def _connection(self) -> Connection:
         loop = asyncio.get_running_loop()
@@ -51,7 +46,7 @@ class JudgeClient:
             for other in list(self._connections):
                 if other.is_closed():
                     self._connections.pop(other, None)
-            connection = self._connections[loop] = Connection(self.url, self.token, self.patience_s)
+            connection = self._connections[loop] = Connection(self.url, self.token, self.wait_s)
         return connection
 
     async def run(self, request: RunRequest) -> RunResult:
@@ -63,11 +58,7 @@ class JudgeClient:
         return await self._connection().submit(request)
 
     async def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """Run programs. → their results in the order of the requests.
-
-        Raises:
-            JudgeError: see `run`.
-        """
+        """Run programs. → their results in the order of the requests; raises what `run` raises."""
         return list(await asyncio.gather(*(self.run(request) for request in requests)))
 
     async def request(
@@ -105,21 +96,15 @@ class JudgeClient:
     async def __aenter__(self) -> JudgeClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
 class SyncJudgeClient:
-    """The same for code without an event loop; calls from many threads travel together.
+    """The same, made from the same, for code without an event loop; calls from many threads travel together."""
 
-    Args:
-        url, token, patience_s: as of `JudgeClient`.
-    """
-
-    def __init__(self, url: str, token: str | None = None, patience_s: float = 600.0) -> None:
-        self._client = JudgeClient(url, token, patience_s)
+    def __init__(self, url: str, token: str | None = None, wait_s: float = 600.0) -> None:
+        self._client = JudgeClient(url, token, wait_s)
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
@@ -147,9 +132,7 @@ class SyncJudgeClient:
     def __enter__(self) -> SyncJudgeClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:

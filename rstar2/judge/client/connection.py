@@ -72,21 +72,18 @@ class Call:
 
 
 class Connection:
-    """What a client holds for one event loop.
-
-    Args:
-        url, token, patience_s: as of the client.
+    """What a client holds for one event loop; see `JudgeClient` for its arguments.
 
     Raises:
         JudgeError: it is no URL of a judge.
     """
 
-    def __init__(self, url: str, token: str | None, patience_s: float) -> None:
+    def __init__(self, url: str, token: str | None, wait_s: float) -> None:
         self.http = open_http(url, token)
         assert self.http.connector is not None
         weakref.finalize(self, close_unclosed, self.http.connector, os.getpid())
         self.url = url
-        self.patience_s = patience_s
+        self.wait_s = wait_s
         self.loop = asyncio.get_running_loop()
         self.socket: aiohttp.ClientWebSocketResponse | None = None
         self.write_lock = asyncio.Lock()
@@ -121,7 +118,7 @@ class Connection:
             )
         else:
             self.calls[run_id] = call
-            timer = self.loop.call_later(self.patience_s + _time_limit_s(request), self._give_up, call)
+            timer = self.loop.call_later(self.wait_s + _time_limit_s(request), self._give_up, call)
             call.result.add_done_callback(partial(self._call_done, call, timer))
             self.unsent.append(call)
             self._flush_soon()

@@ -37,23 +37,7 @@ def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
     """The HTTP client for one event loop.
 
     Raises:
-        JudgeError: it is no URL of a judge.
-    """
-    check_url(url, token)
-    # httpx takes four times the processor time for a request, and knows no WebSockets.
-    return aiohttp.ClientSession(
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
-
-
-def check_url(url: str, token: str | None) -> None:
-    """Refuse at once what no retry would fix.
-
-    Raises:
-        JudgeError: it is no URL, or names a user although there is a token.
+        JudgeError: no retry would help: it is no URL, or names a user although there is a token.
     """
     try:
         parts = yarl.URL(url)
@@ -63,6 +47,13 @@ def check_url(url: str, token: str | None) -> None:
         fit = False
     if not fit:
         raise JudgeError(f"{url!r} is not the URL of a judge", "give one such as http://127.0.0.1:8088")
+    # httpx takes four times the processor time for a request, and knows no WebSockets.
+    return aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
 
 
 def close_unclosed(connector: aiohttp.BaseConnector, pid: int) -> None:

@@ -32,14 +32,10 @@ class PythonTool:
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         started = time.monotonic()
         try:
-            result = await self._client.run(
-                RunRequest.model_construct(
-                    code=arguments["code"],
-                    stdin=arguments["input"],
-                    timeout_s=self._timeout_s,
-                    memory_mb=1024,
-                )
+            request = RunRequest.model_construct(
+                code=arguments["code"], stdin=arguments["input"], timeout_s=self._timeout_s, memory_mb=1024
             )
+            result = await self._client.run(request)
             status: CallStatus = "invalid_arguments" if result.outcome == "invalid" else result.outcome
             output = self._shown(result)
         except RStarError as error:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
@@ -17,15 +15,15 @@ class JudgeSession:
     Args:
         client: of the judge.
         asked: memory and time limits.
-        patience_s: how long to wait for a cell's result beyond the cell's own limit, retries included.
+        wait_s: how long to wait for a cell's result beyond the cell's own limit, retries included.
     """
 
     def __init__(
-        self, client: JudgeClient, asked: SessionRequest | None = None, patience_s: float = 60.0
+        self, client: JudgeClient, asked: SessionRequest | None = None, wait_s: float = 60.0
     ) -> None:
         self.client = client
         self.asked = asked or SessionRequest()
-        self.patience_s = patience_s
+        self.wait_s = wait_s
         self.info: SessionInfo | None = None
 
     async def run(self, cell: CellRequest) -> CellResult:
@@ -37,21 +35,18 @@ class JudgeSession:
         if self.info is None:
             raise JudgeError("the session is not open", "use it in `async with`")
         path, body = f"/v1/sessions/{self.info.id}/cells", cell.model_dump_json()
-        wait_s = self.patience_s + min(cell.timeout_s, MAX_TIMEOUT_S)
+        wait_s = self.wait_s + min(cell.timeout_s, MAX_TIMEOUT_S)
         return await self.client.request("POST", path, body, wait_s, CellResult.model_validate_json)
 
     async def __aenter__(self) -> JudgeSession:
-        body = self.asked.model_dump_json()
-        wait_s = self.patience_s + OPEN_S
+        body, wait_s = self.asked.model_dump_json(), self.wait_s + OPEN_S
         read = SessionInfo.model_validate_json
         self.info = await self.client.request("POST", "/v1/sessions", body, wait_s, read)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self.info is not None:
             # 404: it has ended already.
-            path, wait_s = f"/v1/sessions/{self.info.id}", self.patience_s + OPEN_S
+            path, wait_s = f"/v1/sessions/{self.info.id}", self.wait_s + OPEN_S
             await self.client.request("DELETE", path, "", wait_s, str, accepted=404)
             self.info = None

@@ -13,12 +13,20 @@ from urllib.parse import quote
 import redis
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import free_port, start_bound, stop
+from rstar2.processes import free_port, start_bound, stop_group
 
 START_S = 20.0
+STOP_S = 5.0
 SOCKET_PATH_BYTES = 107
 """The longest path of a local socket. Source: unix(7)."""
 PORTS_TRIED = 5
+_CONFIG = """
+bind 127.0.0.1
+protected-mode yes
+appendonly yes
+appendfsync everysec
+save ""
+"""
 
 
 def server_binary() -> str:
@@ -113,21 +121,8 @@ class EmbeddedRedis:
         return self.process if self._answers(self.process, time.monotonic() + START_S) else None
 
     def _config(self) -> str:
-        socket = [f'unixsocket "{self._socket}"', "unixsocketperm 700"] if self._has_socket else []
-        return "\n".join(
-            (
-                "bind 127.0.0.1",
-                f"port {self.port}",
-                "protected-mode yes",
-                f"requirepass {self.password}",
-                f'dir "{self.folder}"',
-                "appendonly yes",
-                "appendfsync everysec",
-                'save ""',
-                *socket,
-                "",
-            )
-        )
+        socket = f'unixsocket "{self._socket}"\nunixsocketperm 700\n' if self._has_socket else ""
+        return f'{_CONFIG}port {self.port}\nrequirepass {self.password}\ndir "{self.folder}"\n{socket}'
 
     def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
@@ -142,4 +137,4 @@ class EmbeddedRedis:
 
     def stop(self) -> None:
         if self.process is not None:
-            stop(self.process, 5.0)
+            stop_group(self.process, STOP_S)

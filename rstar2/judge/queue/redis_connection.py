@@ -59,11 +59,7 @@ def async_client(redis_url: str) -> Any:
 
 
 class _Connection:
-    """One connection, made anew when it is next used after it broke.
-
-    Args:
-        redis_url: the queue.
-    """
+    """One connection, made anew when it is next used after it broke."""
 
     def __init__(self, redis_url: str) -> None:
         # redis-py's own types do not know what is decoded.
@@ -84,7 +80,6 @@ class _Connection:
         return self._connection
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._connection.disconnect(nowait=True)
 
 
@@ -158,12 +153,7 @@ def _unless_error(replies: dict[Name, Any]) -> dict[Name, Any]:
 
 
 class Subscription(_Connection):
-    """Receives what is published on one channel.
-
-    Args:
-        redis_url: the queue.
-        channel: its name.
-    """
+    """Receives what is published on one channel."""
 
     def __init__(self, redis_url: str, channel: str) -> None:
         super().__init__(redis_url)

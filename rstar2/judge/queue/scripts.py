@@ -6,6 +6,14 @@ that a Redis that was restarted needs no loading of scripts.
 
 from __future__ import annotations
 
+MAKE_GROUPS = """
+for _, stream in ipairs(KEYS) do
+  local made = redis.pcall('XGROUP', 'CREATE', stream, ARGV[1], '0', 'MKSTREAM')
+  if made.err and not string.find(made.err, 'BUSYGROUP') then return made end
+end
+"""
+"""KEYS streams. ARGV group."""
+
 ENQUEUE = """
 local known = {}
 for i = 2, #KEYS do

@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict
 
@@ -148,9 +148,19 @@ def delivered_state(task: Task) -> str:
     return f"@{task.stream} {task.entry}"
 
 
-def is_result(state: str | None) -> bool:
+def is_result(state: str | None) -> TypeGuard[str]:
     """Whether a state is a result."""
     return state is not None and state.startswith("{")
+
+
+def lost_cell(run_id: str, reason: str) -> CellResult:
+    """The result of a cell whose session is gone."""
+    return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
+
+
+def make_groups(streams: Sequence[str]) -> Command:
+    """Makes streams that workers can read, where they are not there yet."""
+    return ("EVAL", scripts.MAKE_GROUPS, len(streams), *streams, GROUP)
 
 
 def enqueue(programs: Mapping[str, str]) -> Command:
@@ -163,12 +173,9 @@ def enqueue(programs: Mapping[str, str]) -> Command:
 
 def enqueue_cell(run_id: str, body: str, worker: str) -> Command:
     """Queues a command for the sessions of one worker, unless that worker is dead. → see `enqueue`."""
-    gone = CellResult(
-        id=run_id, outcome="lost", stderr=WORKER_GONE, session_alive=False, session_end=WORKER_GONE
-    )
     keys = (cells_stream(worker), state_key(run_id))
     settings = (time.time(), QUEUED_TTL_S, CANCELLED)
-    item = (run_id, body, WORKERS, worker, gone.model_dump_json())
+    item = (run_id, body, WORKERS, worker, lost_cell(run_id, WORKER_GONE).model_dump_json())
     return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *settings, *item)
 
 
@@ -178,14 +185,8 @@ def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
     items: list[str | float] = []
     for task, result in finished:
         keys += (state_key(task.id), task.stream)
-        items += (
-            task.entry,
-            task.id,
-            result.model_dump_json(),
-            result.outcome,
-            result.queue_s,
-            result.wall_s,
-        )
+        items += (task.entry, task.id, result.model_dump_json())
+        items += (result.outcome, result.queue_s, result.wall_s)
     settings = (GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE)
     return ("EVAL", scripts.COMMIT, len(keys), *keys, *settings, *items)
 

@@ -63,9 +63,11 @@ class Cgroup:
         self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
         self.pids = self._make("pids", ("pids.max",))
         self._limit = 0
-        self._limit_file = ""
-        if self.memory is not None:
-            self._limit_file = self._choose_limit(self.memory)
+        self._limit_file = "memory.limit_in_bytes"
+        if self.memory is not None and not (self.memory / self._limit_file).exists():
+            self._limit_file = "memory.max"
+            with contextlib.suppress(OSError):
+                (self.memory / "memory.swap.max").write_text("0")
         self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
@@ -124,14 +126,6 @@ class Cgroup:
         with contextlib.suppress(OSError):
             (self.memory / self._limit_file).write_text(str(limit))
             self._limit = limit
-
-    @staticmethod
-    def _choose_limit(group: Path) -> str:
-        if (group / "memory.limit_in_bytes").exists():
-            return "memory.limit_in_bytes"
-        with contextlib.suppress(OSError):
-            (group / "memory.swap.max").write_text("0")
-        return "memory.max"
 
     def _open_counter(self) -> int:
         for name in ("memory.oom_control", "memory.events"):

@@ -1,4 +1,4 @@
-"""Builds a jail and talks to the processes in it: its first process, and the zygotes that fork programs."""
+"""Builds a jail and controls the processes in it: its first process, and the zygotes that fork programs."""
 
 from __future__ import annotations
 

@@ -58,15 +58,6 @@ def _is_standard_library(entry: str) -> bool:
     )
 
 
-def _interpreter_paths() -> list[str]:
-    return [os.path.realpath(path) for path in (sys.base_prefix, sys.base_exec_prefix)] + [
-        sys.base_prefix,
-        sys.base_exec_prefix,
-        sys.prefix,
-        *(path for path in library_paths() if os.path.isdir(path)),
-    ]
-
-
 def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
     """Paths to bind and links to make: (paths, [(link, target)]). Paths below another one are left out."""
     links, paths = [], []
@@ -76,7 +67,8 @@ def visible_paths() -> tuple[list[str], list[tuple[str, str]]]:
         elif os.path.isdir(entry):
             paths.append(entry)
     paths += [path for path in _ETC if os.path.exists(path)]
-    paths += _interpreter_paths()
+    interpreter = [sys.prefix, sys.base_prefix, sys.base_exec_prefix]
+    paths += [*interpreter, *map(os.path.realpath, interpreter[1:]), *filter(os.path.isdir, library_paths())]
     kept: list[str] = []
     for path in sorted(set(paths)):
         if not any(path == other or path.startswith(other.rstrip("/") + "/") for other in kept):

@@ -23,7 +23,7 @@ from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteKind, zygote_kind_for
-from rstar2.judge.schema import Isolation, RunRequest, RunResult
+from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
 _PROC_USERS = ("/proc", "psutil")
@@ -54,15 +54,15 @@ class Sandbox:
     """
 
     def __init__(self, root: Path, tier: Isolation | None = None, minimum: Isolation = "strict") -> None:
-        if tier is not None and tiers.ORDER.index(tier) < tiers.ORDER.index(minimum):
+        least = ISOLATION_ORDER.index(minimum)
+        if tier is not None and ISOLATION_ORDER.index(tier) < least:
             raise UserError(
                 f"isolation {tier!r} is below the minimum {minimum!r}",
                 "Ask for a stronger tier, or lower the minimum if you accept what it does not enforce.",
             )
         self._root = root.resolve()
-        least = tiers.ORDER.index(minimum)
-        wanted: tuple[Isolation, ...] = (tier,) if tier else ("strict", "landlock")
-        self._tiers = [name for name in wanted if tiers.ORDER.index(name) >= least]
+        best: tuple[Isolation, ...] = ("strict", "landlock")
+        self._tiers = [tier] if tier else [name for name in best if ISOLATION_ORDER.index(name) >= least]
         self._spec: JailSpec | None = None
         self._cgroup: Cgroup | None = None
         self._preload_cgroup: Cgroup | None = None

@@ -12,8 +12,6 @@ from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
-ORDER: tuple[Isolation, ...] = ("none", "landlock", "strict")
-"""Weakest first."""
 MAX_PROCESSES = 128
 _FIRST_HOST_UID = 1_879_048_192
 """First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
@@ -56,18 +54,10 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
-        seccomp_filter=_filter(tier, abi),
+        seccomp_filter=b"" if tier == "none" else strict_filter() if strict else landlock_filter(abi),
         max_processes=MAX_PROCESSES if strict else 0,
         cpus=sorted(os.sched_getaffinity(0)),
     )
-
-
-def _filter(tier: Isolation, abi: int) -> bytes:
-    if tier == "none":
-        return b""
-    if tier == "strict":
-        return strict_filter()
-    return landlock_filter(abi)
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:

@@ -79,24 +79,19 @@ def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
         named = Named.model_validate(_named(item))
     except ValidationError:
         named = Named()
-    return {
-        "sub_id": named.sub_id,
-        "success": False,
-        "run_success": False,
-        "cost": 0.0,
-        "stdout": "",
-        "stderr": validation_message(error),
-        "reason": "invalid_input",
-    }
+    return answer_for(named.sub_id, RunResult(id="", outcome="invalid", stderr=validation_message(error)))
 
 
-def answer_for(submission: Submission, result: RunResult) -> dict[str, Any]:
-    """A result in the terms of code-judge."""
+def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> dict[str, Any]:
+    """A result in the terms of code-judge.
+
+    Args:
+        expected: the output that counts as success; None: any.
+    """
     ran = result.outcome == "ok"
-    expected = submission.expected_output
     right = expected is None or result.stdout.strip() == expected.strip()
     return {
-        "sub_id": submission.sub_id,
+        "sub_id": sub_id,
         "success": ran and right,
         "run_success": ran,
         "cost": result.wall_s,
@@ -117,7 +112,8 @@ async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[st
             answers[index] = _invalid(item, error)
     texts = await dispatcher.run([run for _, run in good.values()])
     for (index, (submission, _)), text in zip(good.items(), texts, strict=True):
-        answers[index] = answer_for(submission, RunResult.model_validate_json(text))
+        result = RunResult.model_validate_json(text)
+        answers[index] = answer_for(submission.sub_id, result, submission.expected_output)
     return [answers[index] for index in range(len(items))]
 
 

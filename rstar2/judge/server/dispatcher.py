@@ -14,12 +14,11 @@ import os
 import time
 from bisect import bisect
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from typing import Self
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
@@ -145,9 +144,8 @@ class Dispatcher:
             # Not when it will be empty: the workers must not run dry before the clients come back.
             raise QueueFull(min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
 
-    @contextmanager
-    def _submitted(self, asked: Sequence[PendingRun]) -> Iterator[list[PendingRun]]:
-        """Programs that are submitted for the length of the block.
+    async def run(self, asked: Sequence[PendingRun]) -> list[str]:
+        """Queue programs and wait for all of them. → their results as JSON, in order.
 
         Raises:
             QueueFull: nothing was queued.
@@ -155,22 +153,13 @@ class Dispatcher:
         self.check_capacity(len(asked))
         runs = [self.submit(run) for run in asked]
         try:
-            yield runs
-        finally:
-            for run in runs:
-                self.release(run)
-
-    async def run(self, asked: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all of them. → their results as JSON, in order.
-
-        Raises:
-            QueueFull: nothing was queued.
-        """
-        with self._submitted(asked) as runs:
             if unfinished := [run.result for run in runs if not run.result.done()]:
                 # Others may wait for the same results, so this must not cancel them.
                 await asyncio.wait(unfinished)
             return [run.result.result() for run in runs]
+        finally:
+            for run in runs:
+                self.release(run)
 
     def submit(self, asked: PendingRun) -> PendingRun:
         """Queue one program, until `release`. Call `check_capacity` before.
@@ -232,9 +221,7 @@ class Dispatcher:
             RedisError: Redis does not answer.
         """
         states = await self._states(ids)
-        return {
-            run_id: state for run_id, state in states.items() if state is not None and queue.is_result(state)
-        }
+        return {run_id: state for run_id, state in states.items() if queue.is_result(state)}
 
     async def _states(self, ids: Sequence[str]) -> dict[str, str | None]:
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
@@ -297,7 +284,7 @@ class Dispatcher:
                 known |= queue.pairs(reply)
         for run in runs:
             run.sent_at = time.monotonic()
-            if queue.is_result(state := known.get(run.id)) and state is not None:
+            if queue.is_result(state := known.get(run.id)):
                 self._resolve(run.id, state)
             if run.result.cancelled():
                 # It was released while it was on its way.
@@ -354,7 +341,7 @@ class Dispatcher:
             states = await self._states([run.id for run in chunk])
             for run in chunk:
                 state = states[run.id]
-                if state is not None and queue.is_result(state):
+                if queue.is_result(state):
                     self._resolve(run.id, state)
                 elif state in (None, queue.CANCELLED) and not run.result.done():
                     run.sent_at = None
@@ -369,21 +356,13 @@ class Dispatcher:
     async def _watch_workers_loop(self) -> None:
         """Read how long the queue is, and give the programs of workers that died to those that live."""
         monitor = LivenessMonitor()
-        for stream in (queue.TASKS, queue.RETURNED):
-            await self._make_group(stream)
+        await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
             for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.execute_command(*queue.remove_worker(name))
             self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
             await asyncio.sleep(CHECK_EVERY_S)
-
-    async def _make_group(self, stream: str) -> None:
-        try:
-            await self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
 
     async def _heartbeats(self) -> dict[str, int]:
         """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""

@@ -148,7 +148,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         gone.cancel()
 
 
-def error_answer(error: Exception) -> Response:
+async def error_answer(_request: Request, error: Exception) -> Response:
     """`{"error": message}` with the status of an error that a client can meet."""
     headers = {}
     if isinstance(error, QueueFull):
@@ -167,9 +167,5 @@ def error_answer(error: Exception) -> Response:
 
 def add_error_answers(app: FastAPI) -> None:
     """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
-
-    async def answer(_request: Request, error: Exception) -> Response:
-        return error_answer(error)
-
     for kind in (QueueFull, HTTPException, RedisError, Exception):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, error_answer)

@@ -48,20 +48,14 @@ async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
     """Programs that wait, and programs that a worker has taken."""
     pipe = dispatcher.client.pipeline(transaction=False)
-    names = []
     for stream in (queue.TASKS, queue.RETURNED):
         pipe.xlen(stream)
         pipe.xpending(stream, queue.GROUP)
-        names += [("length", stream), ("pending", stream)]
+    replies = await pipe.execute(raise_on_error=False)
+    length = sum(reply for reply in replies[::2] if isinstance(reply, int))
     # An error for a stream that has no group yet counts as nothing taken.
-    replies = dict(zip(names, await pipe.execute(raise_on_error=False), strict=True))
-    lengths = taken = 0
-    for (kind, _), reply in replies.items():
-        if kind == "length" and isinstance(reply, int):
-            lengths += reply
-        elif kind == "pending" and isinstance(reply, dict):
-            taken += reply["pending"]
-    return max(0, lengths - taken), taken
+    taken = sum(reply["pending"] for reply in replies[1::2] if isinstance(reply, dict))
+    return max(0, length - taken), taken
 
 
 def quantiles(values: Sequence[float]) -> dict[str, float]:
@@ -126,7 +120,6 @@ class _Snapshot(Collector):
 
 
 def metrics_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoints."""
     router = APIRouter()
     registry = CollectorRegistry()
     waited = Histogram("judge_queue_seconds", "Time a program waited", buckets=BUCKETS, registry=registry)

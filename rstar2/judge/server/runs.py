@@ -24,21 +24,7 @@ def invalid_result(run_id: str, error: ValidationError) -> str:
     return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
 
 
-def _split_batch(key: str, items: list[object]) -> tuple[dict[int, PendingRun], dict[int, str]]:
-    """What of a batch can be queued, and the results of what is `invalid`, by index."""
-    good: dict[int, PendingRun] = {}
-    bad: dict[int, str] = {}
-    for index, item in enumerate(items):
-        run_id = f"{key}-{index}"
-        try:
-            good[index] = PendingRun.from_request(run_id, RunRequest.model_validate(item))
-        except ValidationError as error:
-            bad[index] = invalid_result(run_id, error)
-    return good, bad
-
-
 def runs_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoints."""
     router = APIRouter()
 
     @router.post("/v1/runs")
@@ -51,9 +37,16 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
     @router.post("/v1/runs/batch")
     async def run_batch(request: Request) -> Response:
         key = request_key(request)
-        good, bad = _split_batch(key, validated(BatchRequest, await read_json(request)).runs)
+        good: dict[int, PendingRun] = {}
+        texts: dict[int, str] = {}
+        for index, item in enumerate(validated(BatchRequest, await read_json(request)).runs):
+            run_id = f"{key}-{index}"
+            try:
+                good[index] = PendingRun.from_request(run_id, RunRequest.model_validate(item))
+            except ValidationError as error:
+                texts[index] = invalid_result(run_id, error)
         results = await unless_disconnected(request, dispatcher.run(list(good.values())))
-        texts = {**bad, **dict(zip(good, results, strict=True))}
+        texts.update(zip(good, results, strict=True))
         body = ",".join(texts[index] for index in range(len(texts)))
         return Response(f'{{"results":[{body}]}}', media_type="application/json")
 

@@ -10,15 +10,14 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import MAX_TIMEOUT_S, RunRequest, RunResult
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import read_json, unless_disconnected, validated, validation_message
+from rstar2.judge.server.http import read_json, unless_disconnected, validated
 
 DEFAULT_MEMORY_MB = 1024
-LONGEST_S = 300.0
 
 
 class RunCode(BaseModel):
@@ -38,15 +37,13 @@ def _run_request(asked: RunCode) -> RunRequest:
     if asked.files or asked.fetch_files:
         raise HTTPException(422, "files, fetch_files: not served; the program's work folder is empty")
     memory = asked.memory_limit_MB if asked.memory_limit_MB > 0 else DEFAULT_MEMORY_MB
-    try:
-        return RunRequest(
-            code=asked.code,
-            stdin=asked.stdin or "",
-            timeout_s=min(asked.run_timeout, LONGEST_S),
-            memory_mb=min(max(memory, 16), 65536),
-        )
-    except ValidationError as error:
-        raise HTTPException(422, validation_message(error)) from error
+    fields = {
+        "code": asked.code,
+        "stdin": asked.stdin or "",
+        "timeout_s": min(asked.run_timeout, MAX_TIMEOUT_S),
+        "memory_mb": min(max(memory, 16), 65536),
+    }
+    return validated(RunRequest, fields)
 
 
 def _answer(result: RunResult) -> dict[str, Any]:
@@ -73,15 +70,13 @@ def _answer(result: RunResult) -> dict[str, Any]:
 
 
 def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoint."""
     router = APIRouter()
 
     @router.post("/run_code")
     async def run_code(request: Request) -> Response:
         program = _run_request(validated(RunCode, await read_json(request)))
-        [text] = await unless_disconnected(
-            request, dispatcher.run([PendingRun.from_request(uuid.uuid4().hex, program)])
-        )
+        run = PendingRun.from_request(uuid.uuid4().hex, program)
+        [text] = await unless_disconnected(request, dispatcher.run([run]))
         return JSONResponse(_answer(RunResult.model_validate_json(text)))
 
     return router

@@ -40,7 +40,6 @@ _POLICY_VIOLATION = 1008
 
 
 def websocket_router(dispatcher: Dispatcher) -> APIRouter:
-    """The endpoint."""
     router = APIRouter()
 
     @router.websocket("/v1/runs/stream")
@@ -163,7 +162,6 @@ class StreamConnection:
             self.may_read.clear()
 
     async def send_responses(self) -> None:
-        """Send responses as they come."""
         try:
             while True:
                 await self.has_responses.wait()

@@ -9,19 +9,6 @@ from pathlib import Path
 TAIL_BYTES = 1 << 20
 
 
-def last_lines(folder: Path, count: int, part: str = "") -> Iterator[tuple[str, str]]:
-    """The last lines of each part's log, as (part, line).
-
-    Args:
-        folder: holds `<part>.log` files.
-        count: lines a part.
-        part: only parts whose name begins so.
-    """
-    for path in sorted(folder.glob(f"{part}*.log")):
-        for line in tail(path, count):
-            yield path.stem, line
-
-
 def tail(path: Path, count: int) -> list[str]:
     """The last `count` lines of a file, of at most its last MiB."""
     with path.open("rb") as file:
@@ -31,7 +18,12 @@ def tail(path: Path, count: int) -> list[str]:
 
 
 def follow(folder: Path, part: str = "", poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
-    """Lines as they are written, for ever; parts that start later are followed too."""
+    """Lines as they are written, as (part, line), for ever; parts that start later are followed too.
+
+    Args:
+        folder: holds `<part>.log` files.
+        part: only parts whose name begins so.
+    """
     read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
     while True:
         for path in sorted(folder.glob(f"{part}*.log")):

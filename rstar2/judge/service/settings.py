@@ -32,13 +32,24 @@ class ServiceSettings(BaseModel):
     """True: outlive the process that started the service."""
 
 
-class Ready(BaseModel):
+class JudgeHandle(BaseModel):
+    """A judge that answers, or the workers of this machine for one elsewhere."""
+
+    url: str
+    """Empty where there are only workers."""
+    token: str | None
+    redis_url: str
+    isolation: Isolation
+    pid: int
+    """Of the supervisor; ending it ends everything."""
+    folder: str
+
+
+class StartReport(BaseModel):
     """What the supervisor prints once the judge answers, or when it cannot start."""
 
-    url: str = ""
-    redis_url: str = ""
-    isolation: Isolation = "none"
-    pid: int = 0
+    judge: JudgeHandle | None = None
+    """None: it cannot start, and the other fields say why."""
     error: str = ""
     hint: str = ""
     user_error: bool = False

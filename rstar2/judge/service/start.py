@@ -9,32 +9,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service.settings import Ready, ServiceSettings
-from rstar2.processes import stop
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
+from rstar2.processes import stop_group
 
 START_S = 80.0
 """And a second a worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})
 """Variables the judge's processes do not inherit: the programs they run could look for them."""
-
-
-@dataclass(frozen=True)
-class JudgeHandle:
-    """A judge that answers."""
-
-    url: str
-    token: str | None
-    isolation: Isolation
-    redis_url: str
-    pid: int
-    """Of the supervisor; ending it ends everything."""
 
 
 def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], JudgeHandle]:
@@ -63,7 +50,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     try:
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-        ready = _ready(process.stdout, folder, START_S + settings.workers)
+        judge = _read_report(process.stdout, folder, START_S + settings.workers)
     except BaseException:
         stop_service(process)
         raise
@@ -71,32 +58,31 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
         process.stdout.close()
     if settings.detached:
         process.stdin.close()
-    handle = JudgeHandle(ready.url, settings.token, ready.isolation, ready.redis_url, ready.pid)
-    return process, handle
+    return process, judge
 
 
-def _ready(stream: IO[bytes], folder: Path, patience_s: float) -> Ready:
-    deadline = time.monotonic() + patience_s
+def _read_report(stream: IO[bytes], folder: Path, wait_s: float) -> JudgeHandle:
+    deadline = time.monotonic() + wait_s
     text = b""
     while not text.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([stream], [], [], left)[0]:
-            raise Failure(f"the judge did not start within {patience_s:.0f} s", f"see {folder / 'logs'}")
+            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {folder / 'logs'}")
         data = os.read(stream.fileno(), 65536)
         if not data:
             raise Failure("the judge ended while it started", f"see {folder / 'logs'}")
         text += data
-    ready = Ready.model_validate_json(text)
-    if ready.error:
-        raise (UserError if ready.user_error else Failure)(ready.error, ready.hint)
-    return ready
+    report = StartReport.model_validate_json(text)
+    if report.judge is None:
+        raise (UserError if report.user_error else Failure)(report.error, report.hint)
+    return report.judge
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:
     """End a judge and everything it started."""
     if process.stdin is not None and not process.stdin.closed:
         process.stdin.close()
-    stop(process, STOP_S)
+    stop_group(process, STOP_S)
 
 
 @contextmanager

@@ -5,21 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from rstar2.errors import UserError
-from rstar2.judge.schema import Isolation
-
-
-class JudgeState(BaseModel):
-    """The judge of this user on this machine."""
-
-    url: str
-    token: str | None
-    redis_url: str
-    isolation: Isolation
-    pid: int
-    folder: str
+from rstar2.judge.service.settings import JudgeHandle
 
 
 def state_folder() -> Path:
@@ -34,13 +23,13 @@ def state_file() -> Path:
     return state_folder() / "judge.json"
 
 
-def write_state(state: JudgeState) -> None:
+def write_state(judge: JudgeHandle) -> None:
     """Write which judge runs, readable by this user alone: the file holds its secrets."""
     path = state_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(state.model_dump_json(indent=2))
+        file.write(judge.model_dump_json(indent=2))
     draft.replace(path)
 
 
@@ -51,7 +40,7 @@ def clear_state(pid: int) -> None:
         state_file().unlink(missing_ok=True)
 
 
-def read_state() -> JudgeState | None:
+def read_state() -> JudgeHandle | None:
     """The judge that the file names, if it still runs.
 
     Raises:
@@ -61,10 +50,10 @@ def read_state() -> JudgeState | None:
     return state if state is not None and _is_judge(state.pid) else None
 
 
-def _written_state() -> JudgeState | None:
+def _written_state() -> JudgeHandle | None:
     path = state_file()
     try:
-        return JudgeState.model_validate_json(path.read_text())
+        return JudgeHandle.model_validate_json(path.read_text())
     except FileNotFoundError:
         return None
     except (ValidationError, OSError) as error:
@@ -82,7 +71,7 @@ def _is_judge(pid: int) -> bool:
     return b"rstar2.judge.service.supervisor" in command or b"rstar2.judge.supervisor" in command
 
 
-def current_judge() -> JudgeState:
+def current_judge() -> JudgeHandle:
     """The judge that runs.
 
     Raises:

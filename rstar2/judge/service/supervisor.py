@@ -34,9 +34,9 @@ from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
 from rstar2.judge.service.logs import tail
-from rstar2.judge.service.settings import Ready, ServiceSettings
+from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
-from rstar2.processes import begin_module, start_module, stop
+from rstar2.processes import begin_module, start_module, stop_group
 
 START_S = 60.0
 """And a second a worker."""
@@ -110,7 +110,7 @@ class Supervisor:
         self.workers: list[Part] = []
         self.api: Part | None = None
         self.listener: socket.socket | None = None
-        """OpenSession open for the HTTP processes to come."""
+        """Kept open for the HTTP processes to come."""
         self.url = ""
         self.worker_names: dict[int, str] = {}
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
@@ -118,7 +118,7 @@ class Supervisor:
         """The tier that this judge requires of all workers of its queue."""
         self.renew_at = 0.0
 
-    def start(self) -> Ready:
+    def start(self) -> JudgeHandle:
         """Start every part and wait until the service answers.
 
         Raises:
@@ -220,16 +220,20 @@ class Supervisor:
 
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
+        return self._in_redis(f"remove {name}", lambda client: execute(client, queue.remove_worker(name)))
+
+    def _in_redis(self, what: str, act: Callable[[redis.Redis], object]) -> bool:
+        """Do something in Redis, unless it is away. → whether it was done."""
         try:
-            with self._redis() as client:
-                execute(client, queue.remove_worker(name))
+            with sync_client(self.redis_url, timeout_s=1.0) as client:
+                act(client)
         except redis.RedisError as error:
-            log.warning("could not give the programs of %s to others: %s", name, error)
+            log.warning("could not %s: %s", what, error)
             return False
         return True
 
-    def _wait(self, patience_s: float) -> Ready:
-        deadline = time.monotonic() + patience_s
+    def _wait(self, wait_s: float) -> JudgeHandle:
+        deadline = time.monotonic() + wait_s
         trouble = ""
         with sync_client(self.redis_url) as client:
             while time.monotonic() < deadline and not self.stopping:
@@ -237,15 +241,15 @@ class Supervisor:
                     if part.process.poll() is not None:
                         raise self._worker_failure(number)
                 try:
-                    if (ready := self._ready(client)) is not None:
-                        return ready
+                    if (judge := self._ready(client)) is not None:
+                        return judge
                 except redis.RedisError as error:
                     trouble = f": {error}"
                 time.sleep(0.02)
-        raise Failure(f"the judge did not answer within {patience_s:.0f} s{trouble}", f"see {self.logs}")
+        raise Failure(f"the judge did not answer within {wait_s:.0f} s{trouble}", f"see {self.logs}")
 
-    def _ready(self, client: redis.Redis) -> Ready | None:
-        """What to say once every part answers; None before."""
+    def _ready(self, client: redis.Redis) -> JudgeHandle | None:
+        """The judge once every part answers; None before."""
         states: list[Any] = client.hmget(queue.WORKERS, list(self.worker_names.values()))
         if not states or not states[0] or not all(states):
             return None
@@ -255,7 +259,14 @@ class Supervisor:
             self._require(client, tier)
         if not self._healthy():
             return None
-        return Ready(url=self.url, redis_url=self.redis_url, isolation=tier, pid=os.getpid())
+        return JudgeHandle(
+            url=self.url,
+            token=self.settings.token,
+            redis_url=self.redis_url,
+            isolation=tier,
+            pid=os.getpid(),
+            folder=self.settings.folder,
+        )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
         """Require a tier of all workers of the queue, for the next while.
@@ -272,18 +283,13 @@ class Supervisor:
         self.required = tier
 
     def _renew_required_isolation(self) -> None:
-        if self.required is None or time.monotonic() < self.renew_at:
+        tier = self.required
+        if tier is None or time.monotonic() < self.renew_at:
             return
         try:
-            with self._redis() as client:
-                self._require(client, self.required)
-        except redis.RedisError as error:
-            log.warning("could not renew the required isolation %s: %s", self.required, error)
+            self._in_redis(f"require {tier} again", lambda client: self._require(client, tier))
         except UserError as error:
             log.error("%s", error.message)
-
-    def _redis(self) -> redis.Redis:
-        return sync_client(self.redis_url, timeout_s=1.0)
 
     def _worker_failure(self, number: int) -> RStarError:
         log = self.logs / f"worker-{number}.log"
@@ -321,7 +327,7 @@ class Supervisor:
         if not self.restarts:
             return
         try:
-            with self._redis() as client:
+            with sync_client(self.redis_url, timeout_s=1.0) as client:
                 for part, count in self.restarts.items():
                     client.hincrby(queue.RESTARTS, part, count)
         except redis.RedisError:
@@ -337,18 +343,16 @@ class Supervisor:
         # With a queue of our own nobody will ask for what still runs.
         deadline = time.monotonic() + (FINISH_S if self.embedded is None else END_S)
         for part in parts:
-            stop(part.process, max(0.1, deadline - time.monotonic()))
+            stop_group(part.process, max(0.1, deadline - time.monotonic()))
         if self.embedded is not None:
             self.embedded.stop()
             return
         # At the first error Redis is away: the others need not be tried.
         all(self._remove_worker(name) for name in self.worker_names.values())
         if self.required is not None:
-            try:
-                with self._redis() as client:
-                    client.hdel(required_isolation.REQUIREMENTS, self.judge_name)
-            except redis.RedisError:
-                return  # it expires by itself
+            # Where Redis is away it expires by itself.
+            requirements = required_isolation.REQUIREMENTS
+            self._in_redis("drop the requirement", lambda client: client.hdel(requirements, self.judge_name))
 
 
 def main() -> None:
@@ -360,13 +364,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, on_signal)
     try:
         try:
-            ready = supervisor.start()
+            report = StartReport(judge=supervisor.start())
         except RStarError as error:
-            ready = Ready(error=error.message, hint=error.hint, user_error=isinstance(error, UserError))
-        print(ready.model_dump_json(), flush=True)
+            by_user = isinstance(error, UserError)
+            report = StartReport(error=error.message, hint=error.hint, user_error=by_user)
+        print(report.model_dump_json(), flush=True)
         # The process that started us may close that pipe now.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        if not ready.error:
+        if report.judge is not None:
             supervisor.watch()
     finally:
         supervisor.close()

@@ -73,7 +73,7 @@ class Consumer:
         self.rejected: UserError | None = None
         """Why the worker may not work for this queue."""
 
-    def next_task(self, patience_s: float) -> Task | None:
+    def next_task(self, wait_s: float) -> Task | None:
         """The next task, for the thread that runs them; None if there is none in about this time.
 
         Results are stored before it waits.
@@ -82,7 +82,7 @@ class Consumer:
         if (task := local.start_next()) is not None:
             return task
         if not local.connected:
-            local.wait_for_task(patience_s)
+            local.wait_for_task(wait_s)
             return local.start_next()
         with self.exchanging:
             # The other thread may have fetched something, or lost the connection, just before.
@@ -118,7 +118,7 @@ class Consumer:
                 with self.exchanging:
                     if not local.connected:
                         self._register()
-                        self._make_groups()
+                        execute(self.client, queue.make_groups(self.streams))
                         self._recover_delivered()
                         local.set_connected(True)
                     self._exchange(waits=False)
@@ -146,25 +146,13 @@ class Consumer:
                 f"run the worker under {required}, or start the judge with a lower --isolation",
             )
 
-    def _make_groups(self) -> None:
-        for stream in self.streams:
-            try:
-                self.client.xgroup_create(stream, queue.GROUP, id="0", mkstream=True)
-            except redis.ResponseError as error:
-                if "BUSYGROUP" not in str(error):
-                    raise
-
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""
         replies = self.connection.execute({"fetch": self._fetch_command(MAX_HELD, since="0")})
         local = self.local
         with local.changed:
-            held = [
-                *local.tasks,
-                *(task for task, _ in local.results),
-                *([local.current] if local.current else []),
-            ]
-            entries = {task.entry for task in held}
+            held = [*local.tasks, local.current, *(task for task, _ in local.results)]
+            entries = {task.entry for task in held if task is not None}
             local.tasks.extend(t for t in Task.from_reply(replies["fetch"]) if t.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:

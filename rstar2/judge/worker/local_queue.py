@@ -8,7 +8,7 @@ from collections import deque
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.schema import CellResult, RunResult
+from rstar2.judge.schema import RunResult
 
 MAX_PREFETCH = 16
 """Tasks that a worker fetches from one stream at most, and results that it does not keep waiting for others."""
@@ -109,7 +109,7 @@ class LocalQueue:
         cells = [task for task in self.tasks if task.is_cell]
         self.tasks.clear()
         if self.stopping:
-            self.results.extend((task, worker_ends(task)) for task in cells)
+            self.results.extend((task, queue.lost_cell(task.id, queue.WORKER_GONE)) for task in cells)
         else:
             self.tasks.extend(cells)
         return returnable
@@ -166,13 +166,7 @@ class LocalQueue:
             self.connected = connected
             self.changed.notify_all()
 
-    def wait_for_task(self, patience_s: float) -> None:
+    def wait_for_task(self, wait_s: float) -> None:
         """Wait for tasks, for the connection to Redis, or for the end."""
         with self.changed:
-            self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, patience_s)
-
-
-def worker_ends(task: Task) -> CellResult:
-    """The result of a cell whose worker is told to stop."""
-    reason = queue.WORKER_GONE
-    return CellResult(id=task.id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
+            self.changed.wait_for(lambda: self.connected or self.tasks or self.stopping, wait_s)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from rstar2.errors import Failure
-from rstar2.judge.queue.tasks import SessionCommand, Task
+from rstar2.judge.queue.tasks import SessionCommand, Task, lost_cell
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
@@ -78,7 +78,7 @@ class WorkerSessions:
         if command.action == "open":
             result = self._open(task.id, command)
         elif command.session not in self.open:
-            result = self._gone(task.id, command.session)
+            result = lost_cell(task.id, self.ended.get(command.session, "there is no such session"))
         elif command.action == "close":
             self._end(command.session, "the session ended: it was closed")
             result = CellResult(id=task.id, outcome="ok", session_alive=False)
@@ -135,10 +135,6 @@ class WorkerSessions:
             self._end(name, reason)
         found.last = CellResult(**ran.model_dump(), session_alive=not reason, session_end=reason)
         return found.last
-
-    def _gone(self, run_id: str, name: str) -> CellResult:
-        reason = self.ended.get(name, "there is no such session")
-        return CellResult(id=run_id, outcome="lost", stderr=reason, session_alive=False, session_end=reason)
 
     def _end(self, name: str, reason: str) -> None:
         self.open.pop(name).session.close()

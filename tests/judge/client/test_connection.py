@@ -77,7 +77,7 @@ async def test_a_connection_that_breaks_is_replaced_and_unanswered_programs_aske
         else:
             await answers(connection, asked)
 
-    async with standin(breaks) as (url, asked), JudgeClient(url, patience_s=60) as client:
+    async with standin(breaks) as (url, asked), JudgeClient(url, wait_s=60) as client:
         results = await client.run_many([RunRequest(code=str(i)) for i in range(3)])
     assert [result.stdout for result in results] == ["0", "1", "2"]
     first, again = ([order["id"] for order in orders] for orders in asked)
@@ -107,7 +107,7 @@ async def test_a_connection_that_takes_nothing_any_more_is_replaced(monkeypatch:
 
     # More than all buffers on the way hold.
     long = [RunRequest(code=str(i), stdin="x" * (6 << 20)) for i in range(4)]
-    async with standin(stalls) as (url, _), JudgeClient(url, patience_s=60) as client:
+    async with standin(stalls) as (url, _), JudgeClient(url, wait_s=60) as client:
         results = await client.run_many(long)
         over.set()
     assert [result.stdout for result in results] == [str(i) for i in range(4)]
@@ -144,7 +144,7 @@ async def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> 
             closing.add(asyncio.create_task(connection.close()))
         await connection.wait_closed()
 
-    async with standin(closes) as (url, asked), JudgeClient(url, patience_s=60) as client:
+    async with standin(closes) as (url, asked), JudgeClient(url, wait_s=60) as client:
         for number in range(3):
             assert (await client.run(RunRequest(code=str(number)))).stdout == str(number)
             await asyncio.sleep(0.2)
@@ -180,7 +180,7 @@ async def test_a_call_right_after_a_cancelled_one_is_answered() -> None:
             said += [{"id": order["id"], "cancelled": True} for order in orders if order.get("cancel")]
             await connection.send(json.dumps(said))
 
-    async with standin(slow) as (url, asked), JudgeClient(url, patience_s=60) as client:
+    async with standin(slow) as (url, asked), JudgeClient(url, wait_s=60) as client:
         for _ in range(3):
             arrived.clear()
             call = asyncio.create_task(client.run(RunRequest(code="never")))
@@ -197,7 +197,7 @@ async def test_a_call_right_after_a_cancelled_one_is_answered() -> None:
     assert len(ids) == 3
 
 
-async def test_a_call_whose_patience_ends_has_its_program_taken_back() -> None:
+async def test_a_call_whose_wait_ends_has_its_program_taken_back() -> None:
     taken_back = asyncio.Event()
 
     async def never(connection: ServerConnection, asked: Asked) -> None:
@@ -206,7 +206,7 @@ async def test_a_call_whose_patience_ends_has_its_program_taken_back() -> None:
             if asked[-1][0].get("cancel"):
                 taken_back.set()
 
-    async with standin(never) as (url, asked), JudgeClient(url, patience_s=0.3) as client:
+    async with standin(never) as (url, asked), JudgeClient(url, wait_s=0.3) as client:
         result = await client.run(RunRequest(code="1", timeout_s=0.1))
         await asyncio.wait_for(taken_back.wait(), 60)
     assert (result.outcome, result.id) == ("lost", asked[0][0]["id"])
@@ -246,7 +246,7 @@ ODD_ANSWERS = {
 }
 
 
-async def test_no_answer_however_odd_keeps_a_call_beyond_its_patience() -> None:
+async def test_no_answer_however_odd_keeps_a_call_beyond_its_time() -> None:
     async def results(odd: str) -> tuple[int, list[str]]:
         """How often the judge was asked that answers so, and what became of three programs."""
         asked = 0
@@ -262,7 +262,7 @@ async def test_no_answer_however_odd_keeps_a_call_beyond_its_patience() -> None:
 
         async with await asyncio.start_server(answer, "127.0.0.1") as server:
             port = server.sockets[0].getsockname()[1]
-            async with JudgeClient(f"http://127.0.0.1:{port}", patience_s=2.0) as client:
+            async with JudgeClient(f"http://127.0.0.1:{port}", wait_s=2.0) as client:
                 requests = [RunRequest(code="1", timeout_s=0.1)] * 3
                 found = await asyncio.wait_for(client.run_many(requests), 60)
         return asked, [result.outcome for result in found]
@@ -288,14 +288,14 @@ ODD_MESSAGES = (
 )
 
 
-async def test_no_message_however_odd_keeps_a_call_beyond_its_patience() -> None:
+async def test_no_message_however_odd_keeps_a_call_beyond_its_time() -> None:
     async def times_asked(said: str | bytes) -> int:
         async def speaks(connection: ServerConnection, asked: Asked) -> None:
             async for message in connection:
                 asked.append(json.loads(message))
                 await connection.send(said)
 
-        async with standin(speaks) as (url, asked), JudgeClient(url, patience_s=2.0) as client:
+        async with standin(speaks) as (url, asked), JudgeClient(url, wait_s=2.0) as client:
             result = await asyncio.wait_for(client.run(RunRequest(code="1", timeout_s=0.1)), 60)
         assert result.outcome == "lost", said
         return sum("run" in order for orders in asked for order in orders)

@@ -11,7 +11,7 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
-from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection
+from rstar2.judge.queue.redis_connection import Command, SyncRedisConnection, sync_client
 from rstar2.judge.queue.tasks import Task
 from rstar2.judge.schema import CellResult, Outcome, RunRequest, RunResult
 
@@ -182,8 +182,6 @@ def test_the_queue_survives_a_restart_of_its_server(client: Any, server: Embedde
 
 
 def test_the_server_wants_its_password(server: EmbeddedRedis) -> None:
-    with (
-        redis.Redis(host="127.0.0.1", port=server.port) as stranger,
-        pytest.raises(redis.AuthenticationError),
-    ):
+    stranger = sync_client(f"redis://127.0.0.1:{server.port}")
+    with stranger, pytest.raises(redis.AuthenticationError):
         stranger.ping()

@@ -101,6 +101,7 @@ def test_a_cpu_is_not_crowded_by_our_own_load(pool: str) -> None:
     affinity.release()
 
 
+@pytest.mark.slow
 def test_programs_may_use_all_cpus_in_a_rebuilt_jail_too(pool: str, tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path / "box", minimum="landlock")
     sandbox.start()

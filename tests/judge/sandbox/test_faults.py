@@ -66,6 +66,7 @@ def _meanwhile(*steps: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1], ids=["outer process", "zygote"])
 def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: Path, which: int) -> None:
     del strict

@@ -152,6 +152,7 @@ def test_signals_to_the_first_process_of_a_namespace_stay_pending() -> None:
     assert said == "[True, True, True]\n"
 
 
+@pytest.mark.slow
 def test_without_io_uring_everything_works_as_before(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_IO_URING, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

@@ -115,7 +115,7 @@ def test_files_are_kept_in_a_session_and_unseen_outside(session: Session, sandbo
 
 
 def test_sessions_and_runs_do_not_see_each_others_processes(session: Session, sandbox: Sandbox) -> None:
-    secret = cell(session, "secret = 'CANARY' * 10\nimport os\nos.getpid()")
+    secret = cell(session, "secret = 'HIDDEN' * 10\nimport os\nos.getpid()")
     other = sandbox.open_session(kind="bare")
     look = f"""
 import os

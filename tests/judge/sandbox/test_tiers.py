@@ -48,6 +48,7 @@ def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     monkeypatch.setattr(tiers, "jail_specs", lambda tier, root: [{**whole(tier, root)[0], **changes}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "attempts"),
     [
@@ -71,6 +72,7 @@ def test_a_hole_in_the_landlock_tier_is_found_by_its_escape_tests(
         assert attempt in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
         Sandbox(tmp_path, tier="strict").start()
 
 
+@pytest.mark.slow
 def test_strict_holds_for_root_where_user_namespaces_are_refused(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +99,7 @@ def test_strict_holds_for_root_where_user_namespaces_are_refused(
     sandbox.close()
 
 
+@pytest.mark.slow
 def test_strict_holds_without_landlock_and_control_groups_and_says_so(
     strict: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +114,7 @@ def test_strict_holds_without_landlock_and_control_groups_and_says_so(
     sandbox.close()
 
 
+@pytest.mark.slow
 def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_nothing(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path, tier="none", minimum="none")
     sandbox.start()
@@ -121,6 +126,7 @@ def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_not
     sandbox.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("abi", [1, 3, 5])
 def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abi: int

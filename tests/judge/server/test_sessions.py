@@ -1,4 +1,4 @@
-"""WorkerSessions keep their state by keeping their process, and say so when they end."""
+"""Sessions keep their state by keeping their process, and say so when they end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.client.session import OPEN_S, JudgeSession
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
-from rstar2.judge.service.start import JudgeHandle, running_judge
+from rstar2.judge.service.start import JudgeHandle
 
 
 def open_session(http: httpx.Client, **limits: Any) -> str:
@@ -49,26 +50,24 @@ def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None
     assert cell(http, session, "x")["value"] == "20"
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge with one worker, which all sessions share."""
-    with running_judge(tmp_path_factory.mktemp("alone"), workers=1) as handle:
-        yield handle
-
-
 @pytest.fixture
-def one(alone: JudgeHandle) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=alone.url, timeout=90.0, trust_env=False) as client:
+def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
+    """A client of a judge with one worker."""
+    headers = {"Authorization": f"Bearer {limited_judge.token}"}
+    with httpx.Client(base_url=limited_judge.url, headers=headers, timeout=90.0, trust_env=False) as client:
         yield client
 
 
-def test_sessions_of_one_worker_do_not_see_each_other(one: httpx.Client) -> None:
-    first, second = open_session(one), open_session(one)
-    assert first.rpartition(".")[0] == second.rpartition(".")[0]
-    cell(one, first, "import math\nmath.tau = x = 1\nopen('mine', 'w').write('1')")
+def test_sessions_of_one_worker_do_not_see_each_other(http: httpx.Client) -> None:
+    # The judge has two workers: of three sessions, two share one.
+    opened = sorted(open_session(http) for _ in range(3))
+    [first, second] = next(
+        pair for pair in pairwise(opened) if len({session.rpartition(".")[0] for session in pair}) == 1
+    )
+    cell(http, first, "import math\nmath.tau = x = 1\nopen('mine', 'w').write('1')")
     seen = "import math, os\n('x' in globals(), math.tau == 1, os.path.exists('mine'))"
-    assert cell(one, first, seen)["value"] == "(True, True, True)"
-    assert cell(one, second, seen)["value"] == "(False, False, False)"
+    assert cell(http, first, seen)["value"] == "(True, True, True)"
+    assert cell(http, second, seen)["value"] == "(False, False, False)"
 
 
 def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:
@@ -93,38 +92,39 @@ def again(http: httpx.Client, path: str, body: dict[str, Any], key: str) -> http
 
 @pytest.mark.parametrize("later_s", [0.0, 1.2], ids=["while it runs", "when it has ended"])
 def test_a_cell_whose_connection_broke_is_not_run_again(
-    one: httpx.Client, alone: JudgeHandle, later_s: float
+    http: httpx.Client, judge: JudgeHandle, later_s: float
 ) -> None:
-    session = open_session(one)
-    cell(one, session, "n = 0")
+    session = open_session(http)
+    cell(http, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"broken-{time.time_ns()}"
     body = {"code": "import time\nn += 1\ntime.sleep(1)\nn"}
-    hang_up(alone.url, path, body, key, 0.4)
+    hang_up(judge.url, path, body, key, 0.4)
     time.sleep(0.2 + later_s)
-    assert again(one, path, body, key).json()["value"] == "1"
-    assert cell(one, session, "n")["value"] == "1"
+    assert again(http, path, body, key).json()["value"] == "1"
+    assert cell(http, session, "n")["value"] == "1"
 
 
-def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(one: httpx.Client, alone: JudgeHandle) -> None:
-    session = open_session(one)
-    cell(one, session, "n = 0")
+@pytest.mark.slow
+def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(http: httpx.Client, judge: JudgeHandle) -> None:
+    session = open_session(http)
+    cell(http, session, "n = 0")
     path = f"/v1/sessions/{session}/cells"
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(cell, one, session, "import time; time.sleep(2)")
+        busy = pool.submit(cell, http, session, "import time; time.sleep(2)")
         time.sleep(0.3)
-        hang_up(alone.url, path, {"code": "n += 1"}, f"waits-{time.time_ns()}", 0.3)
+        hang_up(judge.url, path, {"code": "n += 1"}, f"waits-{time.time_ns()}", 0.3)
         assert busy.result()["outcome"] == "ok"
-    assert cell(one, session, "n")["value"] == "0"
+    assert cell(http, session, "n")["value"] == "0"
 
 
-def test_a_cell_that_the_queue_forgot_is_not_run_again(one: httpx.Client, alone: JudgeHandle) -> None:
-    session = open_session(one)
-    cell(one, session, "n = 0")
+def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge: JudgeHandle) -> None:
+    session = open_session(http)
+    cell(http, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"forgotten-{time.time_ns()}"
     values = []
     for _ in range(2):
-        values.append(again(one, path, {"code": "n += 1\nn"}, key).json()["value"])
-        with redis.Redis.from_url(alone.redis_url) as client:
+        values.append(again(http, path, {"code": "n += 1\nn"}, key).json()["value"])
+        with redis.Redis.from_url(judge.redis_url) as client:
             client.delete(queue.state_key(key))
     assert values == ["1", "1"]
 
@@ -194,9 +194,9 @@ def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_ends_with_its_sessions_time(one: httpx.Client) -> None:
-    session = open_session(one, total_s=2)
-    result = cell(one, session, "import time\ntime.sleep(30)", timeout_s=20)
+def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
+    session = open_session(http, total_s=2)
+    result = cell(http, session, "import time\ntime.sleep(30)", timeout_s=20)
     assert (result["outcome"], result["session_alive"]) == ("timeout", False)
     assert "open for its 2 s" in result["session_end"]
     assert result["wall_s"] < 20
@@ -288,7 +288,7 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
             assert (await session.run(CellRequest(code="n"))).value == "1"
 
 
-async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience() -> None:
+async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n<html></html>")
@@ -297,23 +297,23 @@ async def test_a_session_is_given_up_when_no_judge_answers_within_the_patience()
     async with await asyncio.start_server(page, "127.0.0.1") as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with JudgeClient(url) as client:
-            session = JudgeSession(client, patience_s=0.3 - OPEN_S)
+            session = JudgeSession(client, wait_s=0.3 - OPEN_S)
             with pytest.raises(JudgeError, match="in time"):
                 await asyncio.wait_for(session.__aenter__(), 10)
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_tells_its_sessions(alone: JudgeHandle, one: httpx.Client) -> None:
+def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one: httpx.Client) -> None:
     session = open_session(one)
     assert cell(one, session, "1")["value"] == "1"
-    [worker] = parts(alone, "rstar2.judge.worker.main")
+    [worker] = parts(limited_judge, "rstar2.judge.worker.main")
     os.kill(worker, signal.SIGKILL)
     result = cell(one, session, "1")
     assert (result["outcome"], result["session_alive"]) == ("lost", False)
     assert "worker" in result["session_end"]
-    asyncio.run(_opens_again(alone.url))
+    asyncio.run(_opens_again(limited_judge))
 
 
-async def _opens_again(url: str) -> None:
-    async with JudgeClient(url) as client, JudgeSession(client) as session:
+async def _opens_again(judge: JudgeHandle) -> None:
+    async with JudgeClient(judge.url, judge.token) as client, JudgeSession(client) as session:
         assert (await session.run(CellRequest(code="2"))).value == "2"

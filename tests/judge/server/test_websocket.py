@@ -161,6 +161,7 @@ def with_token(judge: JudgeHandle) -> dict[str, str]:
     return {"Authorization": f"Bearer {judge.token}"}
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
     with pytest.raises(InvalidStatus, match="401"):
         dial(limited_judge)
@@ -171,6 +172,7 @@ def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
         assert receive(stream, 1)["token"]["result"]["value"] == "7"
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_an_answer_for_each_program(limited_judge: JudgeHandle) -> None:
     none_left(limited_judge)
     with dial(limited_judge, with_token(limited_judge)) as stream:

@@ -26,7 +26,7 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.settings import ServiceSettings
-from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
+from rstar2.judge.service.start import JudgeHandle, running_judge, start_service
 from rstar2.judge.service.supervisor import Supervisor
 
 
@@ -107,6 +107,7 @@ def test_more_calls_than_the_queue_holds_are_all_answered(limited_judge: JudgeHa
     assert Counter(status(judge)["outcomes"]) - before == {"ok": 12}
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
     assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
@@ -167,21 +168,17 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
             start_service(weak)
         assert [worker["isolation"] for worker in status(judge)["workers"]] == [judge.isolation]
     # That judge has ended and requires nothing any more; the next one requires no more than it finds.
-    process, _ = start_service(weak)
-    try:
+    with (
+        running_judge(tmp_path / "weak", workers=1, redis_url=server.url, isolation="none") as judge,
+        SyncJudgeClient(judge.url) as client,
+    ):
+        assert judge.isolation == "none"
         with (
             pytest.raises(UserError, match="runs under none"),
             running_judge(tmp_path / "judge", workers=1, redis_url=server.url),
         ):
             pass
-        with (
-            running_judge(tmp_path / "judge", workers=1, redis_url=server.url, isolation="none") as judge,
-            SyncJudgeClient(judge.url) as client,
-        ):
-            assert judge.isolation == "none"
-            assert client.run(RunRequest(code="1")).isolation == "none"
-    finally:
-        stop_service(process)
+        assert client.run(RunRequest(code="1")).isolation == "none"
 
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:

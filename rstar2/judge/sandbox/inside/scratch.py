@@ -21,7 +21,7 @@ class Scratch:
 
     Args:
         folders: the ones that programs may write.
-        own: they are all on one file system that nothing else uses, so that its counters say whether there
+        dedicated: they are all on one file system that nothing else uses, so that its counters say whether there
             is anything to remove.
     """
 

@@ -178,7 +178,6 @@ class Landlock:
 
     _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 2, 4, 8
     _TRUNCATE = 1 << 14
-    _IOCTL = 1 << 15
 
     def __init__(self, abi: int) -> None:
         # Version 1 has 13 file rights; 2 adds refer, 3 truncate, 5 ioctl on devices.
