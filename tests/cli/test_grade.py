@@ -10,6 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
+from rstar2.cli import app
+from rstar2.errors import UserError
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = [
     {"id": "a", "gold": "42", "pred": "so it is \\boxed{42}"},
@@ -20,11 +25,15 @@ ROWS = [
 ]
 
 
-def run(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rstar2", "grade", *args],
-        capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=False,
-    )  # fmt: skip
+def run(*args: str) -> Result:
+    return CliRunner().invoke(app, ["grade", *args])
+
+
+def refusal(*args: str) -> str:
+    """The message and the hint of a command line that is refused."""
+    error = run(*args).exception
+    assert isinstance(error, UserError), error
+    return str(error)
 
 
 def write(path: Path, rows: list) -> str:
@@ -34,7 +43,7 @@ def write(path: Path, rows: list) -> str:
 
 def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
     result = run(write(tmp_path / "in.jsonl", ROWS))
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.output
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"id": "a", "verdict": "correct", "extracted": "42", "rule": "integer"},
         {"id": 7, "verdict": "wrong", "extracted": "0.25", "rule": "number"},
@@ -47,23 +56,26 @@ def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
 
 
 def test_the_output_file_holds_what_standard_output_would(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS * 300)
+    source = write(tmp_path / "in.jsonl", ROWS * 80)
     result = run(source, "--output", str(tmp_path / "out.jsonl"), "--workers", "2")
-    assert (result.returncode, result.stdout) == (0, "")
+    assert (result.exit_code, result.stdout) == (0, "")
     assert (tmp_path / "out.jsonl").read_text(encoding="utf-8") == run(source).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 def test_an_empty_file_is_no_rows(tmp_path):
     result = run(write(tmp_path / "in.jsonl", []))
-    assert (result.returncode, result.stdout) == (0, "")
+    assert (result.exit_code, result.stdout) == (0, "")
     assert "0 rows" in result.stderr
 
 
 def test_a_malformed_line_is_the_users_mistake_and_nothing_is_written(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(ROWS[0]) + "\n[1]\n" + json.dumps(ROWS[0]) + "\n")
-    result = run(str(source), "-o", str(tmp_path / "out.jsonl"))
+    result = subprocess.run(
+        [sys.executable, "-m", "rstar2", "grade", str(source), "-o", str(tmp_path / "out.jsonl")],
+        capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=False,
+    )  # fmt: skip
     assert result.returncode == 2
     shown = " ".join(result.stderr.split())
     assert "line 2: not a JSON object but list" in shown
@@ -73,13 +85,9 @@ def test_a_malformed_line_is_the_users_mistake_and_nothing_is_written(tmp_path):
 
 
 def test_a_missing_file_and_a_missing_folder_are_the_users_mistakes(tmp_path):
-    missing = run(str(tmp_path / "none.jsonl"))
-    assert missing.returncode == 2
-    assert "No such file" in missing.stderr
+    assert "No such file" in refusal(str(tmp_path / "none.jsonl"))
     source = write(tmp_path / "in.jsonl", ROWS)
-    folder = run(source, "-o", str(tmp_path / "none" / "out.jsonl"))
-    assert folder.returncode == 2
-    assert "is not a folder" in " ".join(folder.stderr.split())
+    assert "is not a folder" in refusal(source, "-o", str(tmp_path / "none" / "out.jsonl"))
 
 
 def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from support.optional import needs
 
-pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+pytestmark = needs("verl")
 
 
 def test_verl_is_the_version_the_touch_points_were_read_in() -> None:
