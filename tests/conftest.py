@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The tests start hundreds of interpreters; without cached bytecode each of them compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
