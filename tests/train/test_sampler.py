@@ -15,7 +15,7 @@ from rstar2.train.verl.rollout_fields import rollout_of, to_extra_fields, trace_
 if TYPE_CHECKING:
     from rstar2.train.verl.sampler import RocReplayBuffer
 
-pytestmark = needs("verl")
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 TRACE = Trace(
     problem_id="p",
