@@ -77,14 +77,17 @@ def begin_module(settings: type[Settings]) -> Settings:
     return settings.model_validate_json(sys.stdin.readline())
 
 
-def stop_group(process: subprocess.Popen[bytes], wait_s: float) -> None:
+def stop_group(
+    process: subprocess.Popen[bytes], wait_s: float, asked_by: signal.Signals = signal.SIGTERM
+) -> None:
     """Ask a process that leads its own session to end, then kill it and all of its group.
 
     Args:
         wait_s: seconds it may take to end; an interrupt meanwhile has it killed at once.
+        asked_by: the signal that it takes for the request.
     """
     try:
-        _signal_group(process, signal.SIGTERM)
+        _signal_group(process, asked_by)
         with suppress(subprocess.TimeoutExpired):
             process.wait(wait_s)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,44 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The tests start hundreds of interpreters; without cached bytecode each of them compiles the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 
+LONGEST_FIRST = [
+    "demo/test_whole_demo.py",
+    "judge/test_faults.py",
+    "judge/service/test_service.py",
+    "cli/test_eval.py",
+    "judge/sandbox/test_attacks.py",
+    "judge/test_attacks.py",
+    "judge/server/test_sessions.py",
+    "judge/client/test_client.py",
+    "cli/test_chat.py",
+    "judge/sandbox/test_faults.py",
+    "judge/server/test_websocket.py",
+    "report/test_viewer.py",
+]
+"""The files of more than about 15 seconds: a long one at the end would leave the other processes idle."""
+
+REAL_VLLM = "engines/test_real_vllm.py"
+collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [REAL_VLLM]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file first, so that everything else can run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_whole_demo.py")
+    places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if collect_ignore:
+        terminalreporter.line(f"not collected: tests/{REAL_VLLM}, as RSTAR2_VLLM_PYTHON is not set")
 
 
 @pytest.fixture(scope="session")

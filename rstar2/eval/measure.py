@@ -146,7 +146,7 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
             "versions": versions(),
             "judge": {"isolation": isolation},
         }
-        client = JudgeClient(url, token, patience_s=measurement.settings.wait_s)
+        client = JudgeClient(url, token, wait_s=measurement.settings.wait_s)
 
         async def work() -> Measured:
             interrupt = _Interrupt(view)

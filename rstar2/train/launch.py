@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
-from rstar2.processes import die_with, stop
+from rstar2.processes import die_with, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
 
 POLL_S = 0.25
@@ -65,7 +65,7 @@ def run_trainer(
     try:
         _follow(process, log, metrics, on_step, stall_s)
     finally:
-        _end(process)
+        stop_group(process, STOP_S, signal.SIGINT)
     if process.returncode != 0:
         raise Failure(
             f"the trainer ended with exit code {process.returncode}: {cause(log)}", f"The whole log: {log}"
@@ -103,7 +103,7 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
     try:
         yield {FORK_SERVER: name}
     finally:
-        stop(server, STOP_S)
+        stop_group(server, STOP_S)
 
 
 def _forked(command: Command) -> Command:
@@ -166,16 +166,3 @@ def _new_lines(path: Path) -> Iterator[dict[str, Any] | None]:
             with contextlib.suppress(ValueError):  # a line of another format is not a step
                 yield json.loads(line)
         yield None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the whole session to end, then make it."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        if process.poll() is not None:
-            break
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)

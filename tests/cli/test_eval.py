@@ -1,4 +1,7 @@
-"""`rstar2 eval` as a user meets it: real processes, a real judge, a server that speaks vLLM's wire format."""
+"""`rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
+
+Commands that end by themselves run in this process; those that are killed, stopped or limited in their own.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner
 
 from rstar2.cli import app
+from rstar2.errors import RStarError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
@@ -29,6 +33,11 @@ from rstar2.trace import read_traces
 COUNT = 24
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -86,8 +95,12 @@ def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, s
     return process.returncode, out, err
 
 
-def run(*words: object, cwd: Path, **how: Any) -> tuple[int, str, str]:
-    return finish(start(*words, cwd=cwd, **how))
+def run(*words: object) -> tuple[int, str, str]:
+    """The command in this process, in the test's folder: exit code, standard output, standard error."""
+    ran = CliRunner().invoke(app, ["eval", *map(str, words)], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    if isinstance(ran.exception, RStarError):
+        return ran.exception.exit_code, ran.stdout, str(ran.exception)
+    return ran.exit_code, ran.stdout, ran.stderr
 
 
 def wait_for(condition: Callable[[], bool], timeout: float = 180) -> None:
@@ -115,7 +128,7 @@ def stable(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: Path, tmp_path: Path) -> None:
     words = (problems, "--oracle", "-n", 2, "--per-problem")
-    code, out, err = run(*words, cwd=tmp_path)
+    code, out, err = finish(start(*words, cwd=tmp_path))
     assert code == 0, err
     for setting in (
         "samples 2",
@@ -138,7 +151,7 @@ def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: 
     assert "48/48 samples" in err
 
     before = (folder / "numbers" / "traces.jsonl").read_bytes()
-    code, out, err = run(*words, cwd=tmp_path)
+    code, out, err = run(*words)
     assert code == 0, err
     assert (folder / "numbers" / "traces.jsonl").read_bytes() == before
     assert list((tmp_path / "runs").iterdir()) == [folder]
@@ -148,9 +161,9 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
     problems: Path, tmp_path: Path, judge: JudgeHandle
 ) -> None:
     words = (problems, "--oracle", "-n", 1, "--run", "r", "--judge", judge.url)
-    assert run(*words, cwd=tmp_path)[0] == 0
+    assert run(*words)[0] == 0
     before = stable(tmp_path / "r" / "numbers")
-    code, _, err = run(*words, "--temperature", 1, "--max-turns", 5, "--limit", 3, cwd=tmp_path)
+    code, _, err = run(*words, "--temperature", 1, "--max-turns", 5, "--limit", 3)
     assert code == 2
     assert "problems.numbers, settings.max_turns, settings.temperature" in err
     assert stable(tmp_path / "r" / "numbers") == before
@@ -163,7 +176,7 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
         servers = ("--url", standin.url, "--judge", judge.url)
         return (problems, *servers, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
 
-    assert run(*words("whole"), cwd=tmp_path)[0] == 0
+    assert run(*words("whole"))[0] == 0
     standin.delay_s = 0.1
     process = start(*words("killed"), cwd=tmp_path)
     wait_for(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
@@ -172,7 +185,7 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     kept = lines(tmp_path / "killed" / "numbers" / "traces.jsonl")
     assert 10 <= kept < 2 * COUNT
     standin.delay_s, asked = 0.0, len(standin.asked)
-    code, out, err = run(*words("killed"), cwd=tmp_path)
+    code, out, err = run(*words("killed"))
     assert code == 0, err
     assert len(standin.asked) - asked == 2 * (2 * COUNT - kept)
     assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
@@ -214,7 +227,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert json.loads(status.read_text())["state"] == "stopped"
 
     standin.delay_s = 0.0
-    assert run(*words, cwd=tmp_path)[0] == 0
+    assert run(*words)[0] == 0
     assert lines(traces) == COUNT
 
 
@@ -247,14 +260,14 @@ def test_a_full_disk_is_reported_without_a_traceback(
 
     # A judge of its own would write files too, its queue's.
     words = (problems, "--oracle", "-n", 4, "--run", "r", "--judge", judge.url)
-    code, _, err = run(*words, cwd=tmp_path, preexec_fn=small_files)
+    code, _, err = finish(start(*words, cwd=tmp_path, preexec_fn=small_files))
     assert code == 1, err
     assert "cannot write r/numbers/traces.jsonl: File too large" in err
     assert "Every sample written so far is kept" in err
     assert "Traceback" not in err
     kept = len(list(read_traces(tmp_path / "r" / "numbers" / "traces.jsonl")))
     assert 0 < kept < 4 * COUNT
-    assert run(*words, cwd=tmp_path)[0] == 0
+    assert run(*words)[0] == 0
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
 
 
@@ -263,7 +276,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
     other.write_text(problems.read_text().replace("aloud", "twice"))
     bounds = ("-n", 1, "--limit", 5)
     words = (problems, other, "--oracle", *bounds, "--run", "r", "--judge", judge.url)
-    code, out, err = run(*words, cwd=tmp_path)
+    code, out, err = run(*words)
     assert code == 0, err
     assert re.search(r"numbers\s+more", out)
     assert "10/10 samples" in err
@@ -300,7 +313,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
     ],
 )
 def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
-    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], said: str, tmp_path: Path
 ) -> None:
     good = '{"problem": "1+1?", "answer": "2"}\n'
     files = {
@@ -313,9 +326,9 @@ def test_bad_input_gets_one_clear_message_exit_2_and_nothing_half_written(
         (tmp_path / f"{name}.jsonl").write_text(text)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("mine")
-    monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    code, shown = _shown(["eval", *words])
+    code, out, err = run(*words)
+    shown = out + err
     assert code == 2, shown
     assert said in re.sub(r"[\s│]+", " ", shown)
     assert "Traceback" not in shown
@@ -329,35 +342,24 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
         raise AssertionError("the benchmark was loaded first")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    monkeypatch.chdir(tmp_path)
     closed = f"http://127.0.0.1:{free_port()}"
-    code, shown = _shown(["eval", "aime24", "--url", closed, "--wait", "0.5"])
-    assert (code, shown.splitlines()[0]) == (2, f"nothing answers at {closed}: connection refused")
+    code, _, err = run("aime24", "--url", closed, "--wait", 0.5)
+    assert (code, err.splitlines()[0]) == (2, f"nothing answers at {closed}: connection refused")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        code, shown = _shown(["eval", "aime24", "--url", silent, "--wait", "0.5"])
+        code, _, err = run("aime24", "--url", silent, "--wait", 0.5)
     assert code == 2
-    assert shown.splitlines()[0] == f"the server at {silent} accepts requests and does not answer"
+    assert err.splitlines()[0] == f"the server at {silent} accepts requests and does not answer"
     assert list(tmp_path.iterdir()) == []
-
-
-def _shown(words: list[str]) -> tuple[int, str]:
-    """A command's exit code and its output, as `main` would give them, without a process of its own."""
-    from rstar2.errors import RStarError
-
-    ran = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    if isinstance(ran.exception, RStarError):
-        return ran.exception.exit_code, str(ran.exception)
-    return ran.exit_code, ran.output
 
 
 def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
     a, b = made_run(tmp_path / "a"), made_run(tmp_path / "b", seed=1, lift=0.5)
-    code, shown = _shown(["eval", "compare", str(a), str(b)])
+    code, shown, _ = run("compare", a, b)
     assert code == 0
     assert "B better" in shown
     assert "gained" in shown
-    code, shown = _shown(["eval", "compare", str(a), str(b), "--json"])
+    code, shown, _ = run("compare", a, b, "--json")
     [found] = json.loads(shown)
     assert found["difference"] > 0.2
     assert found["interval_clustered"][0] > 0
@@ -366,7 +368,7 @@ def test_two_runs_are_compared_in_words_and_in_json(tmp_path: Path) -> None:
 
 
 def test_help_shows_both_uses() -> None:
-    code, shown = _shown(["eval", "--help"])
+    code, shown, _ = run("--help")
     assert code == 0
     assert "Usage: rstar2 eval " in shown.replace("root", "rstar2")
     assert "eval compare runs/before runs/after" in shown

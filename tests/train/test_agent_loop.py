@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+from support.optional import needs
 
 from rstar2.agent import Limits, RolloutError
 from rstar2.prompts import ChatCodec
 from rstar2.train.kept_traces import training_traces
-from rstar2.train.verl.agent_loop import RStarAgentLoop
+
+if TYPE_CHECKING:
+    from rstar2.train.verl.agent_loop import RStarAgentLoop
+
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 
 class BrokenServer:
@@ -23,6 +26,8 @@ class BrokenServer:
 
 def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
     """A loop without VERL's own set-up, which needs a running trainer."""
+    from rstar2.train.verl.agent_loop import RStarAgentLoop
+
     made: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
     made.server_manager = BrokenServer()
     made.rollout_config = SimpleNamespace(name="vllm")

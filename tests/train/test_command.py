@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.optional import needs
 
 from rstar2.errors import UserError
 from rstar2.train.command import StagePaths, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import sft_recipe, stage_recipe
+
+NEEDS_VERL = needs("verl")
 
 
 def paths(root: Path) -> StagePaths:
@@ -20,7 +23,6 @@ def paths(root: Path) -> StagePaths:
 
 def composed(config: str, argv: list[str]) -> Any:
     """What VERL would see: its own defaults under our command line."""
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     import verl.trainer
     from hydra import compose, initialize_config_dir
 
@@ -29,6 +31,8 @@ def composed(config: str, argv: list[str]) -> Any:
         return compose(config_name=config, overrides=argv)
 
 
+@pytest.mark.slow
+@NEEDS_VERL
 @pytest.mark.parametrize("profile", [None, "laptop"])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | None, tmp_path: Path) -> None:
@@ -52,6 +56,8 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
     assert config.trainer.device == ("cuda" if profile is None else "cpu")
 
 
+@pytest.mark.slow
+@NEEDS_VERL
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, ["batch=32"])
@@ -102,6 +108,8 @@ def test_the_stages_are_the_papers() -> None:
     assert [table[n].drop_solved for n in (1, 2, 3)] == [0, 0, 8]
 
 
+@pytest.mark.slow
+@NEEDS_VERL
 def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
     command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
     config = composed("ppo_trainer", command.argv[3:])
@@ -110,12 +118,16 @@ def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None
     assert stage_command(stage_recipe(1, "laptop", []), paths(tmp_path)).env["RAY_ADDRESS"] == "local"
 
 
+@pytest.mark.slow
+@NEEDS_VERL
 def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, ["verl.trainer.test_freq=5", "verl.data.seed=9"])
     config = composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:])
     assert (config.trainer.test_freq, config.data.seed) == (5, 9)
 
 
+@pytest.mark.slow
+@NEEDS_VERL
 def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], over={"verl": {"trainer.save_freq": 77}})
     assert composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:]).trainer.save_freq == 77

@@ -9,8 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from support.optional import needs
 
-pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 
 def test_verl_is_the_version_the_touch_points_were_read_in() -> None:
@@ -66,7 +67,6 @@ def test_rollouts_a_problem_are_read_from_the_row() -> None:
     assert '"__rollout_n__"' in inspect.getsource(agent_loop_tq)
 
 
-@pytest.mark.slow
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
     code = (
         "import verl\n"

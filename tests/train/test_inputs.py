@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.optional import needs
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
@@ -52,9 +53,10 @@ def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
         assert [[dict(m) for m in row["messages"]] for row in rows] == [thoughtful]
 
 
+@pytest.mark.slow
+@needs("verl")
 def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> None:
     """VERL masks the generation prompt; what comes after it, and only that, must be learnt."""
-    pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
     from omegaconf import OmegaConf
     from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
 
@@ -113,8 +115,8 @@ def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: li
     assert missing in caught.value.message
 
 
+@needs("torch")
 def test_the_copy_for_sft_has_our_template_and_the_models_weights(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: pip install 'rstar2[laptop]'")
     from transformers import AutoTokenizer
 
     from rstar2.data import builtin

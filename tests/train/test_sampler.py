@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-pytest.importorskip("verl", reason="VERL is not installed: pip install 'rstar2[laptop]'")
+from support.optional import needs
 
 from rstar2.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.train.roc import Rollout
 from rstar2.train.verl.rollout_fields import rollout_of, to_extra_fields, trace_of
-from rstar2.train.verl.sampler import RocReplayBuffer, raw_metrics
+
+if TYPE_CHECKING:
+    from rstar2.train.verl.sampler import RocReplayBuffer
+
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
 TRACE = Trace(
     problem_id="p",
@@ -45,6 +48,8 @@ def rollout(correct: bool, calls: int = 1, failed: int = 0, **more: Any) -> Roll
 
 
 def buffer(folder: Path, traces_per_step: int = 0, **roc: Any) -> RocReplayBuffer:
+    from rstar2.train.verl.sampler import RocReplayBuffer
+
     return RocReplayBuffer(
         trainer_mode="sync",
         trainer_config={},
@@ -76,6 +81,8 @@ def test_a_rollout_leaves_verls_queue_as_it_entered_wrapped_or_plain(with_trace:
 
 
 def test_raw_statistics_count_what_selection_would_hide() -> None:
+    from rstar2.train.verl.sampler import raw_metrics
+
     rollouts = [
         rollout(True, wall_s=2.0),
         rollout(True, calls=3, failed=2, wall_s=2.0, tool_wait_s=1.0),
