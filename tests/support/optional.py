@@ -6,11 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 
-_REMEDY = {"torch": "pip install 'rstar2[laptop]'", "verl": "pip install 'rstar2[laptop]'"}
-
 
 def needs(package: str) -> pytest.MarkDecorator:
-    """Skips where `package` is not installed; unlike importorskip, collecting the tests does not import it."""
+    """For a package of the `laptop` extra: skips where it is not installed.
+
+    Unlike with importorskip, collecting the tests does not import the package.
+    """
     return pytest.mark.skipif(
-        find_spec(package) is None, reason=f"{package} is not installed: {_REMEDY[package]}"
+        find_spec(package) is None, reason=f"{package} is not installed: pip install 'rstar2[laptop]'"
     )
