@@ -111,7 +111,7 @@ class Browser:
         self._pipe.wait_for("Page.lifecycleEvent", loaderId=loader, name="load")
 
     def run(self, script: str, *arguments: object) -> Any:
-        """What a function body returns in the page, its `arguments` being those given; a promise is awaited.
+        """What a function body returns in the page, its `arguments` being those given; a `Promise` is awaited.
 
         Raises:
             AssertionError: it threw, or did not return.

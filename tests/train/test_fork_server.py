@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'rstar2[laptop]'")
+from support.optional import needs
 
 from rstar2.train.command import Command
 from rstar2.train.launch import FORK_SERVER, run_trainer
 from rstar2.train.verl import fork_client
 
+pytestmark = [pytest.mark.slow, needs("ray")]
 CLIENT = [sys.executable, "-I", "-S", fork_client.__file__]
 # What VERL's processes import is tried by the demo; here it is the process that counts.
 LIGHT_SERVER = (
