@@ -19,8 +19,8 @@ from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.runner import EvalResult, EvalSettings, evaluate, evaluate_all
-from rstar2.eval.settings import sample_seed
+from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, read_traces
 
@@ -113,10 +113,11 @@ def run(plain: ChatCodec, grader: GraderPool, engine: SeededEngine) -> Run:
             "tools": EchoTools(),
             "grader": grader,
             "settings": SETTINGS,
-            "out": out,
             **other,
         }
-        return await evaluate(arguments.pop("problems", PROBLEMS), **arguments)
+        problems = arguments.pop("problems", PROBLEMS)
+        (result,) = await evaluate({"": (problems, out)}, **arguments)
+        return result
 
     return start
 
@@ -239,14 +240,13 @@ async def test_a_lost_tool_call_is_run_again(
     monkeypatch.setattr("rstar2.engines.retry._LONGEST_PAUSE_S", 0.05)
     tools = EchoTools()
     tools.lost = ATTEMPTS - 1
-    result = await evaluate(
-        PROBLEMS,
+    (result,) = await evaluate(
+        {"": (PROBLEMS, tmp_path)},
         engine=OracleEngine(golds(PROBLEMS), plain),
         codec=plain,
         tools=tools,
         grader=grader,
         settings=EvalSettings(samples=1, in_flight=1, wait_s=30),
-        out=tmp_path,
     )
     assert result.summary["lost_calls"] == 0
     assert result.summary["calls_per_trace"] == 1.0
@@ -290,14 +290,13 @@ async def test_the_oracle_scores_exactly_what_it_should_on_all_of_math500(
 ) -> None:
     problems = read_problems(shared / "data" / "math500.jsonl")
     assert len(problems) == 500
-    result = await evaluate(
-        problems,
+    (result,) = await evaluate(
+        {"": (problems, tmp_path)},
         engine=OracleEngine(golds(problems), plain),
         codec=plain,
         tools=EchoTools(),
         grader=grader,
         settings=EvalSettings(samples=1, max_turns=5),
-        out=tmp_path,
     )
     wrong = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl") if not trace.correct}
     assert wrong == {problem.id for problem in problems[::10]}
@@ -310,7 +309,7 @@ async def test_several_benchmarks_share_the_slots(
 ) -> None:
     halves = {"a": (PROBLEMS[:6], tmp_path / "a"), "b": (PROBLEMS[6:], tmp_path / "b")}
     seen: list[Progress] = []
-    results = await evaluate_all(
+    results = await evaluate(
         halves,
         engine=engine,
         codec=plain,
@@ -363,14 +362,13 @@ async def test_memory_stays_flat_however_many_samples_are_run(
             resident[len(resident)] = resident_bytes()
             return await grader.agrade(gold, pred)
 
-    result = await evaluate(
-        PROBLEMS,
+    (result,) = await evaluate(
+        {"": (PROBLEMS, tmp_path)},
         engine=Wordy(),
         codec=plain,
         tools=EchoTools(),
         grader=Watched(),
         settings=EvalSettings(samples=8, in_flight=8),
-        out=tmp_path,
     )
     assert result.summary["samples"] == 96
     assert result.summary["mean_tokens"] > 10_000
