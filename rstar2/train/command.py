@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,13 @@ class Command:
     argv: list[str]
     env: dict[str, str]
     """On top of the caller's environment."""
+
+
+@dataclass(frozen=True)
+class _InHydrasGrammar:
+    """A value that a recipe's `[verl]` table writes in Hydra's own grammar."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -234,10 +242,13 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, so that both ways of writing them reach VERL."""
+    """Nested tables as dotted keys, so that both ways of writing them reach VERL, and texts as they stand."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = _InHydrasGrammar(value) if isinstance(value, str) else value
     return flat
 
 
@@ -256,5 +267,16 @@ def _hydra_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(_hydra_value(item) for item in value) + "]"
     if isinstance(value, Path):
-        return "'" + str(value.absolute()).replace("'", r"\'") + "'"
-    return str(value)
+        return _quoted(str(value.absolute()))
+    if isinstance(value, _InHydrasGrammar):
+        return value.text
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
+def _quoted(text: str) -> str:
+    """A text as Hydra's grammar writes it, so that it stays a text: unquoted, "1" is a number and "false" is none.
+
+    Source: the grammar of Hydra 1.3's overrides; OmegaConf would resolve `${…}`.
+    """
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text.replace("${", r"\${"))
+    return "'" + re.sub(r"(\\+)$", r"\1\1", text) + "'"

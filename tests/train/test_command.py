@@ -118,6 +118,59 @@ def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None
     assert stage_command(stage_recipe(1, "laptop", []), paths(tmp_path)).env["RAY_ADDRESS"] == "local"
 
 
+ODD = [
+    "1",
+    "false",
+    "null",
+    "a b",
+    "a,b",
+    "it's",
+    'say "x"',
+    "k=v",
+    "$HOME",
+    "${env}",
+    "back\\",
+    "\\'",
+    "[x]",
+    "日本",
+    "",
+]
+
+
+@pytest.mark.slow
+@NEEDS_VERL
+@pytest.mark.parametrize("text", ODD)
+def test_a_text_stays_that_text_through_hydra(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray refuses an environment variable that is a number, and a path may hold whatever a folder's name may."""
+    from omegaconf import OmegaConf
+    from ray.runtime_env import RuntimeEnv
+
+    monkeypatch.setattr(
+        "rstar2.train.command._environment", lambda hardware, metrics: {"ODD": text, "ONE": "1"}
+    )
+    recipe = stage_recipe(1, None, [])
+    place = StagePaths.of(tmp_path / (text.replace("/", "") or "x"), tmp_path / "m")
+    config = composed("ppo_trainer", stage_command(recipe, place).argv[3:])
+    ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    assert RuntimeEnv(**ray_init["runtime_env"])["env_vars"] == {"ODD": text, "ONE": "1"}
+    assert OmegaConf.to_container(config.data, resolve=True)["train_files"] == str(place.data)
+
+
+@pytest.mark.slow
+@NEEDS_VERL
+def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+    from ray.runtime_env import RuntimeEnv
+
+    command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
+    runtime_env = OmegaConf.to_container(
+        composed("ppo_trainer", command.argv[3:]).ray_kwargs.ray_init.runtime_env, resolve=True
+    )
+    assert RuntimeEnv(**runtime_env)["env_vars"] == command.env
+
+
 @pytest.mark.slow
 @NEEDS_VERL
 def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
