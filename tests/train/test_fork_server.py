@@ -142,20 +142,20 @@ def test_without_a_server_the_command_runs_in_an_interpreter_of_its_own(tmp_path
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming another user needs root")
-def test_another_user_is_not_served(server: dict[str, str]) -> None:
+@pytest.mark.parametrize(("uid", "served"), [(0, True), (65534, False)])
+def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, served: bool) -> None:
     code = (
-        "import os, socket, sys\nos.setuid(65534)\n"
-        "client = socket.socket(socket.AF_UNIX)\nclient.settimeout(30)\n"
-        "client.connect(chr(0) + sys.argv[1])\nprint(client.recv(8))"
+        "import array, json, os, socket, sys\nos.setuid(int(sys.argv[2]))\n"
+        "client = socket.socket(socket.AF_UNIX)\nclient.settimeout(60)\nclient.connect(chr(0) + sys.argv[1])\n"
+        "body = json.dumps({'argv': ['-m', 'this'], 'env': {}, 'cwd': '/', 'umask': 18}).encode()\n"
+        "files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))]\n"
+        "try:\n    client.sendmsg([len(body).to_bytes(8, 'big')], files)\n    client.sendall(body)\n"
+        "    answer = client.recv(8)\nexcept ConnectionError:\n    answer = b''\n"
+        "sys.exit(0 if len(answer) == 8 else 5)"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, server[FORK_SERVER]],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
-    assert ran.stdout == "b''\n", ran.stderr
+    command = [sys.executable, "-c", code, server[FORK_SERVER], str(uid)]
+    ran = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+    assert ran.returncode == (0 if served else 5), ran.stderr
 
 
 def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:
