@@ -28,7 +28,7 @@ from rstar2.files import write_json
 from rstar2.runs import Run
 from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline, run_timing
 from rstar2.train.recipe import StageRecipe
-from rstar2.train.stages import PhaseProgress, run_sft
+from rstar2.train.stages import PhaseProgress, is_done, run_sft
 from rstar2.train.timing import PhaseTimer
 
 TOKENIZER_TRACES = 1500
@@ -83,6 +83,10 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
 def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     """Stage 0 on flawed traces; makes the model and the traces first."""
     run = pipeline.run
+    if not is_done(run.path / "sft"):
+        pipeline.trainer_env(
+            plan.sft.hardware
+        )  # what it starts gets ready while the model and the data are made
     count = plan.demo.traces.count
     data = run.path / "data" / "sft.parquet"
     base = _base(plan.demo, run.path)

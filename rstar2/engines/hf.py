@@ -26,6 +26,9 @@ from transformers.utils import logging
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.errors import UserError
 
+JOIN_EVERY = 4
+"""Steps between which no request joins a running batch: each time costs about as much as a step."""
+
 
 @dataclass
 class _Row:
@@ -78,6 +81,7 @@ class HFEngine:
         self._rows: list[_Row] = []
         self._cache: DynamicCache | None = None
         self._mask = torch.zeros(0, 0, dtype=torch.long)
+        self._steps = 0
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="hf-engine", daemon=True)
         self._thread.start()
@@ -148,6 +152,9 @@ class HFEngine:
     def _accept_requests(self) -> bool:
         """Let waiting requests join; block while there is nothing to do. False once closed."""
         joining: list[_Row] = []
+        self._steps += 1
+        if self._rows and self._steps % JOIN_EVERY:
+            return True
         while len(self._rows) + len(joining) < self._max_batch:
             try:
                 item = self._inbox.get(block=not self._rows and not joining)

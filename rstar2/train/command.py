@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ PLUGIN = "rstar2.train.verl.plugin"
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": PLUGIN,
-    "OMP_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -205,6 +206,7 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": paths.agent_loop,
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
         "+trainer.v1.sampler.sampler_kwargs": {

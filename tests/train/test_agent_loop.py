@@ -54,3 +54,38 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     traces = list(training_traces(tmp_path))
     found = [(trace.problem_id, trace.sample, trace.step, trace.gold, trace.finish) for trace in traces]
     assert found == [("sum", 3, 12, "4", "error")] * kept
+
+
+async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rstar2.train.verl import agent_loop_manager
+
+    made = []
+
+    class Loop:
+        async def run(self, sampling_params: dict[str, Any], **row: Any) -> str:
+            return f"{row['problem']} at {sampling_params['temperature']}"
+
+    def instantiate(config: dict[str, str], **given: Any) -> Loop:
+        made.append(config["_target_"])
+        return Loop()
+
+    monkeypatch.setattr(agent_loop_manager, "instantiate", instantiate)
+    monkeypatch.setitem(agent_loop_manager._agent_loop_registry, "ours", {"_target_": "a.Loop"})
+    worker: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)
+    worker._loops, outputs = {}, []
+    worker.config = SimpleNamespace(data={})
+    for name in ("llm_client", "tokenizer", "processor", "hf_model_type", "dataset_cls", "tools"):
+        setattr(worker, name, None)
+
+    async def postprocess(output: str, validate: bool, **row: Any) -> None:
+        outputs.append((output, validate, row))
+
+    worker._agent_loop_postprocess = postprocess
+    for problem in ("sum", "product"):
+        row = {"agent_name": "ours", "trace": False, "problem": problem}
+        await worker._run_agent_loop({"temperature": 1.0}, {"validate": False}, **row)
+    assert made == ["a.Loop"]
+    assert outputs == [
+        ("sum at 1.0", False, {"problem": "sum"}),
+        ("product at 1.0", False, {"problem": "product"}),
+    ]

@@ -61,6 +61,23 @@ def test_agent_loops_hand_over_a_score_of_their_own() -> None:
     assert "final_output.reward_score is None" in inspect.getsource(AgentLoopWorker._compute_score)
 
 
+def test_a_worker_runs_each_rollout_by_one_method() -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker, _agent_loop_registry
+    from verl.trainer.ppo.v1 import agent_loop_tq
+
+    assert isinstance(_agent_loop_registry, dict)
+    assert issubclass(agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class, AgentLoopWorker)
+    queued = inspect.getsource(agent_loop_tq)
+    assert "def _run_agent_loop" not in queued
+    assert "self.agent_loop_workers_class = AgentLoopWorkerTQ" in queued
+    given = inspect.signature(AgentLoopWorker._run_agent_loop).parameters
+    assert {"sampling_params", "trajectory", "agent_name", "trace", "kwargs"} <= set(given)
+    source = inspect.getsource(AgentLoopWorker._run_agent_loop)
+    assert 'self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)' in source
+    for argument in ("trainer_config", "server_manager", "tokenizer", "processor", "dataset_cls", "tools"):
+        assert f"{argument}=" in source
+
+
 def test_rollouts_a_problem_are_read_from_the_row() -> None:
     from verl.trainer.ppo.v1 import agent_loop_tq
 
@@ -76,6 +93,14 @@ def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
         "from verl.workers.rollout.replica import get_rollout_replica_class\n"
         "assert get_platform().device_name == 'cpu'\n"
         "assert distributed.initialize_global_process_group.__module__ == 'rstar2.train.verl.plugin'\n"
+        "import torch\n"
+        "from verl.utils import torch_functional\n"
+        "logits = torch.randn(7, 5, requires_grad=True)\n"
+        "labels = torch.randint(5, (7,))\n"
+        "ours = torch_functional.logprobs_from_logits(logits, labels)\n"
+        "theirs = torch.log_softmax(logits, -1).gather(-1, labels[:, None]).squeeze(-1)\n"
+        "assert 'rstar2' in torch_functional.logprobs_from_logits_v2.__module__\n"
+        "assert torch.allclose(ours, theirs) and ours.shape == (7,)\n"
         "print(get_rollout_class('rstar2_cpu').__name__, get_rollout_replica_class('rstar2_cpu').__name__)\n"
     )
     env = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin"}

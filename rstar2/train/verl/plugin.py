@@ -9,8 +9,10 @@ import os
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed
-from verl.utils import distributed
+from torch.nn.functional import cross_entropy
+from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -40,11 +42,18 @@ def _with_gloo(original: Any) -> Any:
     return init
 
 
+def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Stands in for `logprobs_from_logits_v2`, which loops over the first dimension: over single tokens here."""
+    losses = cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    return -losses.view(labels.shape)
+
+
 if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
     distributed.initialize_global_process_group = _init_gloo
     distributed.initialize_global_process_group_ray = _with_gloo(
         distributed.initialize_global_process_group_ray
     )
+    torch_functional.logprobs_from_logits_v2 = _logprobs
     # VERL registers FSDP engines for cuda and npu; with every tensor on the CPU the cuda one runs as it is.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     RolloutReplicaRegistry.register(cpu_platform.CPU_ROLLOUT, _load_replica)

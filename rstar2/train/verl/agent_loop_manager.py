@@ -1,0 +1,60 @@
+"""Hands VERL's prompts to rollouts, with one agent loop for all rollouts of a process.
+
+VERL makes an agent loop for every rollout, by Hydra, which takes 5 to 8 ms of the process that runs all of them: more
+than the loop itself. Ours keeps no state between rollouts. VERL's setting `rollout.agent.agent_loop_manager_class`
+names this module's manager.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from hydra.utils import instantiate
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    DictConfigWrap,
+    ToolListWrap,
+    _agent_loop_registry,
+)
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+
+class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """VERL's worker, but for where the agent loop comes from."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._loops: dict[str, AgentLoopBase] = {}
+
+    async def _run_agent_loop(
+        self,
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        *,
+        agent_name: str,
+        trace: bool = True,
+        **row: Any,
+    ) -> None:
+        if agent_name not in self._loops:
+            self._loops[agent_name] = instantiate(
+                config=_agent_loop_registry[agent_name],
+                trainer_config=DictConfigWrap(self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=DictConfigWrap(self.config.data),
+                tools=ToolListWrap(self.tools),
+            )
+        output = await self._loops[agent_name].run(sampling_params, **row)
+        await self._agent_loop_postprocess(output, trajectory["validate"], **row)
+
+
+class AgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+    """VERL's manager, with the workers of this module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(AgentLoopWorker)
