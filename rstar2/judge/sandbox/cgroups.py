@@ -1,6 +1,7 @@
-"""Limits the memory and processes of a whole jail, where control groups can be written (versions 1 and 2).
+"""Limits what a whole jail takes, where control groups can be written (versions 1 and 2).
 
-The limit is what the zygotes hold plus what the program may take.
+The limit of memory is what the zygotes hold plus what the program may take. Of the processors a jail gets the share
+of one process, however many it has: by a group where the kernel does not group processes by session anyway.
 
 For speed only: the jail is in one group, because to move each program into its own would take the kernel
 milliseconds.
@@ -26,6 +27,16 @@ def _own_groups() -> dict[str, str]:
         for name in names.split(","):
             groups[name] = path
     return groups
+
+
+def _sessions_share_processors() -> bool:
+    """Whether the kernel gives each session, and so each program, an equal share. Source: sched(7), autogroup."""
+    try:
+        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+    except OSError:
+        return False
+    groups = _own_groups()
+    return enabled and groups.get("cpu", groups.get("")) == "/"
 
 
 def _candidates(controller: str) -> list[Path]:
@@ -62,6 +73,7 @@ class Cgroup:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
         self.pids = self._make("pids", ("pids.max",))
+        self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self._limit = 0
         self._limit_file = "memory.limit_in_bytes"
         if self.memory is not None and not (self.memory / self._limit_file).exists():
@@ -89,7 +101,7 @@ class Cgroup:
         return None
 
     def _paths(self) -> set[Path]:
-        return {path for path in (self.memory, self.pids) if path is not None}
+        return {path for path in (self.memory, self.pids, self.cpu) if path is not None}
 
     def add(self, pid: int) -> None:
         """Move a process, and so its later children, into the group; do without the group if that is refused."""
@@ -99,6 +111,7 @@ class Cgroup:
             except OSError:
                 self.memory = None if path == self.memory else self.memory
                 self.pids = None if path == self.pids else self.pids
+                self.cpu = None if path == self.cpu else self.cpu
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
