@@ -22,7 +22,7 @@ LIMIT_S = 10.0
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
 TIMEOUT_LINE = "Suicide from timeout.\n"
-"""What code-judge's own harness prints after a program's output when its time is over; the published rollouts show it."""
+"""What code-judge's own harness prints after a program's output when its time is over, so that models saw it."""
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 _REASONS: dict[Outcome, Reason] = {
     "timeout": "worker_timeout",
