@@ -44,18 +44,16 @@ class JailLost(Exception):
 class Jail:
     """One jail, built on creation.
 
-    Args:
-        cgroup: limits the programs; the zygotes are in it too, so that a fork is in it at once.
-        preload_cgroup: for zygotes while they load libraries; what they load stays counted there, not as a
-            program's memory.
-
     Raises:
         Failure: the machine refuses what the spec asks for; the message says what.
     """
 
-    def __init__(self, spec: JailSpec, cgroup: Cgroup, preload_cgroup: Cgroup) -> None:
+    def __init__(self, spec: JailSpec) -> None:
         self.spec = spec
-        self._cgroup, self._preload_cgroup = cgroup, preload_cgroup
+        self.cgroup = Cgroup()
+        """Limits the programs; the zygotes are in it too, so that a fork is in it at once."""
+        self._preload_cgroup = Cgroup()
+        """For zygotes while they load libraries; what they load stays counted there, not as a program's memory."""
         self.ended: dict[int, Report] = {}
         """Reports of sessions that ended while nothing waited for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +68,7 @@ class Jail:
         with theirs, self._log.open("wb") as log:
             self._process = _spawn(theirs.fileno(), log)
         try:
-            cgroup.add(self._process.pid)
+            self.cgroup.add(self._process.pid)
             # The kernel should rather kill a program. Only root may ask for that.
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("-500")
@@ -112,7 +110,7 @@ class Jail:
         ours.settimeout(_PRELOAD_TIMEOUT_S)
         self._sockets[kind] = ours
         self._preloading.add(kind)
-        preload, final = self._preload_cgroup.open_process_lists(), self._cgroup.open_process_lists()
+        preload, final = self._preload_cgroup.open_process_lists(), self.cgroup.open_process_lists()
         try:
             command = {"op": "fork zygote", "kind": kind, "groups": len(preload)}
             self.send(parent, command, (theirs.fileno(), *preload, *final))
@@ -252,6 +250,8 @@ class Jail:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
+        self.cgroup.close()
+        self._preload_cgroup.close()
 
 
 def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -64,8 +64,6 @@ class Sandbox:
         best: tuple[Isolation, ...] = ("strict", "landlock")
         self._tiers = [tier] if tier else [name for name in best if ISOLATION_ORDER.index(name) >= least]
         self._spec: JailSpec | None = None
-        self._cgroup: Cgroup | None = None
-        self._preload_cgroup: Cgroup | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
         self._affinity: CpuAffinity | None = None
@@ -121,9 +119,7 @@ class Sandbox:
     def exceptions(self) -> list[str]:
         """What the tier in force does not enforce on this machine, one sentence each."""
         spec = self._started_spec()
-        self._open_jail()
-        assert self._cgroup is not None
-        return tiers.exceptions(spec, self._cgroup)
+        return tiers.exceptions(spec, self._open_jail().cgroup)
 
     def _started_spec(self) -> JailSpec:
         if self._spec is None:
@@ -136,10 +132,9 @@ class Sandbox:
             # What the last program of a lost jail wrote there must not be there for the next.
             os.makedirs(spec["work_dir"], exist_ok=True)
             remove_contents(spec["work_dir"], set())
-        self._cgroup, self._preload_cgroup = Cgroup(), Cgroup()
-        self._jail = Jail(spec, self._cgroup, self._preload_cgroup)
-        self._cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
-        self._baseline = self._cgroup.used()
+        self._jail = Jail(spec)
+        self._jail.cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
+        self._baseline = self._jail.cgroup.used()
         if self._all_zygotes:
             self.start_zygotes()
         return self._jail
@@ -183,9 +178,7 @@ class Sandbox:
     def _run_once(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
         kind = self._prepare_zygote(jail, zygote_kind_for(request.code), request.memory_mb)
-        cgroup = self._cgroup
-        assert cgroup is not None
-        kills = cgroup.kills()
+        kills = jail.cgroup.kills()
         with Streams(request.stdin, tiers.program_host_uid(jail.spec)) as streams:
             began = time.monotonic()
             command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
@@ -194,24 +187,24 @@ class Sandbox:
             wall_s = time.monotonic() - began
             self._used_s += end.cpu_s + _OVERHEAD_S
             report_kind, text = streams.reported(command["nonce"])
-            outcome = end.outcome(cgroup, kills, report_kind)
+            outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
                 self._drop_jail(end.problem)
-            return streams.result(
-                run_id,
-                outcome,
-                self.isolation,
-                value=text if report_kind == "v" else None,
+            return RunResult(
+                id=run_id,
+                outcome=outcome,
+                value=text if report_kind == "v" and outcome == "ok" else None,
                 exit_code=end.exit_code,
                 cpu_s=end.cpu_s,
                 wall_s=wall_s,
+                isolation=self.isolation,
+                **streams.output(),
             )
 
     def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
         """Wait for the zygote, and set the memory limit to what the zygotes hold and the program may take."""
-        assert self._cgroup is not None
         kind = jail.usable_kind(kind)
-        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
+        jail.cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
         return kind
 
     def _start_process(
@@ -359,10 +352,6 @@ class Sandbox:
             self._jail = None
         for session in list(self._sessions.values()):
             session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
-        for cgroup in (self._cgroup, self._preload_cgroup):
-            if cgroup is not None:
-                cgroup.close()
-        self._cgroup = self._preload_cgroup = None
 
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""

@@ -130,14 +130,15 @@ class Session:
         outcome = cell.outcome(self._cgroup, self._kills)
         spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
         end = cell.process_end
-        result = self._streams.result(
-            cell_id,
-            outcome,
-            self._jail.spec["tier"],
-            value=cell.text if cell.kind == "v" else None,
+        result = RunResult(
+            id=cell_id,
+            outcome=outcome,
+            value=cell.text if cell.kind == "v" and outcome == "ok" else None,
             exit_code=end.exit_code if end is not None else None,
             cpu_s=max(0.0, spent),
             wall_s=wall_s,
+            isolation=self._jail.spec["tier"],
+            **self._streams.output(),
         )
         if end is not None:
             self._end_with(end, outcome, cell.kill_reason)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Self
+from typing import Any, Self
 
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
-from rstar2.judge.schema import MAX_OUTPUT_BYTES, Isolation, Outcome, RunResult
+from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
 _PIPE_BYTES = 65536
 _CHUNK = 1 << 16
@@ -131,31 +131,14 @@ class Streams:
         data = self.report.data() if self.report is not None else b""
         return parse_report(data, nonce) or ("", "")
 
-    def result(
-        self,
-        run_id: str,
-        outcome: Outcome,
-        isolation: Isolation,
-        *,
-        value: str | None,
-        exit_code: int | None,
-        cpu_s: float,
-        wall_s: float,
-    ) -> RunResult:
-        """A program's or cell's result, with the output read here; its value counts only if it was `ok`."""
-        return RunResult(
-            id=run_id,
-            outcome=outcome,
-            stdout=self.stdout.text(),
-            stderr=self.stderr.text(),
-            value=value if outcome == "ok" else None,
-            exit_code=exit_code,
-            stdout_truncated=self.stdout.truncated,
-            stderr_truncated=self.stderr.truncated,
-            cpu_s=cpu_s,
-            wall_s=wall_s,
-            isolation=isolation,
-        )
+    def output(self) -> dict[str, Any]:
+        """The fields of a `RunResult` that hold what was printed."""
+        return {
+            "stdout": self.stdout.text(),
+            "stderr": self.stderr.text(),
+            "stdout_truncated": self.stdout.truncated,
+            "stderr_truncated": self.stderr.truncated,
+        }
 
     def close(self) -> None:
         self.sent()

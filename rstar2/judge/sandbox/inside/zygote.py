@@ -15,9 +15,8 @@ import select
 import sys
 import time
 
-from rstar2.judge.sandbox.inside import namespaces, preload, program, session, syscalls, wire
+from rstar2.judge.sandbox.inside import namespaces, prefault, preload, program, session, syscalls, wire
 from rstar2.judge.sandbox.inside.confine import Confinement
-from rstar2.judge.sandbox.inside.prefault import PrefaultedPages, written_since_fork
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
@@ -52,7 +51,7 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int]) -> Forked:
     """Serve until the worker is gone. Returns only in a process forked for a program: what to run there.
 
     Args:
-        rings: for the zygotes' prefaulted pages.
+        rings: from `open_rings`; each zygote takes one.
     """
     # Programs share the interpreter, and must not find this package in it.
     for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
@@ -86,7 +85,7 @@ class Zygote:
         self._control = control
         self._confinement = Confinement(spec)
         self._scratch = scratch
-        self._prefaulted = PrefaultedPages(rings)
+        self._ring = rings.pop() if rings else -1
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
@@ -218,8 +217,8 @@ class Zygote:
         try:
             # While the child lives: a page that the two no longer share is then a page of its own, and is not
             # copied together with a huge page around it.
-            pages = written_since_fork(child.pid) | written_since_fork(os.getpid())
-            self._prefaulted.register(pages)
+            pages = prefault.written_since_fork(child.pid) | prefault.written_since_fork(os.getpid())
+            prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
         except OSError as error:
             answer["problem"] = str(error)
@@ -284,7 +283,8 @@ class Zygote:
                 os.close(other)
             return None
         self._control.close()
-        self._prefaulted.close()
+        if self._ring >= 0:
+            os.close(self._ring)
         set_affinity(self._cpus)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
