@@ -110,15 +110,12 @@ class SyncJudgeClient:
         self._pid = 0
 
     def run(self, request: RunRequest) -> RunResult:
-        """See `JudgeClient.run`."""
         return self._wait(self._client.run(request))
 
     def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """See `JudgeClient.run_many`."""
         return self._wait(self._client.run_many(requests))
 
     def health(self) -> dict[str, Any]:
-        """See `JudgeClient.health`."""
         return self._wait(self._client.health())
 
     def close(self) -> None:

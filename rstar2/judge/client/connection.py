@@ -258,11 +258,7 @@ class Connection:
                 call.result.set_result(response.result)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
-        """A new WebSocket.
-
-        Raises:
-            JudgeError: the judge refuses it.
-        """
+        """A new WebSocket; JudgeError where the judge refuses it."""
         try:
             async with asyncio.timeout(CONNECT_S):
                 return await self.http.ws_connect(

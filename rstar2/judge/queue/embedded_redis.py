@@ -117,14 +117,8 @@ class EmbeddedRedis:
     def _launch(self) -> subprocess.Popen[bytes] | None:
         """→ the process, or None if it does not answer."""
         self.stop()
-        self.process = start_bound([server_binary(), "-"], self.log, self._config())
-        return self.process if self._answers(self.process, time.monotonic() + START_S) else None
-
-    def _config(self) -> str:
-        socket = f'unixsocket "{self._socket}"\nunixsocketperm 700\n' if self._has_socket else ""
-        return f'{_CONFIG}port {self.port}\nrequirepass {self.password}\ndir "{self.folder}"\n{socket}'
-
-    def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+        self.process = process = start_bound([server_binary(), "-"], self.log, self._config())
+        deadline = time.monotonic() + START_S
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
             while time.monotonic() < deadline and process.poll() is None:
                 try:
@@ -132,8 +126,12 @@ class EmbeddedRedis:
                 except redis.RedisError:
                     time.sleep(0.01)
                 else:
-                    return True
-        return False
+                    return process
+        return None
+
+    def _config(self) -> str:
+        socket = f'unixsocket "{self._socket}"\nunixsocketperm 700\n' if self._has_socket else ""
+        return f'{_CONFIG}port {self.port}\nrequirepass {self.password}\ndir "{self.folder}"\n{socket}'
 
     def stop(self) -> None:
         if self.process is not None:

@@ -42,7 +42,7 @@ class JailLost(Exception):
 
 
 class Jail:
-    """One jail, built on creation.
+    """One jail, built on creation. Its methods raise JailLost where a zygote is gone or does not answer.
 
     Raises:
         Failure: the machine refuses what the spec asks for; the message says what.
@@ -97,11 +97,7 @@ class Jail:
         return self._log.read_text(errors="replace").strip()[-2000:]
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile.
-
-        Raises:
-            JailLost: the jail is gone.
-        """
+        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile."""
         if kind in self._sockets:
             return
         parent = PARENTS[kind]
@@ -120,11 +116,7 @@ class Jail:
                 os.close(fd)
 
     def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
-        """The socket of a zygote, once it has loaded its libraries.
-
-        Raises:
-            JailLost: it did not become ready.
-        """
+        """The socket of a zygote, once it has loaded its libraries."""
         self.start_zygote(kind)
         control = self._sockets[kind]
         if kind in self._preloading:
@@ -139,11 +131,7 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's.
-
-        Raises:
-            JailLost: it did not become ready.
-        """
+        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's."""
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
@@ -153,11 +141,7 @@ class Jail:
         return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
     def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`.
-
-        Raises:
-            JailLost: the zygote is gone.
-        """
+        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`."""
         try:
             wire.send(self._sockets[kind], message, fds)
         except (wire.Closed, OSError) as error:
@@ -172,7 +156,7 @@ class Jail:
         """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
 
         Raises:
-            JailLost: the zygote is gone, or says that it could not start the program.
+            JailLost: also where the zygote says that it could not start the program.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]

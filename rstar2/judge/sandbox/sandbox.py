@@ -21,7 +21,7 @@ from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
-from rstar2.judge.sandbox.streams import Streams
+from rstar2.judge.sandbox.streams import Streams, memory_file
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteKind, zygote_kind_for
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
@@ -118,8 +118,8 @@ class Sandbox:
 
     def exceptions(self) -> list[str]:
         """What the tier in force does not enforce on this machine, one sentence each."""
-        spec = self._started_spec()
-        return tiers.exceptions(spec, self._open_jail().cgroup)
+        jail = self._open_jail()
+        return tiers.exceptions(jail.spec, jail.cgroup)
 
     def _started_spec(self) -> JailSpec:
         if self._spec is None:
@@ -179,7 +179,7 @@ class Sandbox:
         jail = self._open_jail()
         kind = self._prepare_zygote(jail, zygote_kind_for(request.code), request.memory_mb)
         kills = jail.cgroup.kills()
-        with Streams(request.stdin, tiers.program_host_uid(jail.spec)) as streams:
+        with contextlib.closing(Streams(request.stdin, tiers.program_host_uid(jail.spec))) as streams:
             began = time.monotonic()
             command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
             with self._abort.watch(run_id) as abort:
@@ -210,16 +210,11 @@ class Sandbox:
     def _start_process(
         self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
     ) -> StartCommand:
-        """Have a zygote fork the process of a program, or of a session. Returns the command that it got.
-
-        Args:
-            code: the program's.
-            session: the session's number; 0 for a program.
-        """
+        """Have a zygote fork the process of a program, or of the session of this number. → the command."""
         self._key += 1
         is_long = len(code) > wire.MAX_MESSAGE // 8
         if is_long:
-            streams.add_text("code", code)
+            streams.add("code", memory_file(code.encode()))
         command = StartCommand(
             op="start",
             key=self._key,
@@ -248,11 +243,9 @@ class Sandbox:
         """Have one more zygote record which pages programs write, so that its forks take less time.
 
         Call it when there is no program to run: it takes about a tenth of a second, once per zygote.
+        → whether there was one with its libraries loaded that had not been profiled.
 
         For speed only: see `inside.prefault`.
-
-        Returns:
-            Whether there was a zygote with its libraries loaded that had not been profiled.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -275,7 +268,7 @@ class Sandbox:
             return
         for _ in range(_PROFILE_RUNS):
             self._run_once(program, "profile")
-        with Streams("", tiers.program_host_uid(jail.spec)) as streams:
+        with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
             code = program.code + _STAY
             key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
@@ -320,7 +313,7 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         undo.callback(ours.close)
         owner = tiers.program_host_uid(jail.spec, number)
-        streams = undo.enter_context(Streams("", owner, theirs.detach()))
+        streams = undo.enter_context(contextlib.closing(Streams("", owner, theirs.detach())))
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
@@ -340,11 +333,7 @@ class Sandbox:
                 work_dir.rmdir()
 
     def _drop_jail(self, reason: str = "") -> None:
-        """Kill everything inside. The next program has a new jail built.
-
-        Args:
-            reason: why, where this was not planned.
-        """
+        """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
         if reason:
             log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
         if self._jail is not None:

@@ -184,10 +184,7 @@ def landlock_filter(abi: int) -> bytes:
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
     # Streams only: a datagram socket, though one of a pair, could still send to any address.
     rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
-    if abi >= TRUNCATE_ABI:
-        rules.allow("truncate")
-    else:
-        rules.refuse("truncate")
+    (rules.allow if abi >= TRUNCATE_ABI else rules.refuse)("truncate")
     if abi >= SIGNAL_ABI:
         rules.allow(_SIGNALS)
         _add_kill(rules)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Any, Self
+from typing import Any
 
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
 from rstar2.judge.schema import MAX_OUTPUT_BYTES
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Streams:
-    """The descriptors of one program or session. Call `close`, or use it in a `with`.
+    """The descriptors of one program or session. Call `close` in the end.
 
     Args:
         stdin: text on standard input.
@@ -89,10 +89,6 @@ class Streams:
         self.names = ["stdin", "stdout", "stderr", "report"]
         self.theirs = [_input(stdin.encode(), owner), self.stdout.theirs, self.stderr.theirs, channel]
         self._to_close = list(self.theirs)
-
-    def add_text(self, name: str, text: str) -> None:
-        """Send a long text along as a file in memory."""
-        self.add(name, _memory_file(text.encode()))
 
     def add(self, name: str, fd: int) -> None:
         """Send a descriptor along; it is closed here once sent."""
@@ -145,12 +141,6 @@ class Streams:
         while self.ours:
             os.close(self.ours.popitem()[0])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
     """The (kind, text) of a report, or answer to a cell, that carries the nonce; None until it is complete.
@@ -168,7 +158,7 @@ def _input(data: bytes, owner: int) -> int:
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     if len(data) > _PIPE_BYTES:
-        return _memory_file(data)
+        return memory_file(data)
     fd, writer = os.pipe2(os.O_CLOEXEC)
     os.fchown(fd, owner, -1)
     os.write(writer, data)
@@ -176,7 +166,8 @@ def _input(data: bytes, owner: int) -> int:
     return fd
 
 
-def _memory_file(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
+    """A descriptor of a new file in memory, at its beginning."""
     fd = os.memfd_create("text", os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:

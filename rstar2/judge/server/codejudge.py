@@ -102,7 +102,6 @@ def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> d
 
 
 async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
-    """The answers to some submissions, in order."""
     answers: dict[int, dict[str, Any]] = {}
     good: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):

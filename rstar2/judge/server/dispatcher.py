@@ -49,11 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
-    """The queue holds as much as it may.
-
-    Args:
-        retry_after_s: when to ask again.
-    """
+    """The queue holds as much as it may; `retry_after_s` says when to ask again."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"the queue is full, try again in {retry_after_s:.0f} s")

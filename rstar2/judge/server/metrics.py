@@ -31,12 +31,10 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """The workers whose last heartbeat is recent."""
     return [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
 
 
 def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
-    """The weakest tier among the workers."""
     return min((worker["isolation"] for worker in workers), key=ISOLATION_ORDER.index, default=None)
 
 
@@ -70,7 +68,6 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Everything `/status` tells."""
     workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
         worker_states(dispatcher),
         _counts(dispatcher, queue.OUTCOMES),
@@ -95,8 +92,6 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 class _Snapshot(Collector):
-    """One status as metrics."""
-
     def __init__(self, status: dict[str, Any]) -> None:
         self.status = status
 

@@ -84,8 +84,6 @@ class _Response:
 
 
 class StreamConnection:
-    """One connection of one client."""
-
     def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
         self.dispatcher = dispatcher
         self.socket = socket

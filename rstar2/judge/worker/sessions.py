@@ -24,8 +24,6 @@ CHECK_EVERY_S = 1.0
 
 @dataclass
 class OpenSession:
-    """One session and its limits."""
-
     session: Session
     asked: SessionRequest
     opened: float
@@ -71,7 +69,6 @@ class WorkerSessions:
         self.next_check = 0.0
 
     def run_task(self, task: Task) -> CellResult:
-        """Do what one task asks for."""
         command = SessionCommand.model_validate_json(task.body)
         queued_s = max(0.0, time.time() - task.at)
         self._end_if_overdue(command.session, queued_s)

@@ -10,6 +10,7 @@ namespace for each program would take milliseconds more of it.
 
 from __future__ import annotations
 
+import _socket
 import os
 
 from rstar2.judge.sandbox.inside import syscalls
@@ -114,7 +115,7 @@ def enter_root(spec: JailSpec) -> None:
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
     syscalls.make_root(_NEW_ROOT)
-    syscalls.set_host_name("box")
+    _socket.sethostname("box")
     syscalls.mount(
         "preload", PRELOAD_DIR, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700,size=64m"
     )

@@ -53,7 +53,7 @@ class Program:
             # look at.
             code = finalize(self._report(self._take_nonce(), _run(self)), self.code)
         finally:
-            exit_now(code)
+            _exit(code)
 
     def _take_nonce(self) -> bytes:
         nonce, self._nonce = self._nonce, b""
@@ -72,11 +72,6 @@ class Program:
             return exit_code(error.code)
         print_exception(error, self.code, f"{self.work_dir}/{NAME}")
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-
-
-def exit_now(code: int) -> NoReturn:
-    """End this process at once."""
-    _exit(code)
 
 
 def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:

@@ -99,10 +99,6 @@ def make_root(path: str) -> None:
     os.chdir("/")
 
 
-def set_host_name(name: str) -> None:
-    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
-
-
 def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 

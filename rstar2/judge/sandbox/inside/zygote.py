@@ -246,11 +246,7 @@ class Zygote:
             wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
-        """Use a new scratch space.
-
-        Args:
-            mount: whether this zygote has to mount it; one does, for all.
-        """
+        """Use a new scratch space, which one zygote has to mount, for all."""
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
