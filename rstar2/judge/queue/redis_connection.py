@@ -142,11 +142,7 @@ class Subscription(_Connection):
         """Whether the server was sent a PING, and has sent nothing since."""
 
     async def subscribe(self) -> None:
-        """Receive what is published from now on.
-
-        Raises:
-            RedisError: no reply in time, or one that is an error.
-        """
+        """Receive what is published from now on; RedisError where that is not confirmed in time."""
         await self.close()
         self.awaits_pong = False
         try:

@@ -155,8 +155,7 @@ class Jail:
     def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
         """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
 
-        Raises:
-            JailLost: also where the zygote says that it could not start the program.
+        JailLost also means that the zygote could not start the program.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]
@@ -179,9 +178,6 @@ class Jail:
         """Send a zygote an `op` for a program, and wait for the report that has `field`.
 
         If the program's end is reported meanwhile, it is in `ended` afterwards.
-
-        Raises:
-            JailLost: the zygote is gone.
         """
         self.send(kind, {"op": op, "key": key})
         while True:
@@ -196,9 +192,6 @@ class Jail:
         """Wait until what the last program left is removed; where that fails, mount a new scratch space.
 
         Sessions have scratch spaces of their own, which stay.
-
-        Raises:
-            JailLost: neither is possible.
         """
         deadline = time.monotonic() + CLEAN_TIMEOUT_S
         while (kind := self._cleaning) is not None:
@@ -226,21 +219,19 @@ class Jail:
         """Kill everything inside and wait until it has ended."""
         for control in self._sockets.values():
             control.close()
-        # The first process inside ends by itself when its socket closes.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2.0)
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        # In the end it is waited for, and its pipes are closed.
+        with self._process:
+            # The first process inside ends by itself when its socket closes.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=2.0)
+            self._process.kill()
         self.cgroup.close()
         self._preload_cgroup.close()
 
 
 def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     start = (
-        f"import sys; sys.path.insert(0, {rootfs.package_root()!r}); "
+        f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
         f"from rstar2.judge.sandbox.inside.main import main; main({fd})"
     )
     return subprocess.Popen(

@@ -16,10 +16,9 @@ FLOOD_BYTES = 64 << 20
 
 
 class Stream:
-    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest.
+    """One output pipe, which the host's user `owner` (-1: the worker's own) may open by name (/dev/stdout).
 
-    Args:
-        owner: the host's user who may open the pipe by name (/dev/stdout); -1 for the worker's own.
+    It keeps the first MAX_OUTPUT_BYTES and counts the rest.
     """
 
     def __init__(self, owner: int) -> None:

@@ -98,13 +98,12 @@ class _Snapshot(Collector):
     def collect(self) -> list[Metric]:
         status = self.status
         runs = CounterMetricFamily("judge_runs", "Programs that ended, by outcome", labels=["outcome"])
-        for outcome, count in status["outcomes"].items():
-            runs.add_metric([outcome], count)
         restarts = CounterMetricFamily(
             "judge_restarts", "Parts that died and were restarted", labels=["part"]
         )
-        for part, count in status["restarts"].items():
-            restarts.add_metric([part], count)
+        for family, counts in ((runs, status["outcomes"]), (restarts, status["restarts"])):
+            for label, count in counts.items():
+                family.add_metric([label], count)
         return [
             runs,
             restarts,

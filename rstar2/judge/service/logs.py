@@ -19,11 +19,9 @@ def tail(path: Path, count: int) -> list[str]:
 
 
 def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
-    """Lines as they are written, as (part, line), for ever; parts that start later are followed too.
+    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), for ever.
 
-    Args:
-        folder: holds `<part>.log` files.
-        part: only parts whose name begins so.
+    Parts that start later are followed too; only parts whose name begins with `part`.
     """
     read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
     while True:

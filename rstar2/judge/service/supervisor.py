@@ -76,11 +76,7 @@ class Part:
         self.restart_at: float | None = None
 
     def restart_if_dead(self) -> None:
-        """Start it again if it died; ever more slowly if it dies at once.
-
-        Raises:
-            Failure: it did not start; it is tried again at a later call.
-        """
+        """Start it again if it died; ever more slowly if it dies at once. After a Failure a later call tries again."""
         now = time.monotonic()
         if self.restart_at is None and self.process.poll() is not None:
             if now - self.started > STABLE_S:
@@ -138,9 +134,10 @@ class Supervisor:
                 token=settings.token,
                 max_queued=settings.max_queued,
             )
-            fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.server.app", server, self.logs / "api.log", [fd]),
+                lambda: start_module(
+                    "rstar2.judge.server.app", server, self.logs / "api.log", [server.socket_fd]
+                ),
                 lambda: self.restarts.update(["api"]),
             )
         return self._wait(START_S + settings.workers)
@@ -269,11 +266,7 @@ class Supervisor:
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier of all workers of the queue, for the next while.
-
-        Raises:
-            UserError: a worker of the queue is below it.
-        """
+        """Require a tier of all workers of the queue, for the next while; UserError where one is below it."""
         self.renew_at = time.monotonic() + required_isolation.RENEW_S
         if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
             raise UserError(

@@ -133,11 +133,7 @@ class Consumer:
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Become a worker of the queue, also of one that has forgotten us.
-
-        Raises:
-            UserError: a judge of the queue requires a stronger tier than this worker's.
-        """
+        """Become a worker of the queue; UserError where a judge requires a stronger tier."""
         heartbeat = self._heartbeat(time.monotonic())
         required = execute(self.client, required_isolation.register(self.name, heartbeat))
         if required:

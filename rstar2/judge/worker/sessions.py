@@ -39,12 +39,7 @@ class OpenSession:
         return self.opened + self.asked.total_s
 
     def why_overdue(self, now: float, unused_until: float) -> str:
-        """Why it is to be ended now; empty if it is not.
-
-        Args:
-            now: monotonic seconds.
-            unused_until: until when it is known that nobody asked for a cell, in the same.
-        """
+        """Why it is to be ended now; empty if it is not. `unused_until`: nobody asked for a cell until then."""
         if now >= self.ends:
             return f"the session ended: it was open for its {self.asked.total_s:g} s"
         if unused_until - self.used > self.asked.idle_s:
@@ -53,16 +48,10 @@ class OpenSession:
 
 
 class WorkerSessions:
-    """All sessions of one worker.
+    """All sessions of one worker, whose sandbox is started."""
 
-    Args:
-        sandbox: the worker's, started.
-        worker: its name, with which session ids begin.
-    """
-
-    def __init__(self, sandbox: Sandbox, worker: str) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.worker = worker
         self.open: dict[str, OpenSession] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """Why sessions ended, of the last so many."""

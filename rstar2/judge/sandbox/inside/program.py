@@ -75,17 +75,14 @@ class Program:
 
 
 def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
-    """Make a new __main__ and reseed random number generators. Returns the namespace for the program.
-
-    Args:
-        source: the program, where it is known. For speed only: most programs need no reseeding.
-    """
+    """Make a new __main__ and reseed random number generators. Returns the namespace for the program."""
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
+    # For speed only: most programs need no reseeding.
     if source is None or "rand" in source or "scipy" in sys.modules:
         _reseed()
     return module.__dict__

@@ -36,11 +36,7 @@ _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
-    """Bring this process into the state that all zygotes share.
-
-    Raises:
-        OSError: the machine refuses something that the tier needs.
-    """
+    """Bring this process into the state that all zygotes share; OSError where the machine refuses that."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     preload.bare()
     preload.freeze_memory()
