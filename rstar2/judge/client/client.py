@@ -69,11 +69,7 @@ class JudgeClient:
         return await request(self._connection().http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What the judge's `/health` answers: `status`, `workers`, `isolation`.
-
-        Raises:
-            JudgeError: it does not answer, or has no workers.
-        """
+        """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers."""
         try:
             async with (
                 asyncio.timeout(HEALTH_S),

@@ -18,7 +18,6 @@ class PythonTool:
     """Runs `python_code_with_standard_io` calls through a judge.
 
     Args:
-        client: where the code runs.
         timeout_s: wall-clock seconds a program may take.
         traceback_lines: how many of a traceback's last lines the model is shown.
     """

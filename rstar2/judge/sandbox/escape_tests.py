@@ -78,10 +78,9 @@ RunProgram = Callable[[RunRequest, str], RunResult]
 
 
 def run_escape_tests(run: RunProgram, spec: JailSpec, root: Path) -> None:
-    """Make every attempt in a program run by `run`; in a tier that confines, all must fail.
+    """Make every attempt in a program run by `run`, in a tier that confines.
 
-    Raises:
-        Failure: one succeeded, or an honest program does not work.
+    Failure: one succeeded, or an honest program does not work.
     """
     _expect(run, _HONEST_PROGRAM, "ok", "[10]\n", "an honest program does not work")
     _expect(run, _MEMORY_HOG, "memory", "", "memory is not limited")

@@ -72,7 +72,6 @@ class Streams:
     """The descriptors of one program or session. Call `close` in the end.
 
     Args:
-        stdin: text on standard input.
         owner: the host's user who may open the pipes by name (/dev/stdin); -1 for the worker's own.
         channel: a descriptor that the process gets instead of the pipe for its report (a session's socket).
     """

@@ -54,13 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Part:
-    """One child process that must always run.
-
-    Args:
-        start: starts it.
-        on_death: called when it has died, before it is started again.
-        process: the first one, if it was started already.
-    """
+    """One child process that must always run; `process` is the first one, if it was started already."""
 
     def __init__(
         self,

@@ -31,7 +31,6 @@ class OpenSession:
     used: float
     """Monotonic seconds at the end of the last cell."""
     last: CellResult | None = None
-    """Of the last cell."""
 
     @property
     def ends(self) -> float:
@@ -74,12 +73,7 @@ class WorkerSessions:
         return result.model_copy(update={"queue_s": queued_s})
 
     def end_overdue(self, activity: Callable[[], tuple[float, Collection[str]]]) -> None:
-        """End what is idle or old, at most once a second.
-
-        Args:
-            activity: → monotonic seconds until which every cell asked for is known to the worker, and the
-                sessions with cells that wait here.
-        """
+        """End what is idle or old, at most once a second; `activity` is `LocalQueue.session_activity`."""
         now = time.monotonic()
         if now < self.next_check or not self.open:
             return
