@@ -70,9 +70,9 @@ class Cgroup:
         if self.memory is not None:
             names = _V1 if (self.memory / _V1[0]).exists() else _V2
             self._limit_file, self._used_file, counter = (self.memory / name for name in names)
-            self._counter = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
-            # Only version 2 has it, where swap is accounted.
+            # Not every kernel has the first; only version 2 has the second, where swap is accounted.
             with contextlib.suppress(OSError):
+                self._counter = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
                 (self.memory / "memory.swap.max").write_text("0")
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:

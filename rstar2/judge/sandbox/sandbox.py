@@ -210,7 +210,7 @@ class Sandbox:
     def _start_process(
         self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
     ) -> StartCommand:
-        """Have a zygote fork the process of a program, or of the session of this number. → the command."""
+        """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
         is_long = len(code) > wire.MAX_MESSAGE // 8
         if is_long:
