@@ -16,6 +16,9 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
+_V2 = ("memory.max", "memory.current", "memory.events")
+"""Files of a memory group: its limit, what is in use, and how often the kernel killed."""
 
 
 def _own_groups() -> dict[str, str]:
@@ -60,15 +63,17 @@ class Cgroup:
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
+        self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
         self._limit = 0
-        self._limit_file = "memory.limit_in_bytes"
-        if self.memory is not None and not (self.memory / self._limit_file).exists():
-            self._limit_file = "memory.max"
+        self._counter = -1
+        if self.memory is not None:
+            names = _V1 if (self.memory / _V1[0]).exists() else _V2
+            self._limit_file, self._used_file, counter = (self.memory / name for name in names)
+            # Not every kernel has the first; only version 2 has the second, where swap is accounted.
             with contextlib.suppress(OSError):
+                self._counter = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
                 (self.memory / "memory.swap.max").write_text("0")
-        self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
         for parent in _candidates(controller):
@@ -111,12 +116,7 @@ class Cgroup:
 
     def used(self) -> int:
         """Bytes in use; 0 where there is no memory group."""
-        if self.memory is None:
-            return 0
-        for name in ("memory.usage_in_bytes", "memory.current"):
-            with contextlib.suppress(OSError):
-                return int((self.memory / name).read_text())
-        return 0
+        return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
         """Set the limit in bytes."""
@@ -124,14 +124,8 @@ class Cgroup:
             return
         # Version 1 refuses a limit below what is in use and cannot be freed: then the old one holds.
         with contextlib.suppress(OSError):
-            (self.memory / self._limit_file).write_text(str(limit))
+            self._limit_file.write_text(str(limit))
             self._limit = limit
-
-    def _open_counter(self) -> int:
-        for name in ("memory.oom_control", "memory.events"):
-            if self.memory is not None and (self.memory / name).exists():
-                return os.open(self.memory / name, os.O_RDONLY | os.O_CLOEXEC)
-        return -1
 
     def kills(self) -> int:
         """How often the kernel killed a process in here for lack of memory; 0 where it does not say."""
