@@ -12,11 +12,7 @@ class Backoff:
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
-        """It worked: the next failure is a first one again.
-
-        Args:
-            at_once: and the retry after it does not wait.
-        """
+        """It worked: the next failure is a first one again, whose retry does not wait if `at_once`."""
         self._next_s = 0.0 if at_once else self._first_s
 
     def next_s(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 Outcome = Literal["ok", "error", "timeout", "memory", "output_limit", "refused", "invalid", "lost"]
 """ok: exit code 0. error: an exception or a non-zero exit. timeout, memory, output_limit: a limit was hit.
@@ -28,11 +28,7 @@ MAX_TIMEOUT_S = 300.0
 
 
 def encodable(text: str) -> bytes:
-    """Text as UTF-8.
-
-    Raises:
-        ValueError: it holds a lone surrogate.
-    """
+    """Text as UTF-8; ValueError where it holds a lone surrogate."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -64,14 +60,12 @@ Lifetime = Annotated[float, Field(gt=0, le=86400)]
 """Seconds."""
 
 
-class RunRequest(BaseModel):
+class RunRequest(BaseModel, extra="forbid", strict=True):
     """One program to run.
 
     Raises:
         pydantic.ValidationError: a field is unknown, of a wrong type or out of bounds.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     code: Code
     stdin: Stdin = ""
@@ -80,10 +74,8 @@ class RunRequest(BaseModel):
     memory_mb: Memory = 1024
 
 
-class RunResult(BaseModel):
+class RunResult(BaseModel, extra="forbid"):
     """What became of one program."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     outcome: Outcome
@@ -114,10 +106,8 @@ class RunResult(BaseModel):
         return "computing" if self.cpu_s > 0.5 * self.wall_s else "waiting"
 
 
-class SessionRequest(BaseModel):
+class SessionRequest(BaseModel, extra="forbid", strict=True):
     """A session to open: a Python process that keeps its state from cell to cell."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     memory_mb: Memory = 1024
     """Of the whole session."""
@@ -136,10 +126,8 @@ class SessionInfo(BaseModel):
     total_s: float
 
 
-class CellRequest(BaseModel):
+class CellRequest(BaseModel, extra="forbid", strict=True):
     """One cell to run in a session."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     code: Code
     timeout_s: Timeout = 10.0
@@ -155,22 +143,18 @@ class CellResult(RunResult):
     """Why the session ended."""
 
 
-class BatchRequest(BaseModel):
+class BatchRequest(BaseModel, extra="forbid"):
     """Several programs at once. Items are not checked here, so that a bad one is `invalid` alone."""
-
-    model_config = ConfigDict(extra="forbid")
 
     runs: list[object] = Field(max_length=MAX_BATCH)
 
 
-class StreamRequest(BaseModel):
+class StreamRequest(BaseModel, extra="forbid", strict=True):
     """What a client asks for one program, on a WebSocket for many.
 
     Raises:
         pydantic.ValidationError: see `RunRequest`; or the program is both to be run and to be cancelled.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     id: Annotated[str, Field(pattern=f"^{CHOSEN_ID}$")]
     """Chosen by the client; asked for again under it, the program is not run again."""

@@ -69,11 +69,7 @@ class JudgeClient:
         return await request(self._connection().http, method, url, body, wait_s, read, accepted)
 
     async def health(self) -> dict[str, Any]:
-        """What the judge's `/health` answers: `status`, `workers`, `isolation`.
-
-        Raises:
-            JudgeError: it does not answer, or has no workers.
-        """
+        """What `/health` answers: `status`, `workers`, `isolation`; JudgeError without an answer or workers."""
         try:
             async with (
                 asyncio.timeout(HEALTH_S),
@@ -110,15 +106,12 @@ class SyncJudgeClient:
         self._pid = 0
 
     def run(self, request: RunRequest) -> RunResult:
-        """See `JudgeClient.run`."""
         return self._wait(self._client.run(request))
 
     def run_many(self, requests: Sequence[RunRequest]) -> list[RunResult]:
-        """See `JudgeClient.run_many`."""
         return self._wait(self._client.run_many(requests))
 
     def health(self) -> dict[str, Any]:
-        """See `JudgeClient.health`."""
         return self._wait(self._client.health())
 
     def close(self) -> None:

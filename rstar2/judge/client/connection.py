@@ -21,16 +21,8 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from rstar2.judge.backoff import Backoff
-from rstar2.judge.client.http import (
-    CONNECT_S,
-    FIRST_RETRY_S,
-    LONGEST_RETRY_S,
-    JudgeError,
-    close_unclosed,
-    describe,
-    open_http,
-    retry_after_s,
-)
+from rstar2.judge.client import http
+from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import (
     MAX_BATCH,
     MAX_MESSAGE_BYTES,
@@ -72,16 +64,12 @@ class Call:
 
 
 class Connection:
-    """What a client holds for one event loop; see `JudgeClient` for its arguments.
-
-    Raises:
-        JudgeError: it is no URL of a judge.
-    """
+    """What a client holds for one event loop; see `JudgeClient` for its arguments, and `open_http` for errors."""
 
     def __init__(self, url: str, token: str | None, wait_s: float) -> None:
-        self.http = open_http(url, token)
+        self.http = http.open_http(url, token)
         assert self.http.connector is not None
-        weakref.finalize(self, close_unclosed, self.http.connector, os.getpid())
+        weakref.finalize(self, http.close_unclosed, self.http.connector, os.getpid())
         self.url = url
         self.wait_s = wait_s
         self.loop = asyncio.get_running_loop()
@@ -103,7 +91,7 @@ class Connection:
         self.receiver: asyncio.Task[None] | None = None
         """Runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
-        self.backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
+        self.backoff = Backoff(http.FIRST_RETRY_S, http.LONGEST_RETRY_S)
         self.trouble = "it is silent"
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
@@ -200,7 +188,7 @@ class Connection:
                 await self._receive_on_one_connection()
             # ValueError: what came was no response of a judge.
             except (aiohttp.ClientError, _Busy, OSError, ValueError) as error:
-                self.trouble = describe(error)
+                self.trouble = http.describe(error)
                 await self._close_socket()
                 asked_s = error.retry_after_s if isinstance(error, _Busy) else 0.0
                 await asyncio.sleep(max(self.backoff.next_s(), min(asked_s, LONGEST_RETRY_AFTER_S)))
@@ -251,20 +239,16 @@ class Connection:
             self._cancel_confirmed(response.id)
         elif response.result is None:
             self.trouble = "its queue is full"
-            self.loop.call_later(max(FIRST_RETRY_S, response.retry_after_s), self._send_again, call)
+            self.loop.call_later(max(http.FIRST_RETRY_S, response.retry_after_s), self._send_again, call)
         else:
             del self.calls[response.id]
             if not call.result.done():
                 call.result.set_result(response.result)
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
-        """A new WebSocket.
-
-        Raises:
-            JudgeError: the judge refuses it.
-        """
+        """A new WebSocket; JudgeError where the judge refuses it."""
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(http.CONNECT_S):
                 return await self.http.ws_connect(
                     f"{self.url}/v1/runs/stream",
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S),
@@ -273,7 +257,7 @@ class Connection:
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 429 or error.status >= 500:
-                raise _Busy(error.status, retry_after_s(error.headers)) from error
+                raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
                 hint = "see `rstar2 judge status` for the right one"
                 raise JudgeError(f"the judge at {self.url} wants another token", hint) from error

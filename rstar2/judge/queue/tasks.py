@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rstar2.judge.queue import scripts
 from rstar2.judge.queue.redis_connection import Command
@@ -57,10 +57,8 @@ Entries = Sequence[tuple[str, Sequence[str]]]
 """Of a stream: the id of each, and its fields, names and values by turns."""
 
 
-class SessionCommand(BaseModel):
+class SessionCommand(BaseModel, extra="forbid"):
     """The body of a task for a worker's sessions: open one, run a cell in it, or close it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: Literal["open", "cell", "close"]
     session: str

@@ -17,6 +17,9 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
+_V2 = ("memory.max", "memory.current", "memory.events")
+"""Files of a memory group: its limit, what is in use, and how often the kernel killed."""
 
 
 def _own_groups() -> dict[str, str]:
@@ -27,16 +30,6 @@ def _own_groups() -> dict[str, str]:
         for name in names.split(","):
             groups[name] = path
     return groups
-
-
-def _sessions_share_processors() -> bool:
-    """Whether the kernel gives each session, and so each program, an equal share. Source: sched(7), autogroup."""
-    try:
-        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
-    except OSError:
-        return False
-    groups = _own_groups()
-    return enabled and groups.get("cpu", groups.get("")) == "/"
 
 
 def _candidates(controller: str) -> list[Path]:
@@ -51,6 +44,25 @@ def _candidates(controller: str) -> list[Path]:
         # A group with processes in it, such as this process's own, cannot have controlled children.
         parents.append(_ROOT)
     return parents
+
+
+def _sessions_share_processors() -> bool:
+    """Whether the kernel gives each session, and so each program, an equal share. Source: sched(7), autogroup.
+
+    It does so only in the root group, which a container's is not, though it may be called `/` there.
+    """
+    try:
+        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+    except OSError:
+        return False
+    for group in _candidates("cpu")[:1]:
+        version_1 = "cpu" in _own_groups()
+        # Only the root has the first in version 1, only the root lacks the second in version 2.
+        return (
+            enabled
+            and (group / "release_agent" if version_1 else group / "cgroup.events").exists() == version_1
+        )
+    return enabled
 
 
 def _sweep(parent: Path) -> None:
@@ -71,16 +83,18 @@ class Cgroup:
 
     def __init__(self) -> None:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.memory = self._make("memory", ("memory.limit_in_bytes", "memory.max"))
+        self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self._limit = 0
-        self._limit_file = "memory.limit_in_bytes"
-        if self.memory is not None and not (self.memory / self._limit_file).exists():
-            self._limit_file = "memory.max"
+        self._counter = -1
+        if self.memory is not None:
+            names = _V1 if (self.memory / _V1[0]).exists() else _V2
+            self._limit_file, self._used_file, counter = (self.memory / name for name in names)
+            # Not every kernel has the first; only version 2 has the second, where swap is accounted.
             with contextlib.suppress(OSError):
+                self._counter = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
                 (self.memory / "memory.swap.max").write_text("0")
-        self._counter = self._open_counter()
 
     def _make(self, controller: str, files: tuple[str, ...]) -> Path | None:
         for parent in _candidates(controller):
@@ -124,12 +138,7 @@ class Cgroup:
 
     def used(self) -> int:
         """Bytes in use; 0 where there is no memory group."""
-        if self.memory is None:
-            return 0
-        for name in ("memory.usage_in_bytes", "memory.current"):
-            with contextlib.suppress(OSError):
-                return int((self.memory / name).read_text())
-        return 0
+        return 0 if self.memory is None else int(self._used_file.read_text())
 
     def limit_memory(self, limit: int) -> None:
         """Set the limit in bytes."""
@@ -137,14 +146,8 @@ class Cgroup:
             return
         # Version 1 refuses a limit below what is in use and cannot be freed: then the old one holds.
         with contextlib.suppress(OSError):
-            (self.memory / self._limit_file).write_text(str(limit))
+            self._limit_file.write_text(str(limit))
             self._limit = limit
-
-    def _open_counter(self) -> int:
-        for name in ("memory.oom_control", "memory.events"):
-            if self.memory is not None and (self.memory / name).exists():
-                return os.open(self.memory / name, os.O_RDONLY | os.O_CLOEXEC)
-        return -1
 
     def kills(self) -> int:
         """How often the kernel killed a process in here for lack of memory; 0 where it does not say."""

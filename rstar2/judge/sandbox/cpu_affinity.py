@@ -64,11 +64,7 @@ class CpuAffinity:
         """-1: any."""
 
     def update(self, used_s: float) -> int:
-        """Choose a CPU, or leave ours if it is crowded and others are not. Returns the CPU.
-
-        Args:
-            used_s: CPU seconds that the sandbox and its programs have used so far.
-        """
+        """Choose a CPU, or leave ours if it is crowded; `used_s`: CPU seconds of all programs so far. → the CPU."""
         now = time.monotonic()
         if len(self._all) < 2 or now < self._next_check:
             return self.cpu

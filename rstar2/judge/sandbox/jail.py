@@ -42,20 +42,18 @@ class JailLost(Exception):
 
 
 class Jail:
-    """One jail, built on creation.
-
-    Args:
-        cgroup: limits the programs; the zygotes are in it too, so that a fork is in it at once.
-        preload_cgroup: for zygotes while they load libraries; what they load stays counted there, not as a
-            program's memory.
+    """One jail, built on creation. Its methods raise JailLost where a zygote is gone or does not answer.
 
     Raises:
         Failure: the machine refuses what the spec asks for; the message says what.
     """
 
-    def __init__(self, spec: JailSpec, cgroup: Cgroup, preload_cgroup: Cgroup) -> None:
+    def __init__(self, spec: JailSpec) -> None:
         self.spec = spec
-        self._cgroup, self._preload_cgroup = cgroup, preload_cgroup
+        self.cgroup = Cgroup()
+        """Limits the programs; the zygotes are in it too, so that a fork is in it at once."""
+        self._preload_cgroup = Cgroup()
+        """For zygotes while they load libraries; what they load stays counted there, not as a program's memory."""
         self.ended: dict[int, Report] = {}
         """Reports of sessions that ended while nothing waited for them."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +68,7 @@ class Jail:
         with theirs, self._log.open("wb") as log:
             self._process = _spawn(theirs.fileno(), log)
         try:
-            cgroup.add(self._process.pid)
+            self.cgroup.add(self._process.pid)
             # The kernel should rather kill a program. Only root may ask for that.
             with contextlib.suppress(OSError):
                 Path(f"/proc/{self._process.pid}/oom_score_adj").write_text("-500")
@@ -99,11 +97,7 @@ class Jail:
         return self._log.read_text(errors="replace").strip()[-2000:]
 
     def start_zygote(self, kind: ZygoteKind) -> None:
-        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile.
-
-        Raises:
-            JailLost: the jail is gone.
-        """
+        """Start a zygote, and those it is forked from, unless they run; they load libraries meanwhile."""
         if kind in self._sockets:
             return
         parent = PARENTS[kind]
@@ -112,7 +106,7 @@ class Jail:
         ours.settimeout(_PRELOAD_TIMEOUT_S)
         self._sockets[kind] = ours
         self._preloading.add(kind)
-        preload, final = self._preload_cgroup.open_process_lists(), self._cgroup.open_process_lists()
+        preload, final = self._preload_cgroup.open_process_lists(), self.cgroup.open_process_lists()
         try:
             command = {"op": "fork zygote", "kind": kind, "groups": len(preload)}
             self.send(parent, command, (theirs.fileno(), *preload, *final))
@@ -122,11 +116,7 @@ class Jail:
                 os.close(fd)
 
     def zygote_socket(self, kind: ZygoteKind) -> socket.socket:
-        """The socket of a zygote, once it has loaded its libraries.
-
-        Raises:
-            JailLost: it did not become ready.
-        """
+        """The socket of a zygote, once it has loaded its libraries."""
         self.start_zygote(kind)
         control = self._sockets[kind]
         if kind in self._preloading:
@@ -141,11 +131,7 @@ class Jail:
         return control
 
     def usable_kind(self, kind: ZygoteKind) -> ZygoteKind:
-        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's.
-
-        Raises:
-            JailLost: it did not become ready.
-        """
+        """Wait for a zygote. Returns its kind, or where that one must not be forked, the nearest parent's."""
         self.zygote_socket(kind)
         return self.usable_kind(PARENTS[kind]) if kind in self._unforkable else kind
 
@@ -155,11 +141,7 @@ class Jail:
         return control is not None and (kind not in self._preloading or wait_readable(control, 0.0))
 
     def send(self, kind: ZygoteKind, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`.
-
-        Raises:
-            JailLost: the zygote is gone.
-        """
+        """Send a zygote a message: a StartCommand, or an `op` (`kill`, `interrupt`, …) for the program `key`."""
         try:
             wire.send(self._sockets[kind], message, fds)
         except (wire.Closed, OSError) as error:
@@ -173,8 +155,7 @@ class Jail:
     def receive_report(self, kind: ZygoteKind, key: int) -> Report | None:
         """Wait for one message of a zygote. Returns it if it is about `key`; keeps it if about another's end.
 
-        Raises:
-            JailLost: the zygote is gone, or says that it could not start the program.
+        JailLost also means that the zygote could not start the program.
         """
         try:
             report: Report = wire.receive(self._sockets[kind])[0]
@@ -197,9 +178,6 @@ class Jail:
         """Send a zygote an `op` for a program, and wait for the report that has `field`.
 
         If the program's end is reported meanwhile, it is in `ended` afterwards.
-
-        Raises:
-            JailLost: the zygote is gone.
         """
         self.send(kind, {"op": op, "key": key})
         while True:
@@ -214,9 +192,6 @@ class Jail:
         """Wait until what the last program left is removed; where that fails, mount a new scratch space.
 
         Sessions have scratch spaces of their own, which stay.
-
-        Raises:
-            JailLost: neither is possible.
         """
         deadline = time.monotonic() + CLEAN_TIMEOUT_S
         while (kind := self._cleaning) is not None:
@@ -244,19 +219,19 @@ class Jail:
         """Kill everything inside and wait until it has ended."""
         for control in self._sockets.values():
             control.close()
-        # The first process inside ends by itself when its socket closes.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2.0)
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        # In the end it is waited for, and its pipes are closed.
+        with self._process:
+            # The first process inside ends by itself when its socket closes.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=2.0)
+            self._process.kill()
+        self.cgroup.close()
+        self._preload_cgroup.close()
 
 
 def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     start = (
-        f"import sys; sys.path.insert(0, {rootfs.package_root()!r}); "
+        f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
         f"from rstar2.judge.sandbox.inside.main import main; main({fd})"
     )
     return subprocess.Popen(

@@ -6,7 +6,6 @@ import os
 import site
 import sys
 import sysconfig
-from pathlib import Path
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = (
@@ -85,8 +84,3 @@ def generated_files() -> list[tuple[str, str]]:
         ("/etc/hosts", "127.0.0.1 localhost\n"),
         ("/etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n"),
     ]
-
-
-def package_root() -> str:
-    """Folder that holds the rstar2 package."""
-    return str(Path(__file__).resolve().parents[3])

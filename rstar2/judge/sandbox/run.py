@@ -45,10 +45,7 @@ class ProgramEnd:
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:
         """What the end amounts to; lack of memory is believed only of a program that failed.
 
-        Args:
-            cgroup: the program's.
-            kills: the count of `cgroup` before the program.
-            kind: of the program's report; `m` for lack of memory.
+        That is what its report says by the kind `m`, or what its cgroup counts, beyond the kills before it.
         """
         if self.limit is not None:
             return self.limit

@@ -21,7 +21,7 @@ from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
-from rstar2.judge.sandbox.streams import Streams
+from rstar2.judge.sandbox.streams import Streams, memory_file
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteKind, zygote_kind_for
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
@@ -64,8 +64,6 @@ class Sandbox:
         best: tuple[Isolation, ...] = ("strict", "landlock")
         self._tiers = [tier] if tier else [name for name in best if ISOLATION_ORDER.index(name) >= least]
         self._spec: JailSpec | None = None
-        self._cgroup: Cgroup | None = None
-        self._preload_cgroup: Cgroup | None = None
         self._jail: Jail | None = None
         self._all_zygotes = False
         self._affinity: CpuAffinity | None = None
@@ -120,10 +118,8 @@ class Sandbox:
 
     def exceptions(self) -> list[str]:
         """What the tier in force does not enforce on this machine, one sentence each."""
-        spec = self._started_spec()
-        self._open_jail()
-        assert self._cgroup is not None
-        return tiers.exceptions(spec, self._cgroup)
+        jail = self._open_jail()
+        return tiers.exceptions(jail.spec, jail.cgroup)
 
     def _started_spec(self) -> JailSpec:
         if self._spec is None:
@@ -136,10 +132,9 @@ class Sandbox:
             # What the last program of a lost jail wrote there must not be there for the next.
             os.makedirs(spec["work_dir"], exist_ok=True)
             remove_contents(spec["work_dir"], set())
-        self._cgroup, self._preload_cgroup = Cgroup(), Cgroup()
-        self._jail = Jail(spec, self._cgroup, self._preload_cgroup)
-        self._cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
-        self._baseline = self._cgroup.used()
+        self._jail = Jail(spec)
+        self._jail.cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
+        self._baseline = self._jail.cgroup.used()
         if self._all_zygotes:
             self.start_zygotes()
         return self._jail
@@ -183,10 +178,8 @@ class Sandbox:
     def _run_once(self, request: RunRequest, run_id: str) -> RunResult:
         jail = self._open_jail()
         kind = self._prepare_zygote(jail, zygote_kind_for(request.code), request.memory_mb)
-        cgroup = self._cgroup
-        assert cgroup is not None
-        kills = cgroup.kills()
-        with Streams(request.stdin, tiers.program_host_uid(jail.spec)) as streams:
+        kills = jail.cgroup.kills()
+        with contextlib.closing(Streams(request.stdin, tiers.program_host_uid(jail.spec))) as streams:
             began = time.monotonic()
             command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
             with self._abort.watch(run_id) as abort:
@@ -194,39 +187,34 @@ class Sandbox:
             wall_s = time.monotonic() - began
             self._used_s += end.cpu_s + _OVERHEAD_S
             report_kind, text = streams.reported(command["nonce"])
-            outcome = end.outcome(cgroup, kills, report_kind)
+            outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
                 self._drop_jail(end.problem)
-            return streams.result(
-                run_id,
-                outcome,
-                self.isolation,
-                value=text if report_kind == "v" else None,
+            return RunResult(
+                id=run_id,
+                outcome=outcome,
+                value=text if report_kind == "v" and outcome == "ok" else None,
                 exit_code=end.exit_code,
                 cpu_s=end.cpu_s,
                 wall_s=wall_s,
+                isolation=self.isolation,
+                **streams.output(),
             )
 
     def _prepare_zygote(self, jail: Jail, kind: ZygoteKind, memory_mb: int) -> ZygoteKind:
         """Wait for the zygote, and set the memory limit to what the zygotes hold and the program may take."""
-        assert self._cgroup is not None
         kind = jail.usable_kind(kind)
-        self._cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
+        jail.cgroup.limit_memory(self._baseline + memory_mb * _MIB + _KERNEL_BYTES)
         return kind
 
     def _start_process(
         self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
     ) -> StartCommand:
-        """Have a zygote fork the process of a program, or of a session. Returns the command that it got.
-
-        Args:
-            code: the program's.
-            session: the session's number; 0 for a program.
-        """
+        """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
         is_long = len(code) > wire.MAX_MESSAGE // 8
         if is_long:
-            streams.add_text("code", code)
+            streams.add("code", memory_file(code.encode()))
         command = StartCommand(
             op="start",
             key=self._key,
@@ -255,11 +243,9 @@ class Sandbox:
         """Have one more zygote record which pages programs write, so that its forks take less time.
 
         Call it when there is no program to run: it takes about a tenth of a second, once per zygote.
+        → whether there was one with its libraries loaded that had not been profiled.
 
         For speed only: see `inside.prefault`.
-
-        Returns:
-            Whether there was a zygote with its libraries loaded that had not been profiled.
         """
         if self._jail is None or self._profiling_failed:
             return False
@@ -282,7 +268,7 @@ class Sandbox:
             return
         for _ in range(_PROFILE_RUNS):
             self._run_once(program, "profile")
-        with Streams("", tiers.program_host_uid(jail.spec)) as streams:
+        with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
             code = program.code + _STAY
             key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
@@ -327,7 +313,7 @@ class Sandbox:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         undo.callback(ours.close)
         owner = tiers.program_host_uid(jail.spec, number)
-        streams = undo.enter_context(Streams("", owner, theirs.detach()))
+        streams = undo.enter_context(contextlib.closing(Streams("", owner, theirs.detach())))
         cgroup = Cgroup()
         undo.callback(cgroup.close)
         cgroup.limit_processes(tiers.MAX_PROCESSES + 8)
@@ -347,11 +333,7 @@ class Sandbox:
                 work_dir.rmdir()
 
     def _drop_jail(self, reason: str = "") -> None:
-        """Kill everything inside. The next program has a new jail built.
-
-        Args:
-            reason: why, where this was not planned.
-        """
+        """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
         if reason:
             log.warning("the jail is lost, with %d sessions in it: %s", len(self._sessions), reason)
         if self._jail is not None:
@@ -359,10 +341,6 @@ class Sandbox:
             self._jail = None
         for session in list(self._sessions.values()):
             session.end(f"its jail is gone: {reason}" if reason else "the sandbox was closed")
-        for cgroup in (self._cgroup, self._preload_cgroup):
-            if cgroup is not None:
-                cgroup.close()
-        self._cgroup = self._preload_cgroup = None
 
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""

@@ -87,11 +87,7 @@ _OPTIMISE, _AS_TREE = 8, 2
 
 @cache
 def library() -> Any:
-    """libseccomp's Python binding.
-
-    Raises:
-        Failure: the shared library is not installed.
-    """
+    """libseccomp's Python binding; Failure where the shared library is not installed."""
     try:
         import pyseccomp
     except (RuntimeError, OSError, ImportError) as error:
@@ -163,11 +159,7 @@ def _common() -> _Rules:
 
 
 def strict_filter() -> bytes:
-    """BPF for programs in namespaces of their own: they may fork, execute, and signal one another.
-
-    Raises:
-        Failure: libseccomp is not installed.
-    """
+    """BPF for programs in namespaces of their own: they may fork, execute, and signal one another."""
     rules = _common()
     for group in (_ATTRIBUTES, _OWNERS, _WATCHES, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS):
         rules.allow(group)
@@ -185,11 +177,7 @@ def strict_filter() -> bytes:
 def landlock_filter(abi: int) -> bytes:
     """BPF for programs without namespaces: no new processes, and no sockets except connected pairs.
 
-    Args:
-        abi: the kernel's version of Landlock; what that does not control is refused here.
-
-    Raises:
-        Failure: libseccomp is not installed.
+    What this kernel's version of Landlock, `abi`, does not control is refused here.
     """
     rules = _common()
     rules.refuse(f"setsid socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
@@ -202,10 +190,7 @@ def landlock_filter(abi: int) -> bytes:
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
     # Streams only: a datagram socket, though one of a pair, could still send to any address.
     rules.allow("socketpair", rules.when(0, _AF_UNIX), rules.when(1, _SOCK_STREAM, _SOCK_TYPE))
-    if abi >= TRUNCATE_ABI:
-        rules.allow("truncate")
-    else:
-        rules.refuse("truncate")
+    (rules.allow if abi >= TRUNCATE_ABI else rules.refuse)("truncate")
     if abi >= SIGNAL_ABI:
         rules.allow(_SIGNALS)
         _add_kill(rules)

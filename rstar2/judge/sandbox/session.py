@@ -106,10 +106,8 @@ class Session:
                 result = self._run_cell(code, began, timeout_s, cell_id)
             except (JailLost, OSError) as error:
                 self._kill(f"the session was lost: {error}")
-        if result is None:
-            isolation = self._jail.spec["tier"]
-            return RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=isolation)
-        return result
+        tier = self._jail.spec["tier"]
+        return result or RunResult(id=cell_id, outcome="lost", stderr=self.reason, isolation=tier)
 
     def _run_cell(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult | None:
         """None: the session turned out to be dead."""
@@ -130,14 +128,15 @@ class Session:
         outcome = cell.outcome(self._cgroup, self._kills)
         spent, self._cpu_s = cell.cpu_s - self._cpu_s, cell.cpu_s
         end = cell.process_end
-        result = self._streams.result(
-            cell_id,
-            outcome,
-            self._jail.spec["tier"],
-            value=cell.text if cell.kind == "v" else None,
+        result = RunResult(
+            id=cell_id,
+            outcome=outcome,
+            value=cell.text if cell.kind == "v" and outcome == "ok" else None,
             exit_code=end.exit_code if end is not None else None,
             cpu_s=max(0.0, spent),
             wall_s=wall_s,
+            isolation=self._jail.spec["tier"],
+            **self._streams.output(),
         )
         if end is not None:
             self._end_with(end, outcome, cell.kill_reason)
@@ -148,11 +147,7 @@ class Session:
         return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
 
     def _wait_for_cell(self, nonce: bytes, deadline: float) -> _CellEnd:
-        """Wait until a cell has answered and its process waits for the next, or until its process has ended.
-
-        Raises:
-            JailLost: the zygote is gone.
-        """
+        """Wait until a cell has answered and its process waits for the next, or until its process has ended."""
         cell = self._wait_for_answer(nonce, deadline)
         if cell.kind:
             self._wait_until_idle(cell, deadline)
@@ -166,12 +161,7 @@ class Session:
     def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:
         """Wait for the cell's answer or the process's end, whichever is first.
 
-        Returns:
-            Which it was; neither: the cell does not stop, or its code wrote what is no answer, and it is to be
-            killed.
-
-        Raises:
-            JailLost: the zygote is gone.
+        → which it was; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
         """
         control = self._jail.zygote_socket(self._kind)
         poll = select.poll()
@@ -210,9 +200,6 @@ class Session:
         """Wait until the process that has answered waits for the next cell, as its zygote sees it.
 
         Until then the cell still runs, whatever it wrote, and its limit holds.
-
-        Raises:
-            JailLost: the zygote is gone.
         """
         deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:

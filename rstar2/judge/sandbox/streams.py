@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-from typing import Self
+from typing import Any
 
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
-from rstar2.judge.schema import MAX_OUTPUT_BYTES, Isolation, Outcome, RunResult
+from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
 _PIPE_BYTES = 65536
 _CHUNK = 1 << 16
@@ -16,10 +16,9 @@ FLOOD_BYTES = 64 << 20
 
 
 class Stream:
-    """One output pipe: keeps the first MAX_OUTPUT_BYTES and counts the rest.
+    """One output pipe, which the host's user `owner` (-1: the worker's own) may open by name (/dev/stdout).
 
-    Args:
-        owner: the host's user who may open the pipe by name (/dev/stdout); -1 for the worker's own.
+    It keeps the first MAX_OUTPUT_BYTES and counts the rest.
     """
 
     def __init__(self, owner: int) -> None:
@@ -70,10 +69,9 @@ class Stream:
 
 
 class Streams:
-    """The descriptors of one program or session. Call `close`, or use it in a `with`.
+    """The descriptors of one program or session. Call `close` in the end.
 
     Args:
-        stdin: text on standard input.
         owner: the host's user who may open the pipes by name (/dev/stdin); -1 for the worker's own.
         channel: a descriptor that the process gets instead of the pipe for its report (a session's socket).
     """
@@ -89,10 +87,6 @@ class Streams:
         self.names = ["stdin", "stdout", "stderr", "report"]
         self.theirs = [_input(stdin.encode(), owner), self.stdout.theirs, self.stderr.theirs, channel]
         self._to_close = list(self.theirs)
-
-    def add_text(self, name: str, text: str) -> None:
-        """Send a long text along as a file in memory."""
-        self.add(name, _memory_file(text.encode()))
 
     def add(self, name: str, fd: int) -> None:
         """Send a descriptor along; it is closed here once sent."""
@@ -131,42 +125,19 @@ class Streams:
         data = self.report.data() if self.report is not None else b""
         return parse_report(data, nonce) or ("", "")
 
-    def result(
-        self,
-        run_id: str,
-        outcome: Outcome,
-        isolation: Isolation,
-        *,
-        value: str | None,
-        exit_code: int | None,
-        cpu_s: float,
-        wall_s: float,
-    ) -> RunResult:
-        """A program's or cell's result, with the output read here; its value counts only if it was `ok`."""
-        return RunResult(
-            id=run_id,
-            outcome=outcome,
-            stdout=self.stdout.text(),
-            stderr=self.stderr.text(),
-            value=value if outcome == "ok" else None,
-            exit_code=exit_code,
-            stdout_truncated=self.stdout.truncated,
-            stderr_truncated=self.stderr.truncated,
-            cpu_s=cpu_s,
-            wall_s=wall_s,
-            isolation=isolation,
-        )
+    def output(self) -> dict[str, Any]:
+        """The fields of a `RunResult` that hold what was printed."""
+        return {
+            "stdout": self.stdout.text(),
+            "stderr": self.stderr.text(),
+            "stdout_truncated": self.stdout.truncated,
+            "stderr_truncated": self.stderr.truncated,
+        }
 
     def close(self) -> None:
         self.sent()
         while self.ours:
             os.close(self.ours.popitem()[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
@@ -185,7 +156,7 @@ def _input(data: bytes, owner: int) -> int:
     if not data:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     if len(data) > _PIPE_BYTES:
-        return _memory_file(data)
+        return memory_file(data)
     fd, writer = os.pipe2(os.O_CLOEXEC)
     os.fchown(fd, owner, -1)
     os.write(writer, data)
@@ -193,7 +164,8 @@ def _input(data: bytes, owner: int) -> int:
     return fd
 
 
-def _memory_file(data: bytes) -> int:
+def memory_file(data: bytes) -> int:
+    """A descriptor of a new file in memory, at its beginning."""
     fd = os.memfd_create("text", os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:

@@ -21,16 +21,11 @@ _RANGES = 4000
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
-    """The ways to build a tier here, best first.
-
-    Raises:
-        rstar2.errors.Failure: libseccomp is missing.
-    """
-    if tier != "strict":
-        return [_jail_spec(tier, root, is_root=False, user_namespace=False)]
-    if os.geteuid() != 0:
-        return [_jail_spec(tier, root, is_root=False, user_namespace=True)]
-    return [_jail_spec(tier, root, is_root=True, user_namespace=namespace) for namespace in (True, False)]
+    """The ways to build a tier here, best first; Failure where libseccomp is missing."""
+    strict = tier == "strict"
+    is_root = strict and os.geteuid() == 0
+    user_namespaces = (True, False) if is_root else (strict,)
+    return [_jail_spec(tier, root, is_root=is_root, user_namespace=user) for user in user_namespaces]
 
 
 def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bool) -> JailSpec:
@@ -61,11 +56,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:
-    """A program's user id inside the jail; -1 where the tier has no users of its own.
-
-    Args:
-        session: the session's number; 0 for a program.
-    """
+    """User id inside the jail of a program, or the session of this number; -1 where the tier has no users."""
     if spec["tier"] != "strict" or not spec["is_root"]:
         return -1
     return rootfs.PROGRAM_UID + session + (0 if spec["user_namespace"] else spec["first_host_uid"])

@@ -85,11 +85,7 @@ def _invalid(item: object, error: ValidationError) -> dict[str, Any]:
 
 
 def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> dict[str, Any]:
-    """A result in the terms of code-judge.
-
-    Args:
-        expected: the output that counts as success; None: any.
-    """
+    """A result in the terms of code-judge; a success only with the `expected` output, where that is given."""
     ran = result.outcome == "ok"
     right = expected is None or result.stdout.strip() == expected.strip()
     return {
@@ -104,7 +100,6 @@ def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> d
 
 
 async def judge_all(dispatcher: Dispatcher, items: list[object]) -> list[dict[str, Any]]:
-    """The answers to some submissions, in order."""
     answers: dict[int, dict[str, Any]] = {}
     good: dict[int, tuple[Submission, PendingRun]] = {}
     for index, item in enumerate(items):
@@ -135,9 +130,11 @@ def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
         [answer] = await unless_disconnected(request, judge_all(dispatcher, [await read_json(request)]))
         return answer
 
-    async def many(request: Request) -> tuple[str, list[dict[str, Any]]]:
+    async def many(request: Request, *, output: bool) -> Response:
         batch = validated(Batch, _named(await read_json(request)))
-        return batch.sub_id, await unless_disconnected(request, judge_all(dispatcher, batch.submissions))
+        answers = await unless_disconnected(request, judge_all(dispatcher, batch.submissions))
+        results = answers if output else list(map(_without_output, answers))
+        return JSONResponse({"sub_id": batch.sub_id, "results": results})
 
     @router.post("/run")
     async def run(request: Request) -> Response:
@@ -150,13 +147,11 @@ def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
     @router.post("/run/batch")
     @router.post("/run/long-batch")
     async def run_batch(request: Request) -> Response:
-        sub_id, answers = await many(request)
-        return JSONResponse({"sub_id": sub_id, "results": answers})
+        return await many(request, output=True)
 
     @router.post("/judge/batch")
     @router.post("/judge/long-batch")
     async def judge_batch(request: Request) -> Response:
-        sub_id, answers = await many(request)
-        return JSONResponse({"sub_id": sub_id, "results": [_without_output(a) for a in answers]})
+        return await many(request, output=False)
 
     return router

@@ -24,7 +24,7 @@ from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import Outcome, RunRequest, RunResult
 
 MAX_WAIT_S = 3600.0
 """A program that is not done this long after its own time limit is answered `lost`."""
@@ -49,11 +49,7 @@ log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
-    """The queue holds as much as it may.
-
-    Args:
-        retry_after_s: when to ask again.
-    """
+    """The queue holds as much as it may; `retry_after_s` says when to ask again."""
 
     def __init__(self, retry_after_s: float) -> None:
         super().__init__(f"the queue is full, try again in {retry_after_s:.0f} s")
@@ -61,19 +57,14 @@ class QueueFull(Exception):
 
 
 class PendingRun:
-    """One program that some client waits for.
-
-    Args:
-        run_id: its id.
-        body: what the worker gets, as JSON.
-        timeout_s: its own time limit.
-        worker: the only one that can run it; None: any.
-    """
+    """One program that some client waits for."""
 
     def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
         self.id = run_id
         self.body = body
+        """What the worker gets, as JSON."""
         self.worker = worker
+        """The only one that can run it; None: any."""
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The result as JSON."""
         self.waiters = 0
@@ -87,12 +78,7 @@ class PendingRun:
 
 
 class Dispatcher:
-    """The HTTP process's programs, from the request to the result. All methods belong to one event loop.
-
-    Args:
-        redis_url: the queue.
-        max_queued: programs in the queue from which on `QueueFull` is raised.
-    """
+    """The HTTP process's programs, from the request to the result. All methods belong to one event loop."""
 
     def __init__(self, redis_url: str, max_queued: int) -> None:
         self.client = async_client(redis_url)
@@ -100,6 +86,7 @@ class Dispatcher:
         """For `_send_batch` alone."""
         self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
+        """Programs in the queue from which on `QueueFull` is raised."""
         self.depth = 0
         """Programs queued or running, as Redis last said."""
         self.rate = 0.0
@@ -133,11 +120,7 @@ class Dispatcher:
         await self.client.aclose()
 
     def check_capacity(self, count: int) -> None:
-        """Return if so many programs more may be queued: all or none, so that large requests do not starve.
-
-        Raises:
-            QueueFull: the queue holds already what it may.
-        """
+        """Raise QueueFull unless so many programs more may be queued: all or none, lest large requests starve."""
         full = max(self.depth, len(self.waiting)) >= self.max_queued
         if count and (full or self.waiting_bytes > MAX_WAITING_BYTES):
             drained_s = self.depth / self.rate if self.rate else 0.0
@@ -145,11 +128,7 @@ class Dispatcher:
             raise QueueFull(min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
 
     async def run(self, asked: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all of them. → their results as JSON, in order.
-
-        Raises:
-            QueueFull: nothing was queued.
-        """
+        """Queue programs and wait for all. → their results as JSON, in order; QueueFull: nothing was queued."""
         self.check_capacity(len(asked))
         runs = [self.submit(run) for run in asked]
         try:
@@ -206,20 +185,14 @@ class Dispatcher:
         run = self.waiting.get(run_id)
         if run is not None and run.worker is not None:
             return
-        reason = RunResult(id=run_id, outcome="refused", stderr="cancelled").model_dump_json()
-        self._resolve(run_id, reason)
-        self.cancel_unless_awaited(run_id)
+        self._give_up(run_id, "refused", "cancelled")
 
     async def forget(self, run_id: str, result: str) -> None:
         """Forget a result that is no use to a client that asks again."""
         await self.client.execute_command(*queue.forget(run_id, result))
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
-        """Results as JSON by id, of those that are still in Redis.
-
-        Raises:
-            RedisError: Redis does not answer.
-        """
+        """Results as JSON by id, of those that are still in Redis; RedisError where it does not answer."""
         states = await self._states(ids)
         return {run_id: state for run_id, state in states.items() if queue.is_result(state)}
 
@@ -328,7 +301,7 @@ class Dispatcher:
             self.rate = 0.5 * self.rate + 0.5 * (self.finished - before) / SWEEP_S
             now = time.monotonic()
             for run in [run for run in self.waiting.values() if run.deadline < now and not run.result.done()]:
-                self._give_up(run)
+                self._give_up(run.id, "lost", f"not finished within {MAX_WAIT_S:.0f} s")
             await self._check_states(
                 [run for run in self.waiting.values() if run.sent_at and now - run.sent_at > SWEEP_S]
             )
@@ -348,10 +321,9 @@ class Dispatcher:
                     self.unsent.append(run)
                     self.has_work.set()
 
-    def _give_up(self, run: PendingRun) -> None:
-        reason = f"not finished within {MAX_WAIT_S:.0f} s"
-        self._resolve(run.id, RunResult(id=run.id, outcome="lost", stderr=reason).model_dump_json())
-        self.cancel_unless_awaited(run.id)
+    def _give_up(self, run_id: str, outcome: Outcome, reason: str) -> None:
+        self._resolve(run_id, RunResult(id=run_id, outcome=outcome, stderr=reason).model_dump_json())
+        self.cancel_unless_awaited(run_id)
 
     async def _watch_workers_loop(self) -> None:
         """Read how long the queue is, and give the programs of workers that died to those that live."""

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES
+from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
 from rstar2.judge.server.dispatcher import QueueFull
 
 MAX_NAME_CHARS = 200
@@ -59,6 +59,11 @@ def validation_message(error: ValidationError) -> str:
     return "; ".join(f"{_field(fault)}: {fault['msg']}" for fault in faults[:5])
 
 
+def invalid_result(run_id: str, error: ValidationError) -> str:
+    """The result, as JSON, of a program whose request is wrong."""
+    return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
+
+
 def _field(fault: ErrorDetails) -> str:
     """The name of a field, which the client chose if there is no such field: cut, and encodable."""
     place = fault["loc"]
@@ -70,11 +75,7 @@ def _field(fault: ErrorDetails) -> str:
 
 
 async def read_json(request: Request) -> object:
-    """The body of a request.
-
-    Raises:
-        HTTPException: 413 or 400; CLIENT_CLOSED where the client disconnected.
-    """
+    """The body of a request; HTTPException with 413, 400 or, where the client disconnected, CLIENT_CLOSED."""
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -90,11 +91,7 @@ async def read_json(request: Request) -> object:
 
 
 def validated(model: type[Model], data: object) -> Model:
-    """`data` as `model`.
-
-    Raises:
-        HTTPException: 422 that names the field.
-    """
+    """`data` as `model`; HTTPException with 422 that names the field."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -102,11 +99,7 @@ def validated(model: type[Model], data: object) -> Model:
 
 
 def request_key(request: Request) -> str:
-    """The id a client chose for this request with `Idempotency-Key`, or a new one.
-
-    Raises:
-        HTTPException: 422.
-    """
+    """The id a client chose for this request with `Idempotency-Key`, or a new one; HTTPException with 422."""
     key = request.headers.get("idempotency-key")
     if key is None:
         return uuid.uuid4().hex
@@ -122,11 +115,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, and cancel it when the client disconnects, so that its queued programs are cancelled.
-
-    Raises:
-        HTTPException: CLIENT_CLOSED.
-    """
+    """Await `work`; when the client disconnects, cancel it, and so its queued programs, and raise CLIENT_CLOSED."""
     task = asyncio.current_task()
     assert task is not None
     gone = asyncio.create_task(_disconnected(request))

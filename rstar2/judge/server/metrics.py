@@ -31,12 +31,10 @@ async def worker_states(dispatcher: Dispatcher) -> list[dict[str, Any]]:
 
 
 async def living_workers(dispatcher: Dispatcher) -> list[dict[str, Any]]:
-    """The workers whose last heartbeat is recent."""
     return [worker for worker in await worker_states(dispatcher) if worker["age_s"] < STALE_S]
 
 
 def weakest(workers: Sequence[dict[str, Any]]) -> Isolation | None:
-    """The weakest tier among the workers."""
     return min((worker["isolation"] for worker in workers), key=ISOLATION_ORDER.index, default=None)
 
 
@@ -70,7 +68,6 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
 
 
 async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Everything `/status` tells."""
     workers, outcomes, restarts, (waiting, taken) = await asyncio.gather(
         worker_states(dispatcher),
         _counts(dispatcher, queue.OUTCOMES),
@@ -95,21 +92,18 @@ async def status_of(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 class _Snapshot(Collector):
-    """One status as metrics."""
-
     def __init__(self, status: dict[str, Any]) -> None:
         self.status = status
 
     def collect(self) -> list[Metric]:
         status = self.status
         runs = CounterMetricFamily("judge_runs", "Programs that ended, by outcome", labels=["outcome"])
-        for outcome, count in status["outcomes"].items():
-            runs.add_metric([outcome], count)
         restarts = CounterMetricFamily(
             "judge_restarts", "Parts that died and were restarted", labels=["part"]
         )
-        for part, count in status["restarts"].items():
-            restarts.add_metric([part], count)
+        for family, counts in ((runs, status["outcomes"]), (restarts, status["restarts"])):
+            for label, count in counts.items():
+                family.add_metric([label], count)
         return [
             runs,
             restarts,

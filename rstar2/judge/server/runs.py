@@ -6,22 +6,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
+from rstar2.judge.schema import BatchRequest, RunRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import (
-    read_json,
-    request_key,
-    unless_disconnected,
-    validated,
-    validation_message,
-)
+from rstar2.judge.server.http import invalid_result, read_json, request_key, unless_disconnected, validated
 
 MAX_ID_CHARS = 256
-
-
-def invalid_result(run_id: str, error: ValidationError) -> str:
-    """The result, as JSON, of a program whose request is wrong."""
-    return RunResult(id=run_id, outcome="invalid", stderr=validation_message(error)).model_dump_json()
 
 
 def runs_router(dispatcher: Dispatcher) -> APIRouter:

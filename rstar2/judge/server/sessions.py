@@ -19,7 +19,6 @@ MAX_ID_CHARS = 256
 
 
 async def _least_loaded_worker(dispatcher: Dispatcher) -> str:
-    """The worker that holds the fewest sessions."""
     workers = await living_workers(dispatcher)
     if not workers:
         raise HTTPException(503, "no worker lives")
@@ -36,7 +35,6 @@ def _worker_of(session: str) -> str:
 
 
 def sessions_router(dispatcher: Dispatcher) -> APIRouter:
-    """`/v1/sessions` and what is under it."""
     router = APIRouter()
 
     async def send(request: Request, run_id: str, command: SessionCommand, timeout_s: float) -> str:

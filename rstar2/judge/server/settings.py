@@ -8,8 +8,6 @@ from pydantic import BaseModel, Field
 
 
 class ServerSettings(BaseModel):
-    """The HTTP process."""
-
     redis_url: str
     socket_fd: int
     """The listening socket that the supervisor opened."""

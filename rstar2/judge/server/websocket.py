@@ -23,8 +23,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from rstar2.judge.schema import MAX_BATCH, RunRequest, StreamRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
-from rstar2.judge.server.http import validation_message
-from rstar2.judge.server.runs import invalid_result
+from rstar2.judge.server.http import invalid_result, validation_message
 
 MAX_MESSAGE_CHARS = 8 << 20
 """A message is sent before it grows longer, if it holds more than one response."""
@@ -84,8 +83,6 @@ class _Response:
 
 
 class StreamConnection:
-    """One connection of one client."""
-
     def __init__(self, dispatcher: Dispatcher, socket: WebSocket) -> None:
         self.dispatcher = dispatcher
         self.socket = socket

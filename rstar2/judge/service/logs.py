@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 1 << 20
+POLL_S = 0.2
 
 
 def tail(path: Path, count: int) -> list[str]:
@@ -17,12 +18,10 @@ def tail(path: Path, count: int) -> list[str]:
         return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
-def follow(folder: Path, part: str = "", poll_s: float = 0.2) -> Iterator[tuple[str, str]]:
-    """Lines as they are written, as (part, line), for ever; parts that start later are followed too.
+def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
+    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), for ever.
 
-    Args:
-        folder: holds `<part>.log` files.
-        part: only parts whose name begins so.
+    Parts that start later are followed too; only parts whose name begins with `part`.
     """
     read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
     while True:
@@ -34,4 +33,4 @@ def follow(folder: Path, part: str = "", poll_s: float = 0.2) -> Iterator[tuple[
             read_up_to[path] = read_up_to.get(path, 0) + len(whole)
             for line in whole.decode("utf-8", "replace").splitlines():
                 yield path.stem, line
-        time.sleep(poll_s)
+        time.sleep(POLL_S)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rstar2.judge.schema import Isolation
 
 
-class ServiceSettings(BaseModel):
+class ServiceSettings(BaseModel, extra="forbid"):
     """One judge service on one machine."""
-
-    model_config = ConfigDict(extra="forbid")
 
     folder: str
     """Where logs, work folders and the embedded queue's data go."""

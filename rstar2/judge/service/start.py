@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import subprocess
@@ -33,7 +34,11 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     Raises:
         UserError: port taken, no Redis server or isolation tier available, token missing.
         Failure: it did not come up.
+        ModuleNotFoundError: a package of the extra `judge` is not installed.
     """
+    for module in ("redis", "fastapi", "pyseccomp"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
     folder = Path(settings.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with (folder / "logs" / "supervisor.log").open("ab") as log:
@@ -89,35 +94,20 @@ def stop_service(process: subprocess.Popen[bytes]) -> None:
 def running_judge(
     folder: Path,
     workers: int = 2,
-    host: str = "127.0.0.1",
     port: int = 0,
     redis_url: str | None = None,
     isolation: Isolation | None = None,
-    token: str | None = None,
 ) -> Iterator[JudgeHandle]:
-    """A judge for the length of a `with` block.
-
-    Args:
-        folder: for logs, work folders and the embedded queue's data; made if missing.
-        workers: programs that run at the same time.
-        port: 0 for any free one.
-        redis_url: None for an embedded server.
-        isolation: the tier to run under; None for the best available, never `none`.
-        token: what clients must send; needed when `host` is not loopback.
+    """A judge on the loopback address for the length of a `with` block; see `ServiceSettings`.
 
     Raises:
         UserError, Failure: see `start_service`.
     """
-    settings = ServiceSettings(
-        folder=str(folder.resolve()),
-        workers=workers,
-        host=host,
-        port=port,
-        redis_url=redis_url,
-        isolation=isolation,
-        token=token,
+    process, handle = start_service(
+        ServiceSettings(
+            folder=str(folder.resolve()), workers=workers, port=port, redis_url=redis_url, isolation=isolation
+        )
     )
-    process, handle = start_service(settings)
     try:
         yield handle
     finally:

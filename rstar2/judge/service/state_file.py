@@ -41,11 +41,7 @@ def clear_state(pid: int) -> None:
 
 
 def read_state() -> JudgeHandle | None:
-    """The judge that the file names, if it still runs.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """The judge that the file names, if it still runs; UserError where the file cannot be read."""
     state = _written_state()
     return state if state is not None and _is_judge(state.pid) else None
 
@@ -72,11 +68,7 @@ def _is_judge(pid: int) -> bool:
 
 
 def current_judge() -> JudgeHandle:
-    """The judge that runs.
-
-    Raises:
-        UserError: none does.
-    """
+    """The judge that runs; UserError where none does."""
     state = read_state()
     if state is None:
         raise UserError("no judge is running", "start one with `rstar2 judge up --detach`")

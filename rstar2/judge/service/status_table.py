@@ -34,7 +34,6 @@ def _counts(found: dict[str, int]) -> str:
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = Table("worker", "pid", "isolation", "done", "mean ms", "running s", "heartbeat")
     for worker in workers:
-        style = "red" if worker["age_s"] > STALE_S else None
         table.add_row(
             worker["name"],
             str(worker["pid"]),
@@ -43,6 +42,6 @@ def _workers(workers: list[dict[str, Any]]) -> Table:
             f"{1000 * worker['mean_s']:.1f}",
             f"{worker['running_s']:.1f}",
             f"{worker['age_s']:.1f} s ago",
-            style=style,
+            style="red" if worker["age_s"] > STALE_S else None,
         )
     return table

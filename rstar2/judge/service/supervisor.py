@@ -54,13 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Part:
-    """One child process that must always run.
-
-    Args:
-        start: starts it.
-        on_death: called when it has died, before it is started again.
-        process: the first one, if it was started already.
-    """
+    """One child process that must always run; `process` is the first one, if it was started already."""
 
     def __init__(
         self,
@@ -76,11 +70,7 @@ class Part:
         self.restart_at: float | None = None
 
     def restart_if_dead(self) -> None:
-        """Start it again if it died; ever more slowly if it dies at once.
-
-        Raises:
-            Failure: it did not start; it is tried again at a later call.
-        """
+        """Start it again if it died; ever more slowly if it dies at once. After a Failure a later call tries again."""
         now = time.monotonic()
         if self.restart_at is None and self.process.poll() is not None:
             if now - self.started > STABLE_S:
@@ -138,9 +128,10 @@ class Supervisor:
                 token=settings.token,
                 max_queued=settings.max_queued,
             )
-            fd = listener.fileno()
             self.api = Part(
-                lambda: start_module("rstar2.judge.server.app", server, self.logs / "api.log", [fd]),
+                lambda: start_module(
+                    "rstar2.judge.server.app", server, self.logs / "api.log", [server.socket_fd]
+                ),
                 lambda: self.restarts.update(["api"]),
             )
         return self._wait(START_S + settings.workers)
@@ -269,11 +260,7 @@ class Supervisor:
         )
 
     def _require(self, client: redis.Redis, tier: Isolation) -> None:
-        """Require a tier of all workers of the queue, for the next while.
-
-        Raises:
-            UserError: a worker of the queue is below it.
-        """
+        """Require a tier of all workers of the queue, for the next while; UserError where one is below it."""
         self.renew_at = time.monotonic() + required_isolation.RENEW_S
         if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
             raise UserError(

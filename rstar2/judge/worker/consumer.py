@@ -133,11 +133,7 @@ class Consumer:
                 time.sleep(backoff.next_s())
 
     def _register(self) -> None:
-        """Become a worker of the queue, also of one that has forgotten us.
-
-        Raises:
-            UserError: a judge of the queue requires a stronger tier than this worker's.
-        """
+        """Become a worker of the queue; UserError where a judge requires a stronger tier."""
         heartbeat = self._heartbeat(time.monotonic())
         required = execute(self.client, required_isolation.register(self.name, heartbeat))
         if required:
@@ -156,11 +152,7 @@ class Consumer:
             local.tasks.extend(t for t in Task.from_reply(replies["fetch"]) if t.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:
-        """Send results and ask for tasks, in one exchange with Redis.
-
-        Args:
-            waits: where nothing runs, ask for a task and wait for it.
-        """
+        """Send results and ask for tasks, in one exchange with Redis; where nothing runs, wait for one if `waits`."""
         local = self.local
         with local.changed:
             returned = local.remove_returnable()
@@ -216,7 +208,6 @@ class Consumer:
         return ("HSET", queue.WORKERS, self.name, json.dumps(self._heartbeat(now)))
 
     def _heartbeat(self, now: float) -> dict[str, Any]:
-        """What a heartbeat tells."""
         local = self.local
         return {
             **self.about,

@@ -57,7 +57,6 @@ class LocalQueue:
             return self.current
 
     def finish(self, task: Task, result: RunResult) -> None:
-        """Take the result of the current task."""
         with self.changed:
             now = time.monotonic()
             self.mean_s = 0.8 * self.mean_s + 0.2 * (now - self.started_at)
@@ -121,7 +120,6 @@ class LocalQueue:
             return self.fetched_at, {task.session for task in here if task.is_cell}
 
     def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:
-        """Take in what was fetched."""
         with self.changed:
             self.fetched_at = asked_at
             self.tasks.extend(tasks)

@@ -52,7 +52,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) ->
         UserError: its tier is below what a judge of the queue requires.
     """
     sandbox.start()
-    sessions = WorkerSessions(sandbox, name)
+    sessions = WorkerSessions(sandbox)
     try:
         sandbox.start_zygotes()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}

@@ -24,8 +24,6 @@ CHECK_EVERY_S = 1.0
 
 @dataclass
 class OpenSession:
-    """One session and its limits."""
-
     session: Session
     asked: SessionRequest
     opened: float
@@ -33,7 +31,6 @@ class OpenSession:
     used: float
     """Monotonic seconds at the end of the last cell."""
     last: CellResult | None = None
-    """Of the last cell."""
 
     @property
     def ends(self) -> float:
@@ -41,12 +38,7 @@ class OpenSession:
         return self.opened + self.asked.total_s
 
     def why_overdue(self, now: float, unused_until: float) -> str:
-        """Why it is to be ended now; empty if it is not.
-
-        Args:
-            now: monotonic seconds.
-            unused_until: until when it is known that nobody asked for a cell, in the same.
-        """
+        """Why it is to be ended now; empty if it is not. `unused_until`: nobody asked for a cell until then."""
         if now >= self.ends:
             return f"the session ended: it was open for its {self.asked.total_s:g} s"
         if unused_until - self.used > self.asked.idle_s:
@@ -55,23 +47,16 @@ class OpenSession:
 
 
 class WorkerSessions:
-    """All sessions of one worker.
+    """All sessions of one worker, whose sandbox is started."""
 
-    Args:
-        sandbox: the worker's, started.
-        worker: its name, with which session ids begin.
-    """
-
-    def __init__(self, sandbox: Sandbox, worker: str) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        self.worker = worker
         self.open: dict[str, OpenSession] = {}
         self.ended: OrderedDict[str, str] = OrderedDict()
         """Why sessions ended, of the last so many."""
         self.next_check = 0.0
 
     def run_task(self, task: Task) -> CellResult:
-        """Do what one task asks for."""
         command = SessionCommand.model_validate_json(task.body)
         queued_s = max(0.0, time.time() - task.at)
         self._end_if_overdue(command.session, queued_s)
@@ -88,12 +73,7 @@ class WorkerSessions:
         return result.model_copy(update={"queue_s": queued_s})
 
     def end_overdue(self, activity: Callable[[], tuple[float, Collection[str]]]) -> None:
-        """End what is idle or old, at most once a second.
-
-        Args:
-            activity: → monotonic seconds until which every cell asked for is known to the worker, and the
-                sessions with cells that wait here.
-        """
+        """End what is idle or old, at most once a second; `activity` is `LocalQueue.session_activity`."""
         now = time.monotonic()
         if now < self.next_check or not self.open:
             return

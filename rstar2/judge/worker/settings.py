@@ -8,8 +8,6 @@ from rstar2.judge.schema import Isolation
 
 
 class WorkerSettings(BaseModel):
-    """One worker process."""
-
     name: str
     """Unique among all workers of the queue."""
     redis_url: str

@@ -20,7 +20,7 @@ from rstar2.judge.schema import RunRequest
 FAULTS = "import resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 PREFAULT = """
 import json, mmap, os, sys
-from rstar2.judge.sandbox.inside.prefault import PrefaultedPages, open_rings, written_since_fork
+from rstar2.judge.sandbox.inside.prefault import open_rings, register, written_since_fork
 
 PAGES, PAGE = 64, os.sysconf("SC_PAGE_SIZE")
 memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -50,8 +50,8 @@ def write():
 before, _ = in_fork(lambda: None)
 after, _ = in_fork(write)
 written = after - before
-prefaulted = PrefaultedPages(open_rings(1))
-prefaulted.register(written)
+[ring] = open_rings(1)
+register(ring, written)
 at_once, ours = in_fork(lambda: None)
 print(json.dumps([len(written), len(written & at_once), len(written & ours), memory[0]]))
 """

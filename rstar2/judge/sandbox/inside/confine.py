@@ -48,12 +48,7 @@ class Confinement:
         self._landlock = _landlock(self._spec, self._spec["work_dir"])
 
     def apply(self, command: StartCommand, groups: list[int]) -> None:
-        """Confine this process for good.
-
-        Args:
-            command: as the worker sent it.
-            groups: descriptors of the process lists of control groups to join.
-        """
+        """Confine this process for good; `groups`: descriptors of the process lists of control groups to join."""
         for fd in groups:
             os.write(fd, b"0")
         landlock = self._landlock

@@ -2,7 +2,8 @@
 
 Order matters. A worker that is root binds the files first, while it may still read them all, then enters the
 user namespace. One that is not root enters first, which is what lets it mount at all. /proc must be mounted by
-the first process of the new PID namespace while the old /proc is still visible.
+the first process of the new PID namespace while the old /proc is still visible. Where the machine refuses a
+namespace or a mount, that is an OSError.
 
 Programs of a worker share these namespaces, except for a PID namespace each. For speed only: a mount and an IPC
 namespace for each program would take milliseconds more of it.
@@ -10,6 +11,7 @@ namespace for each program would take milliseconds more of it.
 
 from __future__ import annotations
 
+import _socket
 import os
 
 from rstar2.judge.sandbox.inside import syscalls
@@ -38,11 +40,7 @@ WRITABLE = tuple(_WRITABLE.values())
 
 
 def enter_namespaces(spec: JailSpec, ask_for_mapping: Callable[[], None]) -> bool:
-    """Enter new namespaces and fork their first process. True in the process that waited outside for its end.
-
-    Raises:
-        OSError: the machine refuses a namespace or a mount.
-    """
+    """Enter new namespaces and fork their first process. True in the process that waited outside for its end."""
     uid, gid = os.geteuid(), os.getegid()
     if spec["is_root"]:
         syscalls.unshare(syscalls.CLONE_NEWNS)
@@ -105,16 +103,12 @@ def _write(path: str, text: str) -> None:
 
 
 def enter_root(spec: JailSpec) -> None:
-    """In the first process: mount /proc and the scratch space, and make the new root the only root.
-
-    Raises:
-        OSError: the machine refuses a mount.
-    """
+    """In the first process: mount /proc and the scratch space, and make the new root the only root."""
     # Mounts from the outer namespace are locked; a new bind of the whole is not, and can be pivoted to.
     syscalls.mount(_NEW_ROOT, _NEW_ROOT, "", syscalls.MS_BIND | syscalls.MS_REC)
     mount_proc(_NEW_ROOT + "/proc")
     syscalls.make_root(_NEW_ROOT)
-    syscalls.set_host_name("box")
+    _socket.sethostname("box")
     syscalls.mount(
         "preload", PRELOAD_DIR, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=700,size=64m"
     )

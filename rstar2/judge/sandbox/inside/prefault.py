@@ -34,28 +34,13 @@ def open_rings(count: int) -> list[int]:
     return rings
 
 
-class PrefaultedPages:
-    """The pages of this process that every fork copies right away; none at first.
+def register(ring: int, pages: set[int]) -> None:
+    """Have every fork of this process copy these pages, given by their addresses. Once for each ring.
 
-    Args:
-        rings: from `open_rings`; this takes one of them.
+    Raises:
+        OSError: io_uring is not available to us, or we may not lock so much memory.
     """
-
-    def __init__(self, rings: list[int]) -> None:
-        self._ring = rings.pop() if rings else -1
-
-    def register(self, pages: set[int]) -> None:
-        """Have every fork copy these pages, given by their addresses. Can be called once.
-
-        Raises:
-            OSError: io_uring is not available to us, or we may not lock so much memory.
-        """
-        syscalls.register_buffers(self._ring, _spans(pages))
-
-    def close(self) -> None:
-        """In a fork that becomes a zygote: close the parent's ring."""
-        if self._ring >= 0:
-            os.close(self._ring)
+    syscalls.register_buffers(ring, _spans(pages))
 
 
 def _spans(pages: set[int]) -> list[tuple[int, int]]:

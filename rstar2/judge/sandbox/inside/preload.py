@@ -2,7 +2,8 @@
 
 Every page a zygote holds is a page table entry to copy at each fork, so the smallest one holds next to
 nothing. The libraries are not only imported but used, because much of their first work is done once
-(sympy fills its caches and imports half of itself lazily).
+(sympy fills its caches and imports half of itself lazily). One that is missing or broken is skipped: a program
+that imports it gets its error.
 
 For speed only: a program gets numpy, sympy and pandas without the time they take to import.
 """
@@ -35,7 +36,9 @@ def bare() -> None:
 
 def numeric() -> None:
     """numpy, on top of bare."""
-    with _Optional():
+    from contextlib import suppress
+
+    with suppress(Exception):
         import numpy as np
 
         for n in range(2, 2 + ROUNDS):
@@ -52,7 +55,9 @@ def numeric() -> None:
 
 def symbolic() -> None:
     """sympy, on top of numeric."""
-    with _Optional():
+    from contextlib import suppress
+
+    with suppress(Exception):
         import sympy as sp
 
         x, y = sp.symbols("x y")
@@ -76,7 +81,9 @@ def symbolic() -> None:
 
 def full() -> None:
     """scipy, pandas and matplotlib, on top of symbolic."""
-    with _Optional():
+    from contextlib import suppress
+
+    with suppress(Exception):
         import scipy.integrate
         import scipy.linalg
         import scipy.optimize
@@ -84,25 +91,15 @@ def full() -> None:
         import scipy.stats
 
         scipy.optimize.brentq(lambda t: t * t - 2, 0, 2)
-    with _Optional():
+    with suppress(Exception):
         import pandas as pd
 
         str(pd.DataFrame({"a": [1, 2, 3]}).a.sum())
-    with _Optional():
+    with suppress(Exception):
         import matplotlib.pyplot as plt
 
         plt.figure()
         plt.close("all")
-
-
-class _Optional:
-    """Skips a library that is missing or broken; a program that imports it gets its error."""
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, Exception)
 
 
 def freeze_memory() -> None:

@@ -53,7 +53,7 @@ class Program:
             # look at.
             code = finalize(self._report(self._take_nonce(), _run(self)), self.code)
         finally:
-            exit_now(code)
+            _exit(code)
 
     def _take_nonce(self) -> bytes:
         nonce, self._nonce = self._nonce, b""
@@ -74,23 +74,15 @@ class Program:
         return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def exit_now(code: int) -> NoReturn:
-    """End this process at once."""
-    _exit(code)
-
-
 def make_main_module(path: str, source: str | None = None) -> dict[str, Any]:
-    """Make a new __main__ and reseed random number generators. Returns the namespace for the program.
-
-    Args:
-        source: the program, where it is known. For speed only: most programs need no reseeding.
-    """
+    """Make a new __main__ and reseed random number generators. Returns the namespace for the program."""
     module = type(sys)("__main__")
     module.__builtins__ = sys.modules["builtins"]  # type: ignore[attr-defined]
     module.__annotations__ = {}
     sys.modules["__main__"] = module
     sys.argv = [path]
     sys.path.insert(0, os.path.dirname(path))
+    # For speed only: most programs need no reseeding.
     if source is None or "rand" in source or "scipy" in sys.modules:
         _reseed()
     return module.__dict__

@@ -86,10 +86,7 @@ def remove_contents(folder: str, kept: set[str]) -> None:
     """Remove everything below `folder` but the names in `kept`. Nobody else may be writing there.
 
     It goes down and up one folder at a time, so that neither the depth of a tree nor the length of its paths
-    matters, and changes the disk once per file and folder.
-
-    Raises:
-        OSError: something could not be removed.
+    matters, and changes the disk once per file and folder. OSError: something could not be removed.
     """
     here = os.open(folder, _FOLDER)
     path: list[str] = []

@@ -23,7 +23,7 @@ SIGINT = 2
 LENGTH = 4
 """Bytes of the length, big-endian, that is sent between a cell's nonce and its source."""
 # A cell may replace names in modules, and the built-in ones.
-_receive, _getpid = os.read, os.getpid
+_receive, _getpid, _exit = os.read, os.getpid, os._exit
 __builtins__ = dict(vars(builtins))  # type: ignore[assignment]
 
 
@@ -56,7 +56,7 @@ class CellLoop:
         except SystemExit as request:
             code = program.finalize(program.exit_code(request.code))
         finally:
-            program.exit_now(code)
+            _exit(code)
 
     def _serve(self) -> None:
         self._signal(SIGINT, self._ignore)
@@ -90,7 +90,7 @@ class CellLoop:
     def _answer(self, nonce: bytes, answer: tuple[bytes, bytes]) -> None:
         if _getpid() != self._pid:
             # A child that the cell forked and that reached the cell's end: it is not the session.
-            program.exit_now(program.finalize(0))
+            _exit(program.finalize(0))
         program.send_report(self._fd, answer[0], nonce, answer[1])
 
     def _read(self, count: int) -> bytes:

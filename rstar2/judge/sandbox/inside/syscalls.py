@@ -99,10 +99,6 @@ def make_root(path: str) -> None:
     os.chdir("/")
 
 
-def set_host_name(name: str) -> None:
-    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
-
-
 def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0), f"prctl {option}")
 
@@ -199,14 +195,11 @@ class Landlock:
         self._allow(path, self._handled)
 
     def _allow(self, path: str, rights: int) -> None:
-        class Beneath(ctypes.Structure):
-            _pack_ = 1
-            _fields_ = (("rights", ctypes.c_uint64), ("fd", ctypes.c_int32))
-
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
-            rule = Beneath(rights, fd)
-            _check(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, ctypes.byref(rule), 0), f"landlock {path}")
+            # struct landlock_path_beneath_attr, which is packed.
+            rule = rights.to_bytes(8, "little") + fd.to_bytes(4, "little")
+            _check(_syscall(_SYS_LANDLOCK_ADD, self.fd, 1, rule, 0), f"landlock {path}")
         finally:
             os.close(fd)
 

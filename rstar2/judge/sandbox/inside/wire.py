@@ -25,11 +25,7 @@ class Closed(Exception):
 
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
-    """Send one message.
-
-    Raises:
-        Closed: the other end has closed or died.
-    """
+    """Send one message; Closed where the other end is gone."""
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sock.sendmsg([marshal.dumps(message)], ancillary)
@@ -38,11 +34,7 @@ def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
 
 
 def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
-    """Wait for one message and its descriptors, which are closed on exec.
-
-    Raises:
-        Closed: the other end has closed or died.
-    """
+    """Wait for one message and its descriptors, which are closed on exec; Closed where the other end is gone."""
     try:
         data, ancillary, _, _ = sock.recvmsg(MAX_MESSAGE, _FD_SPACE, _socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError as error:

@@ -15,9 +15,8 @@ import select
 import sys
 import time
 
-from rstar2.judge.sandbox.inside import namespaces, preload, program, session, syscalls, wire
+from rstar2.judge.sandbox.inside import namespaces, prefault, preload, program, session, syscalls, wire
 from rstar2.judge.sandbox.inside.confine import Confinement
-from rstar2.judge.sandbox.inside.prefault import PrefaultedPages, written_since_fork
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
@@ -37,11 +36,7 @@ _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
-    """Bring this process into the state that all zygotes share.
-
-    Raises:
-        OSError: the machine refuses something that the tier needs.
-    """
+    """Bring this process into the state that all zygotes share; OSError where the machine refuses that."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     preload.bare()
     preload.freeze_memory()
@@ -52,7 +47,7 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int]) -> Forked:
     """Serve until the worker is gone. Returns only in a process forked for a program: what to run there.
 
     Args:
-        rings: for the zygotes' prefaulted pages.
+        rings: from `open_rings`; each zygote takes one.
     """
     # Programs share the interpreter, and must not find this package in it.
     for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
@@ -86,7 +81,7 @@ class Zygote:
         self._control = control
         self._confinement = Confinement(spec)
         self._scratch = scratch
-        self._prefaulted = PrefaultedPages(rings)
+        self._ring = rings.pop() if rings else -1
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
@@ -218,8 +213,8 @@ class Zygote:
         try:
             # While the child lives: a page that the two no longer share is then a page of its own, and is not
             # copied together with a huge page around it.
-            pages = written_since_fork(child.pid) | written_since_fork(os.getpid())
-            self._prefaulted.register(pages)
+            pages = prefault.written_since_fork(child.pid) | prefault.written_since_fork(os.getpid())
+            prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
         except OSError as error:
             answer["problem"] = str(error)
@@ -248,11 +243,7 @@ class Zygote:
             wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
-        """Use a new scratch space.
-
-        Args:
-            mount: whether this zygote has to mount it; one does, for all.
-        """
+        """Use a new scratch space, which one zygote has to mount, for all."""
         answer: dict[str, Any] = {"key": key}
         try:
             if mount:
@@ -292,7 +283,8 @@ class Zygote:
                 os.close(other)
             return None
         self._control.close()
-        self._prefaulted.close()
+        if self._ring >= 0:
+            os.close(self._ring)
         set_affinity(self._cpus)
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
         control = _socket.socket(fileno=fd)
