@@ -9,7 +9,7 @@ import typer
 
 from rstar2 import __version__
 from rstar2.cli.verbs import VerbGroup
-from rstar2.errors import RStarError
+from rstar2.errors import RStarError, UserError
 
 app = typer.Typer(
     name="rstar2",
@@ -45,8 +45,29 @@ def main() -> None:
     except RStarError as error:
         _explain(error)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if (missing := _extra_with(error.name or "")) is None:
+            raise
+        package, extra = missing
+        _explain(UserError(f"this needs {package}, which is not installed", f'pip install "rstar2[{extra}]"'))
+        sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _extra_with(module: str) -> tuple[str, str] | None:
+    """The package that a module belongs to, and the smallest extra of ours with it; None if none has it."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    extras: dict[str, list[str]] = {}
+    for requirement in map(Requirement, metadata.requires("rstar2") or []):
+        if requirement.marker is not None:
+            extras.setdefault(str(requirement.marker).split('"')[1], []).append(requirement.name.lower())
+    name = module.partition(".")[0].replace("_", "-").lower()
+    having = [extra for extra, names in extras.items() if name in names]
+    return (name, min(having, key=lambda extra: len(extras[extra]))) if having else None
 
 
 def _explain(error: RStarError) -> None:

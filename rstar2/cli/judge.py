@@ -281,6 +281,7 @@ def _show(result: RunResult) -> None:
     sys.stdout.flush()
     sys.stderr.write(result.stderr)
     seconds = f"{result.wall_s:.3f} s, {result.cpu_s:.3f} s CPU, {result.queue_s:.3f} s queued"
+    during = f" while {result.ended_while}" if result.ended_while else ""
     err.print(
-        f"[dim]{result.outcome}, exit code {result.exit_code}, {seconds}, isolation {result.isolation}[/dim]"
+        f"[dim]{result.outcome}{during}, exit code {result.exit_code}, {seconds}, isolation {result.isolation}[/dim]"
     )

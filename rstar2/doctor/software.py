@@ -35,7 +35,7 @@ def laptop_packages() -> list[Finding]:
     """What the extra `laptop` names, each with the version it asks for."""
     texts = metadata.requires("rstar2") or []
     wanted = [requirement for requirement in map(Requirement, texts) if _only_in(requirement, LAPTOP)]
-    return [package(requirement) for requirement in wanted]
+    return [package(requirement) for requirement in wanted if requirement.name != "rstar2"]
 
 
 def package(requirement: Requirement) -> Finding:

@@ -95,6 +95,16 @@ class RunResult(BaseModel, extra="forbid"):
     isolation: Isolation | None = None
     """The tier that was in force; None where the program never ran."""
 
+    @property
+    def ended_while(self) -> Literal["computing", "waiting"] | None:
+        """What a program that met its time limit did meanwhile; None for every other.
+
+        It waited if it slept, waited for input or a lock, or the machine gave it less than half of a processor.
+        """
+        if self.outcome != "timeout":
+            return None
+        return "computing" if self.cpu_s > 0.5 * self.wall_s else "waiting"
+
 
 class SessionRequest(BaseModel, extra="forbid", strict=True):
     """A session to open: a Python process that keeps its state from cell to cell."""

@@ -1,6 +1,7 @@
-"""Limits the memory and processes of a whole jail, where control groups can be written (versions 1 and 2).
+"""Limits what a whole jail takes, where control groups can be written (versions 1 and 2).
 
-The limit is what the zygotes hold plus what the program may take.
+The limit of memory is what the zygotes hold plus what the program may take. Of the processors a jail gets the share
+of one process, however many it has: by a group where the kernel does not group processes by session anyway.
 
 For speed only: the jail is in one group, because to move each program into its own would take the kernel
 milliseconds.
@@ -45,6 +46,25 @@ def _candidates(controller: str) -> list[Path]:
     return parents
 
 
+def _sessions_share_processors() -> bool:
+    """Whether the kernel gives each session, and so each program, an equal share. Source: sched(7), autogroup.
+
+    It does so only in the root group, which a container's is not, though it may be called `/` there.
+    """
+    try:
+        enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+    except OSError:
+        return False
+    for group in _candidates("cpu")[:1]:
+        version_1 = "cpu" in _own_groups()
+        # Only the root has the first in version 1, only the root lacks the second in version 2.
+        return (
+            enabled
+            and (group / "release_agent" if version_1 else group / "cgroup.events").exists() == version_1
+        )
+    return enabled
+
+
 def _sweep(parent: Path) -> None:
     """Remove the groups of workers that died without doing so. The kernel refuses for those in use."""
     for path in parent.glob(f"{_PREFIX}*"):
@@ -65,6 +85,7 @@ class Cgroup:
         self._name = f"{_PREFIX}{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
+        self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
         self._limit = 0
         self._counter = -1
         if self.memory is not None:
@@ -94,7 +115,7 @@ class Cgroup:
         return None
 
     def _paths(self) -> set[Path]:
-        return {path for path in (self.memory, self.pids) if path is not None}
+        return {path for path in (self.memory, self.pids, self.cpu) if path is not None}
 
     def add(self, pid: int) -> None:
         """Move a process, and so its later children, into the group; do without the group if that is refused."""
@@ -104,6 +125,7 @@ class Cgroup:
             except OSError:
                 self.memory = None if path == self.memory else self.memory
                 self.pids = None if path == self.pids else self.pids
+                self.cpu = None if path == self.cpu else self.cpu
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:

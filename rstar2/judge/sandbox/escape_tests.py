@@ -25,7 +25,7 @@ _SECRET_MODE = 0o666
 
 # Each attempt is a function that returns something true if it succeeds. They run in one program.
 _ATTEMPTS = """
-import ctypes, os, socket
+import array, ctypes, fcntl, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def read_secret(): return open(T["secret"]).read()
 def write_outside(): return open(T["outside"] + "/x", "w")
@@ -60,6 +60,25 @@ def new_user_namespace(): return libc.unshare(0x10000000) == 0
 def trace(): return libc.ptrace(16, T["pid"], 0, 0) == 0
 def write_libraries(): return open(os.__file__, "a")
 def change_root(): return os.chroot("/tmp") is None
+def lease_library():
+    with open(os.__file__, "rb") as library:
+        if fcntl.fcntl(library, fcntl.F_SETLEASE, fcntl.F_RDLCK) == 0:
+            return fcntl.fcntl(library, fcntl.F_SETLEASE, fcntl.F_UNLCK) == 0
+def watch_folder(): return fcntl.fcntl(os.open("/", os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0
+def own_signals(): return fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid()) == 0
+def own_signals_by_kind():
+    return fcntl.fcntl(0, 15, array.array("i", [1, os.getpid()]).tobytes())
+def own_signals_by_ioctl():
+    ends = socket.socketpair()
+    return libc.ioctl(ends[0].fileno(), 0x8901, array.array("i", [os.getpid()]).tobytes()) == 0
+def choose_signal(): return fcntl.fcntl(0, fcntl.F_SETSIG, 9) == 0
+def signal_on_input():
+    ends = socket.socketpair()
+    return fcntl.fcntl(ends[0], fcntl.F_SETFL, os.O_NONBLOCK | 0x2000) == 0
+def signal_on_input_by_ioctl():
+    ends = socket.socketpair()
+    return libc.ioctl(ends[0].fileno(), 0x5452, array.array("i", [1]).tobytes()) == 0
+def enlarge_pipe(): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)
 def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
 out = []
 for attempt in [value for value in globals().values() if type(value) is type(mount)]:

@@ -18,7 +18,7 @@ from rstar2.errors import Failure
 
 _FILES = """
 access chdir close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
-fchdir fcntl fdatasync fgetxattr flistxattr fstat fstatfs fsync ftruncate getcwd getdents getdents64
+fchdir fdatasync fgetxattr flistxattr fstat fstatfs fsync ftruncate getcwd getdents getdents64
 getxattr lgetxattr link linkat listxattr llistxattr lseek lstat mkdir mkdirat mknod mknodat newfstatat open
 openat pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
 renameat renameat2 rmdir sendfile splice stat statfs statx symlink symlinkat sync_file_range syncfs tee
@@ -43,7 +43,7 @@ getpid getppid getpriority getrandom getresgid getresuid getrlimit getrusage get
 rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigreturn rt_sigsuspend rt_sigtimedwait
 sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
 sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_address setpgid setrlimit
-setsid sigaltstack sysinfo times uname wait4 waitid
+sigaltstack sysinfo times uname wait4 waitid
 """
 _ON_PROCESSES = {"prlimit64": 0, "sched_setaffinity": 0, "setpriority": 1}
 """Calls that can act on another process → the argument that says on which; 0 there is the caller."""
@@ -71,6 +71,14 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 # Names, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
 _PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+# fcntl: duplicates, flags, locks, and the sizes and seals that exist. Not leases, which make every other opener of the
+# file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other processes; not
+# larger pipes, which are kernel memory that no limit of the program counts.
+_FCNTLS = (0, 1, 2, 3, 5, 6, 7, 9, 11, 36, 37, 38, 1025, 1027, 1030, 1032, 1033, 1034)
+_FCNTLS_REFUSED = (8, 10, 15, 1024, 1026, 1031)
+_F_SETFL, _O_ASYNC = 4, 0x2000
+# FIOASYNC, FIOSETOWN and SIOCSPGRP, which do the same by ioctl.
+_IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
 """Versions of Landlock from which it controls truncate(2), TCP, and signals."""
 # libseccomp's option to sort a filter into a binary tree. For speed only: it shortens loading and every call.
@@ -137,6 +145,14 @@ def _common() -> _Rules:
     rules.refuse(_REFUSED)
     for request in _IOCTLS:
         rules.allow("ioctl", rules.when(1, request))
+    for request in _IOCTLS_REFUSED:
+        rules.refuse("ioctl", rules.when(1, request))
+    for command in _FCNTLS:
+        rules.allow("fcntl", rules.when(1, command))
+    for command in _FCNTLS_REFUSED:
+        rules.refuse("fcntl", rules.when(1, command))
+    rules.allow("fcntl", rules.when(1, _F_SETFL), rules.when(2, 0, _O_ASYNC))
+    rules.refuse("fcntl", rules.when(1, _F_SETFL), rules.when(2, _O_ASYNC, _O_ASYNC))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
     return rules
@@ -152,6 +168,8 @@ def strict_filter() -> bytes:
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
         rules.refuse(name, rules.unless(0, _AF_UNIX))
+    # A session of its own has a share of the processors of its own, where the kernel groups processes by session.
+    rules.refuse("setsid")
     _add_kill(rules)
     return rules.compile()
 
@@ -162,7 +180,7 @@ def landlock_filter(abi: int) -> bytes:
     What this kernel's version of Landlock, `abi`, does not control is refused here.
     """
     rules = _common()
-    rules.refuse(f"socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
+    rules.refuse(f"setsid socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
     # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
     for name, argument in _ON_PROCESSES.items():

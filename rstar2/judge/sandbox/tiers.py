@@ -12,7 +12,7 @@ from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
-MAX_PROCESSES = 128
+MAX_PROCESSES = 64
 _FIRST_HOST_UID = 1_879_048_192
 """First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
 USERS_PER_JAIL = 65536

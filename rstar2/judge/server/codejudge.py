@@ -21,6 +21,8 @@ LIMIT_S = 10.0
 """code-judge's own default; its requests cannot ask for another."""
 MEMORY_MB = 1024
 MAX_BATCH = 10_000
+TIMEOUT_LINE = "Suicide from timeout.\n"
+"""What code-judge's own harness prints after a program's output when its time is over, so that models saw it."""
 Reason = Literal["", "internal_error", "worker_timeout", "queue_timeout", "invalid_input"]
 _REASONS: dict[Outcome, Reason] = {
     "timeout": "worker_timeout",
@@ -91,7 +93,7 @@ def answer_for(sub_id: str, result: RunResult, expected: str | None = None) -> d
         "success": ran and right,
         "run_success": ran,
         "cost": result.wall_s,
-        "stdout": result.stdout,
+        "stdout": result.stdout + TIMEOUT_LINE * (result.outcome == "timeout"),
         "stderr": result.stderr,
         "reason": _REASONS.get(result.outcome, ""),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import select
 import subprocess
@@ -33,7 +34,11 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     Raises:
         UserError: port taken, no Redis server or isolation tier available, token missing.
         Failure: it did not come up.
+        ModuleNotFoundError: a package of the extra `judge` is not installed.
     """
+    for module in ("redis", "fastapi", "pyseccomp"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(name=module)
     folder = Path(settings.folder)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     with (folder / "logs" / "supervisor.log").open("ab") as log:

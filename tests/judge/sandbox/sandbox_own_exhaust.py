@@ -263,7 +263,7 @@ case(
     """
 import os, time
 if os.fork() == 0:
-    os.setsid()
+    os.setpgid(0, 0)
     if os.fork() == 0:
         for fd in range(3): os.close(fd)
         time.sleep(60)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox_own import SOON_S, attempt, case
+from sandbox_own import PROCESSES, SOON_S, attempt, case
 
 # Secrets.
 attempt("secret/file", "open('@@SECRET_FILE@@').read()")
@@ -128,6 +128,51 @@ print('done')
     "ok",
     "done\n",
     checks=("outside_clean", "no_leftover", "worker_ok"),
+)
+
+# Leases make every opener of a file wait, and owners and signals of descriptors reach other processes.
+FCNTL = "import array, ctypes, fcntl, os, socket"
+attempt("descriptors/lease", "fcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_RDLCK)", FCNTL)
+attempt(
+    "descriptors/exclusive lease", "fcntl.fcntl(open(os.__file__), fcntl.F_SETLEASE, fcntl.F_WRLCK)", FCNTL
+)
+attempt("descriptors/lease of its own", "fcntl.fcntl(open('f', 'w'), fcntl.F_SETLEASE, fcntl.F_WRLCK)", FCNTL)
+attempt(
+    "descriptors/folder", "fcntl.fcntl(os.open('/', os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS)", FCNTL
+)
+attempt("descriptors/owner", "fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())", FCNTL)
+attempt(
+    "descriptors/owner of a kind", "fcntl.fcntl(0, 15, array.array('i', [1, os.getpid()]).tobytes())", FCNTL
+)
+attempt("descriptors/signal", "fcntl.fcntl(0, fcntl.F_SETSIG, 9)", FCNTL)
+attempt("descriptors/async", "fcntl.fcntl(socket.socketpair()[0], fcntl.F_SETFL, 0x2000)", FCNTL)
+attempt("descriptors/pipe", "fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)", FCNTL)
+attempt(
+    "descriptors/upper bits", "assert ctypes.CDLL(None).syscall(72, 0, 1 << 32 | 8, os.getpid()) == 0", FCNTL
+)
+for request in ("0x5452", "0x8901", "0x8902"):
+    given = "array.array('i', [os.getpid()]).tobytes()"
+    attempt(f"descriptors/{request}", f"fcntl.ioctl(socket.socketpair()[0], {request}, {given})", FCNTL)
+case(
+    "descriptors/ordinary",
+    """
+import fcntl, os, socket
+one, other = socket.socketpair()
+one.setblocking(False)
+copy = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10)
+locked = open('f', 'w')
+fcntl.lockf(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print(os.get_blocking(copy), os.get_inheritable(copy), fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE)
+""",
+    "ok",
+    "False False 0\n",
+)
+attempt("share/session", "os.setsid()")
+attempt(
+    "share/session of a child",
+    "subprocess.Popen(['true'], start_new_session=True)",
+    "import subprocess",
+    strict_only=PROCESSES,
 )
 
 # The network.

@@ -139,6 +139,32 @@ def test_times_are_those_of_the_program(strict: Sandbox) -> None:
     assert asleep.cpu_s < 0.2 <= busy.cpu_s
 
 
+def test_processor_time_is_that_of_all_processes_whether_they_were_waited_for_or_not(strict: Sandbox) -> None:
+    code = """
+import os, time
+def compute():
+    while time.process_time() < 0.3: pass
+def fork(run):
+    pid = os.fork()
+    if pid == 0:
+        run()
+        os._exit(0)
+    return pid
+def then_rest():
+    compute()
+    os.write(ready, b'x')
+    time.sleep(60)
+done, ready = os.pipe()
+os.waitpid(fork(compute), 0)
+fork(lambda: (compute(), os.write(ready, b'x')))
+fork(lambda: (fork(then_rest), os._exit(0)))
+for _ in range(2): os.read(done, 1)
+"""
+    result = strict.run(RunRequest(code=code, timeout_s=60), "a")
+    assert result.outcome == "ok", result.stderr
+    assert 0.85 <= result.cpu_s < 5
+
+
 @pytest.mark.parametrize("memory_mb", [64, 400])
 def test_memory_limit_is_the_one_asked_for(strict: Sandbox, memory_mb: int) -> None:
     code = "x = bytearray({} << 20)\nprint(len(x) >> 20)"

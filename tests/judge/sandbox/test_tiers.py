@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -147,3 +149,23 @@ def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:
     found = landlock.exceptions()
     assert len(found) >= 7
     assert all(line.endswith(".") for line in found)
+
+
+def test_a_jail_has_a_share_of_the_processors_where_sessions_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cgroups, "_sessions_share_processors", lambda: True)
+    by_session = cgroups.Cgroup()
+    assert by_session.cpu is None
+    by_session.close()
+    monkeypatch.setattr(cgroups, "_sessions_share_processors", lambda: False)
+    group = cgroups.Cgroup()
+    if group.cpu is None:
+        assert not os.access("/sys/fs/cgroup/cpu", os.W_OK), "the group was not made although it can be"
+        return
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        group.add(process.pid)
+        assert group.cpu.name in Path(f"/proc/{process.pid}/cgroup").read_text()
+        process.kill()
+    group.close()
+    assert not group.cpu.exists()

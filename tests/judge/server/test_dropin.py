@@ -71,7 +71,8 @@ def test_a_run_that_takes_too_long_says_so() -> None:
         return float(json.loads(run.body)["timeout_s"])
 
     assert asyncio.run(limit_s()) == codejudge.LIMIT_S
-    answer = codejudge.answer_for("a", RunResult(id="a", outcome="timeout", wall_s=10.0))
+    answer = codejudge.answer_for("a", RunResult(id="a", outcome="timeout", stdout="so far\n", wall_s=10.0))
+    assert answer["stdout"] == "so far\nSuicide from timeout.\n"
     assert (answer["success"], answer["run_success"], answer["reason"]) == (False, False, "worker_timeout")
     assert answer["cost"] == 10.0
 

@@ -227,14 +227,15 @@ class Zygote:
     def _reap(self, child: _Child) -> None:
         """Reap an ended program, end its namespace, report, and then remove what it wrote."""
         _, status, usage = os.wait4(child.pid, 0)
+        cpu = usage.ru_utime + usage.ru_stime
         if child.init is not None:
+            cpu += _descendants_cpu_seconds(child.init.pid)
             child.init.end()
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pidfd]
         if self._own_pids < 0:
-            self._kill_orphans({other.pid for other in self._children.values()})
-        cpu = usage.ru_utime + usage.ru_stime
+            cpu += self._kill_orphans({other.pid for other in self._children.values()})
         cleaning = child.shares_scratch and not self._scratch.is_clean()
         wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "cleaning": cleaning})
         if cleaning:
@@ -253,12 +254,19 @@ class Zygote:
             answer["failed"] = str(error)
         wire.send(self._control, answer)
 
-    def _kill_orphans(self, spared: set[int]) -> None:
-        """Without a PID namespace: kill what an ended program left, which by now are children of this process."""
-        while left := _children_of_this_process() - spared - self._zygotes:
+    def _kill_orphans(self, spared: set[int]) -> float:
+        """Without a PID namespace: kill what an ended program left, which by now are children of this process.
+
+        Returns:
+            The CPU seconds that they used.
+        """
+        cpu = 0.0
+        while left := _children(os.getpid()) - spared - self._zygotes:
             for pid in left:
                 os.kill(pid, _SIGKILL)
-                os.waitpid(pid, 0)
+                _, _, usage = os.wait4(pid, 0)
+                cpu += usage.ru_utime + usage.ru_stime
+        return cpu
 
     def _fork_zygote(
         self, kind: str, fd: int, groups: list[int], preload_groups: int
@@ -307,9 +315,21 @@ def set_affinity(cpus: list[int]) -> None:
         return
 
 
-def _children_of_this_process() -> set[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as children:
-        return {int(pid) for pid in children.read().split()}
+def _children(pid: int) -> set[int]:
+    """The children of a process's first thread, ended ones included."""
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        return {int(child) for child in children.read().split()}
+
+
+def _descendants_cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process's descendants: of those that run, and of those that ended and nobody waited for."""
+    spent = 0.0
+    try:
+        for child in _children(pid):
+            spent += sum(map(int, _stat_fields(child)[11:15])) / _TICKS + _descendants_cpu_seconds(child)
+    except OSError:  # one ended meanwhile, and was waited for
+        return spent
+    return spent
 
 
 def _waits_for_cell(pid: int) -> bool:
@@ -323,8 +343,13 @@ def _waits_for_cell(pid: int) -> bool:
 
 def _cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and of the children it has waited for."""
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rsplit(")", 1)[1].split()
+    fields = _stat_fields(pid)
     # The clock id of another process, as the C library's clock_getcpuclockid makes it.
     own = time.clock_gettime(~pid << 3 | 2)
     return own + (int(fields[13]) + int(fields[14])) / _TICKS
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of proc_pid_stat(5) from the third on; times of its own are 11 and 12, of its children 13 and 14."""
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rsplit(")", 1)[1].split()
