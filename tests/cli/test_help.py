@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from rstar2 import cli
 from rstar2.cli import app
 from rstar2.cli.verbs import VERBS
 
@@ -163,3 +164,30 @@ def test_colour_is_left_out_where_nobody_sees_it() -> None:
         [sys.executable, "-m", "rstar2", "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert "\x1b" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("fastapi.routing", "judge"), ("mpmath", "grade"), ("transformers", "eval")]
+)
+def test_a_missing_package_names_the_smallest_extra_that_has_it(
+    module: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(**_: object) -> None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"this needs {module.partition('.')[0]}, which is not installed" in said
+    assert f'pip install "rstar2[{extra}]"' in said
+
+
+def test_a_module_that_no_extra_has_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(**_: object) -> None:
+        raise ModuleNotFoundError("No module named 'rstar2.nowhere'", name="rstar2.nowhere")
+
+    monkeypatch.setattr(cli, "app", command)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main()
