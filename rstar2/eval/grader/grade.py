@@ -12,21 +12,8 @@ from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.symbolic import unsolved
 from rstar2.eval.grader.extract import extract_answer
-from rstar2.eval.grader.parse.nodes import (
-    Brackets,
-    Listing,
-    Node,
-    Number,
-    Product,
-    Quantity,
-    Quotient,
-    Relation,
-    SetOf,
-    Sum,
-    Symbol,
-    Text,
-    walk,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.reader import read
 
@@ -34,8 +21,20 @@ QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
 SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
-_SIMPLE = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
-_IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
+_SIMPLE = (
+    nodes.Number
+    | nodes.Symbol
+    | nodes.Text
+    | nodes.Sum
+    | nodes.Product
+    | nodes.Quotient
+    | nodes.Brackets
+    | nodes.SetOf
+    | nodes.Listing
+    | nodes.Relation
+    | nodes.Quantity
+)
+_IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _CHOICE = re.compile(
@@ -142,7 +141,7 @@ def _chosen(text: str) -> str | None:
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
+    if any(isinstance(node, nodes.Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:

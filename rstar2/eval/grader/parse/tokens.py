@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
@@ -148,7 +149,7 @@ class TokenStream:
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = [*tokens, END]
-        self.depth = 0
+        self._bars_outside: list[bool] = []
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
         self.inside_bars = False
@@ -196,35 +197,23 @@ class TokenStream:
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
-    def deeper(self) -> Nesting:
-        """For a `with` block: one level of nesting."""
-        return Nesting(self, self.inside_bars)
+    def deeper(self) -> Self:
+        """For a `with` block: one level of nesting.
 
-    def enclosed(self, bars: bool = False) -> Nesting:
-        """For a `with` block: the inside of a pair of brackets, or of bars. Bars outside do not count in it."""
-        return Nesting(self, bars)
+        Raises:
+            ParseError: there are more than MAX_DEPTH levels.
+        """
+        return self.enclosed(self.inside_bars)
 
-
-class Nesting:
-    """One level of nesting, as a context manager.
-
-    Raises:
-        ParseError: on entering, if there are more than MAX_DEPTH levels.
-    """
-
-    __slots__ = ("_inside_bars", "_outside", "_tokens")
-
-    def __init__(self, tokens: TokenStream, inside_bars: bool) -> None:
-        self._tokens = tokens
-        self._inside_bars = inside_bars
-        self._outside = tokens.inside_bars
-
-    def __enter__(self) -> None:
-        self._tokens.depth += 1
-        if self._tokens.depth > MAX_DEPTH:
+    def enclosed(self, bars: bool = False) -> Self:
+        """`deeper`, inside a pair of brackets, or of bars. Bars outside do not count in it."""
+        if len(self._bars_outside) == MAX_DEPTH:
             raise ParseError("too deep")
-        self._tokens.inside_bars = self._inside_bars
+        self._bars_outside.append(self.inside_bars)
+        self.inside_bars = bars
+        return self
+
+    def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
-        self._tokens.depth -= 1
-        self._tokens.inside_bars = self._outside
+        self.inside_bars = self._bars_outside.pop()
