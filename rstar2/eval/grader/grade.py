@@ -74,17 +74,10 @@ def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] |
         work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
             take long. Without it answers that hinge on one are not verified.
     """
-    if gold is None or not gold.strip():
-        return Verdict("invalid", None, "no gold answer")
-    if pred is None or not pred.strip():
-        return Verdict("unparsed", None, "no answer")
-    wanted = extract_answer(gold) or gold.strip()
-    extracted = extract_answer(pred)
-    if extracted is None:
-        return Verdict("unparsed", None, "no answer")
-    plain = _plain(wanted, extracted)
-    if plain is not None:
-        return plain
+    found = _answers(gold, pred)
+    if isinstance(found, Verdict):
+        return found
+    wanted, extracted = found
     golds, preds = read(wanted), read(extracted)
     verdict = _by_type(wanted, extracted, golds, preds)
     if verdict.verdict == "correct" or not any(map(unsolved, (*golds, *preds))):
@@ -101,16 +94,14 @@ def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] |
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
-    if not gold or not pred:
-        return grade(gold, pred)
-    if len(pred) > QUICK_CHARS or len(gold) > QUICK_CHARS:
+    if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
-    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred)
-    if not wanted or extracted is None:
-        return grade(gold, pred)
-    decided = _plain(wanted, extracted)
-    if decided is not None or max(len(wanted), len(extracted)) > SIMPLE_CHARS:
-        return decided
+    found = _answers(gold, pred)
+    if isinstance(found, Verdict):
+        return found
+    wanted, extracted = found
+    if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
+        return None
     golds, preds = read(wanted), read(extracted)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
@@ -120,12 +111,18 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     return _by_type(wanted, extracted, golds, preds) if simple else None
 
 
-def _plain(wanted: str, extracted: str) -> Verdict | None:
+def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
+    """The two answers to compare; a verdict where one is missing, both are integers or the texts are the same."""
+    if gold is None or not gold.strip():
+        return Verdict("invalid", None, "no gold answer")
+    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred or "")
+    if extracted is None:
+        return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
         return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
     if key(wanted) == key(extracted):
         return Verdict("correct", extracted, "text")
-    return None
+    return wanted, extracted
 
 
 def _chosen(text: str) -> str | None:

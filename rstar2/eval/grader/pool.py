@@ -21,8 +21,6 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import rstar2
 from rstar2.eval.grader.grade import Verdict, grade_quickly
@@ -111,7 +109,7 @@ class _Worker:
         return self._process.returncode == -signal.SIGPROF
 
 
-class GraderPool:
+class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     """Grades from any thread, with `workers` processes and a hard deadline for each grading.
 
     Args:
@@ -137,12 +135,7 @@ class GraderPool:
         for _ in range(workers):
             self._idle.put(self._start())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
