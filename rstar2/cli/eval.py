@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from rstar2.cli.common import err, examples, out
+from rstar2.data.benchmarks import NAMES
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -55,7 +56,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="BENCHMARK|FILE.jsonl...",
-            help="aime24, aime25, math500, hmmt25, amc23, gsm8k, gpqa-diamond, builtin, or JSON lines with "
+            help=f"{', '.join(NAMES)}, or JSON lines with "
             "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
         ),
     ],

@@ -23,12 +23,17 @@ BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
 
 
+UNCHECKED = "see its hub page"
+
+
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark is on the dataset hub."""
+    """Where problems are on the dataset hub, and how they are read."""
 
     hub_id: str
     split: str
+    rows: str
+    licence: str
     problem: str = "problem"
     """The column of the problem's text."""
     answer: str = "answer"
@@ -40,9 +45,14 @@ class Source:
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
     """Turns a row into (problem, answer) where the two columns alone do not."""
     more_columns: tuple[str, ...] = ()
-    """Columns that `make` reads."""
+    """More columns that `make` reads."""
     gated: bool = False
     """Whether its terms must be accepted on the hub first."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold the problem and its answer."""
+        return self.problem, self.answer, *self.more_columns
 
 
 def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
@@ -65,18 +75,27 @@ def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
     return f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice.", letters[order.index(0)]
 
 
-SOURCES: dict[str, Source] = {
-    "aime24": Source("HuggingFaceH4/aime_2024", "train", id="id"),
+SOURCES = {
+    "aime24": Source("HuggingFaceH4/aime_2024", "train", "30", "none stated; texts MAA", id="id"),
     "aime25": Source(
-        "opencompass/AIME2025", "test", problem="question", configs=("AIME2025-I", "AIME2025-II")
+        "opencompass/AIME2025",
+        "test",
+        "30",
+        f"{UNCHECKED}; texts MAA",
+        problem="question",
+        configs=("AIME2025-I", "AIME2025-II"),
     ),
-    "math500": Source("HuggingFaceH4/MATH-500", "test", id="unique_id"),
-    "hmmt25": Source("MathArena/hmmt_feb_2025", "train", id="problem_idx"),
-    "amc23": Source("knoveleng/AMC-23", "train"),
-    "gsm8k": Source("openai/gsm8k", "test", problem="question", configs=("main",), make=_gsm8k),
+    "math500": Source("HuggingFaceH4/MATH-500", "test", "500", "MIT", id="unique_id"),
+    "hmmt25": Source("MathArena/hmmt_feb_2025", "train", "30", "CC-BY-NC-SA-4.0", id="problem_idx"),
+    "amc23": Source("knoveleng/AMC-23", "train", "40", f"{UNCHECKED}; texts MAA"),
+    "gsm8k": Source(
+        "openai/gsm8k", "test", "1319", "MIT", problem="question", configs=("main",), make=_gsm8k
+    ),
     "gpqa-diamond": Source(
         "Idavidrein/gpqa",
         "train",
+        "198",
+        "gated: accept its terms on the hub",
         problem="Question",
         answer="Correct Answer",
         configs=("gpqa_diamond",),
@@ -150,7 +169,8 @@ def _from_line(where: str, row: dict[str, Any], number: str) -> Problem:
 def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     """A field as text: a string, or a number as written."""
     if field not in row:
-        raise UserError(f'{where}: no field "{field}"', f"The row has {_listed(row)}. {_FORMAT_HINT}")
+        fields = ", ".join(row) or "no fields"
+        raise UserError(f'{where}: no field "{field}"', f"The row has {fields}. {_FORMAT_HINT}")
     value = row[field]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -165,10 +185,6 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     if not text.strip():
         raise UserError(f'{where}: field "{field}" is empty', "Every row needs its text and its answer.")
     return text
-
-
-def _listed(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, row)) or "no fields"
 
 
 def _refuse_repeated_ids(problems: list[Problem], places: list[str]) -> None:
@@ -195,8 +211,7 @@ def _from_hub(name: str, source: Source) -> list[Problem]:
 
 
 def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -> Problem:
-    needed = [source.problem, source.answer, *source.more_columns]
-    for column in needed:
+    for column in source.columns:
         _text(place, row, column)
     if source.make is not None:
         text, answer = source.make(row, source)
@@ -209,8 +224,7 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
     terms = "Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
     rows = load_hub(name, source.hub_id, config, source.split, terms)
-    needed = {source.problem, source.answer, *source.more_columns} | ({source.id} if source.id else set())
-    missing = needed - set(rows.column_names)
+    missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
     if missing:
         raise UserError(
             f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
