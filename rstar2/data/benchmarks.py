@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.hub import load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import read_objects
@@ -131,7 +131,7 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
 
         return held_out(seed, BUILTIN_COUNT)
     if name in SOURCES:
-        return _from_hub(name, SOURCES[name])
+        return _distinct(_from_hub(name, SOURCES[name]))
     if name.endswith(".jsonl") or Path(name).is_file():
         return read_problems(Path(name))
     raise UserError(f"unknown benchmark: {name}", f"Known: {', '.join(NAMES)}; or a .jsonl file.")
@@ -145,9 +145,9 @@ def read_problems(path: Path) -> list[Problem]:
     Raises:
         UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
     """
-    rows = list(read_objects(path, _FORMAT_HINT, decimals_as_text=True))
-    problems = [_from_line(f"{path}, line {number}", row, str(number)) for number, row in rows]
-    _refuse_repeated_ids(problems, [f"{path}, line {number}" for number, _ in rows])
+    rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
+    placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
+    problems = _distinct((where, _from_line(where, row, number)) for where, row, number in placed)
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
     return problems
@@ -187,27 +187,26 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     return text
 
 
-def _refuse_repeated_ids(problems: list[Problem], places: list[str]) -> None:
+def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
+    """The problems, each given with its place; a UserError where two share an id."""
     first: dict[str, str] = {}
-    for problem, place in zip(problems, places, strict=True):
+    problems = []
+    for place, problem in placed:
         if problem.id in first:
             raise UserError(
                 f'{place}: field "id": {problem.id!r} is already taken at {first[problem.id]}',
                 "Give each row an id of its own, or none: rows are then named after their line.",
             )
         first[problem.id] = place
+        problems.append(problem)
+    return problems
 
 
-def _from_hub(name: str, source: Source) -> list[Problem]:
-    problems: list[Problem] = []
-    places: list[str] = []
+def _from_hub(name: str, source: Source) -> Iterator[tuple[str, Problem]]:
     for config in source.configs:
         for index, row in enumerate(_hub_rows(name, source, config)):
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
-            problems.append(_from_row(place, row, source, f"{config}-{index}" if config else str(index)))
-            places.append(place)
-    _refuse_repeated_ids(problems, places)
-    return problems
+            yield place, _from_row(place, row, source, f"{config}-{index}" if config else str(index))
 
 
 def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -> Problem:
@@ -222,8 +221,7 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 
 
 def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    terms = "Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
-    rows = load_hub(name, source.hub_id, config, source.split, terms)
+    rows = load_hub(name, source, config)
     missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
     if missing:
         raise UserError(
@@ -231,3 +229,30 @@ def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping
             f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
         )
     yield from rows
+
+
+def load_hub(name: str, source: Source, config: str | None) -> Any:
+    """The rows of a source, from the hub or the local cache: a `datasets.Dataset`.
+
+    Args:
+        name: what the user calls it.
+        config: one of the source's.
+
+    Raises:
+        UserError: they cannot be loaded.
+    """
+    import datasets
+
+    # Without a network each of its retries would be logged.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        return datasets.load_dataset(source.hub_id, config, split=source.split)
+    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        hint = "Without a network give the problems as a file: --data FILE.jsonl (problem, answer)."
+        terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
+        raise UserError(
+            f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
+            hint + terms,
+        ) from error

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rstar2.data.benchmarks import UNCHECKED, Source, load_benchmark, read_problems
+from rstar2.data.benchmarks import UNCHECKED, Source, load_benchmark, load_hub, read_problems
 from rstar2.data.filters import filter_problems
-from rstar2.data.hub import load_hub
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
@@ -48,9 +47,8 @@ class PrepareSettings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The file written, and how many problems were kept."""
+    """How many problems were read, kept and dropped."""
 
-    path: Path
     read: int
     kept: int
     dropped: dict[str, int]
@@ -67,21 +65,18 @@ def prepare(settings: PrepareSettings, output: Path) -> Prepared:
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     problems = _load(settings)
     measured = [problem for name in settings.against for problem in load_benchmark(name)]
-    filtered = filter_problems(problems, measured, settings.max_digits)
-    kept = filtered.kept[: settings.limit]
-    dropped = dict(sorted(filtered.dropped.items()))
+    fit, reasons = filter_problems(problems, measured, settings.max_digits)
+    kept, dropped = fit[: settings.limit], dict(sorted(reasons.items()))
     if not kept:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-        raise UserError(f"nothing of {settings.source} is left to train on: {reasons}", "Give other data.")
-    path = output / "train.parquet"
+        listed = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        raise UserError(f"nothing of {settings.source} is left to train on: {listed}", "Give other data.")
     name = settings.source if settings.source == DAPO_NAME else Path(settings.source).stem
-    write_parquet(path, rl_rows(kept, PromptFormat(), settings.rollouts, name))
+    write_parquet(output / "train.parquet", rl_rows(kept, PromptFormat(), settings.rollouts, name))
     lines = (json.dumps({"id": p.id, "problem": p.problem, "answer": p.answer}) + "\n" for p in kept)
     write_text(output / "train.jsonl", "".join(lines))
-    prepared = Prepared(path, len(problems), len(kept), dropped)
-    counts = {"read": prepared.read, "kept": prepared.kept, "dropped": dropped}
+    prepared = Prepared(len(problems), len(kept), dropped)
     plain = {**asdict(settings), "data": str(settings.data) if settings.data else None}
-    write_json(output / "prepared.json", {"settings": plain, **counts})
+    write_json(output / "prepared.json", {"settings": plain, **asdict(prepared)})
     return prepared
 
 
@@ -99,7 +94,7 @@ def _load(settings: PrepareSettings) -> list[Problem]:
 
 
 def _dapo() -> Iterator[Problem]:
-    rows = load_hub(DAPO_NAME, DAPO.hub_id, DAPO.configs[0], DAPO.split)
+    rows = load_hub(DAPO_NAME, DAPO, DAPO.configs[0])
     for index, row in enumerate(rows):
         try:
             text, answer = str(row["prompt"]), str(row["reward_model"]["ground_truth"])
