@@ -9,8 +9,8 @@ from itertools import product
 from typing import Literal
 
 from rstar2.eval.grader.compare.answers import compare
+from rstar2.eval.grader.compare.evaluate import unsolved
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.symbolic import unsolved
 from rstar2.eval.grader.extract import extract_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk

@@ -28,9 +28,6 @@ from rstar2.eval.grader.grade import Verdict, grade_quickly
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
 
-Pair = tuple[str | None, str | None]
-"""(gold, pred)."""
-
 
 class _Stopped(Exception):
     """The worker ended or was ended before it answered."""
@@ -56,11 +53,7 @@ class _Worker:
             env=env,
             process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
         )
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
         """Send one pair and wait for its verdict.
@@ -151,7 +144,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         """Grade one answer; waits for an idle worker where the quick rules do not decide."""
         return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
-    def grade_many(self, pairs: Iterable[Pair]) -> list[Verdict]:
+    def grade_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[Verdict]:
         """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 

@@ -190,9 +190,7 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 def _agree(a: Node, b: Node, setting: Setting) -> bool:
     """Whether both have the same value at a point; where only real values count, others do not decide.
 
-    Raises:
-        NoValue: one has no value there.
-        SeveralValues: they differ, but one of them may be taken to have other values than the principal one.
+    SeveralValues: they differ, but one may be taken to have other values than the principal one.
     """
     setting = replace(setting, work=Work())
     first = _difference(a, b, setting)

@@ -20,6 +20,21 @@ MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
 
 
+def unsolved(node: nodes.Node) -> bool:
+    """Whether a limit, an integral or a sum too long to add up is part of an expression."""
+    return any(map(is_unsolved, nodes.walk(node)))
+
+
+def is_unsolved(node: nodes.Node) -> bool:
+    """Whether it is itself a limit, an integral or a sum too long to add up."""
+    match node:
+        case nodes.Apply(name=name):
+            return name in {"int", "iint", "oint"}
+        case nodes.Series(kind="sum" | "prod", low=nodes.Number(value=low), high=nodes.Number(value=high)):
+            return high - low > MAX_TERMS
+    return isinstance(node, nodes.Series)
+
+
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
     """The value of an expression.
 

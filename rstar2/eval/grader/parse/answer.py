@@ -77,11 +77,7 @@ class Answer(Expression):
         return self._tokens.place > start
 
     def _refuse_quantifier(self) -> None:
-        """Refuse `for all x > 0` and the like, which restrict an answer.
-
-        Raises:
-            ConditionError: the next words begin a condition.
-        """
+        """Raise ConditionError before `for all x > 0` and the like, which restrict an answer."""
         if not self._tokens.next.is_words:
             return
         if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):

@@ -8,29 +8,24 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 
-from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse import nodes, vocabulary
 from rstar2.eval.grader.parse.nodes import Node, negative, number
 from rstar2.eval.grader.parse.numerals import MAX_DIGITS, based, numeral
 from rstar2.eval.grader.parse.tokens import ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import is_unit
-from rstar2.eval.grader.parse.vocabulary import (
-    CONSTANTS,
-    DECORATIONS,
-    DOTS,
-    FUNCTIONS,
-    LETTERS,
-    MATRICES,
-    PAIRED,
-)
 
 FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
 """A function and its argument typed without a space, as in sinx."""
 _TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
 _OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
-_FIRST_COMMANDS = (
-    DOTS | LETTERS | DECORATIONS | FUNCTIONS | PAIRED.keys() | CONSTANTS.keys()
-    | {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
-)  # fmt: skip
+_FIRST_COMMANDS = frozenset({"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}).union(
+    vocabulary.DOTS,
+    vocabulary.LETTERS,
+    vocabulary.DECORATIONS,
+    vocabulary.FUNCTIONS,
+    vocabulary.PAIRED,
+    vocabulary.CONSTANTS,
+)
 """Commands with which a factor begins."""
 _DEGREE = frozenset({"circ", "degree"})
 
@@ -151,7 +146,7 @@ class Arithmetic(ABC):
         if token.kind != "command":
             return False
         if token.text == "begin":
-            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in MATRICES
+            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in vocabulary.MATRICES
         return token.text in _FIRST_COMMANDS
 
     # --- powers and indices ---
@@ -244,7 +239,12 @@ class Arithmetic(ABC):
 def is_unit_word(token: Token) -> bool:
     """Whether a run of letters after a value is a unit, or a noun counted, rather than a product of variables."""
     word = token.text
-    if len(word) < 2 or word in FUNCTIONS or word in LETTERS or word in CONSTANTS:
+    if (
+        len(word) < 2
+        or word in vocabulary.FUNCTIONS
+        or word in vocabulary.LETTERS
+        or word in vocabulary.CONSTANTS
+    ):
         return False
     return is_unit(word) or (len(word) > 3 and word.islower() and not FUNCTION_THEN_LETTER.fullmatch(word))
 
@@ -253,7 +253,7 @@ def is_upright_function(tokens: TokenStream) -> bool:
     """Whether the next token is a function set upright; min is minutes unless arguments follow."""
     token = tokens.next
     minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
-    return token.kind == "text" and token.text in FUNCTIONS and not minutes
+    return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not minutes
 
 
 def _opens_group(after: Token) -> bool:

@@ -157,7 +157,9 @@ class Expression(Arithmetic):
         if self._tokens.accept("sign", "_"):
             base = self._argument(whole_number=True)
         if self._tokens.accept("sign", "^"):
-            power = self._exponent_of_function()
+            negated = self._tokens.accept("sign", "-")
+            power = self._argument(whole_number=True)
+            power = negative(power) if negated else power
         if power == number(-1) and name in vocabulary.INVERSES:
             name, power = vocabulary.INVERSES[name], None
         args = self._function_arguments()
@@ -172,11 +174,6 @@ class Expression(Arithmetic):
         else:
             node = nodes.Call(vocabulary.RENAMED.get(name, name), args)
         return node if power is None else nodes.Power(node, power)
-
-    def _exponent_of_function(self) -> Node:
-        sign = -1 if self._tokens.accept("sign", "-") else 1
-        exponent = self._argument(whole_number=True)
-        return negative(exponent) if sign < 0 else exponent
 
     def _function_arguments(self) -> tuple[Node, ...]:
         if self._tokens.accept("sign", "("):
