@@ -105,4 +105,4 @@ def prepare(
         err.print("[yellow]not checked against any benchmark[/]: name those you measure with --against")
     dropped = ", ".join(f"{count} {reason}" for reason, count in prepared.dropped.items()) or "none"
     out.print(f"{prepared.read} problems read, {prepared.kept} kept; dropped: {dropped}", soft_wrap=True)
-    out.print(f"[cyan]{prepared.path}[/]", soft_wrap=True)
+    out.print(f"[cyan]{output / 'train.parquet'}[/]", soft_wrap=True)

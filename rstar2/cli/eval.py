@@ -9,11 +9,12 @@ import typer
 from typer.core import TyperGroup
 
 from rstar2.cli.common import err, examples, out
+from rstar2.data.benchmarks import NAMES
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
-    from rstar2.eval.measure import Measurement
+    from rstar2.eval.measure import EvalPlan
 
 RUN = "run"
 """The command that benchmarks without a command go to."""
@@ -55,7 +56,7 @@ def run(
         list[str],
         typer.Argument(
             metavar="BENCHMARK|FILE.jsonl...",
-            help="aime24, aime25, math500, hmmt25, amc23, gsm8k, gpqa-diamond, builtin, or JSON lines with "
+            help=f"{', '.join(NAMES)}, or JSON lines with "
             "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
         ),
     ],
@@ -133,29 +134,29 @@ def run(
     from rstar2.eval.measure import prepare
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
-    measurement = prepare(target, server, benchmarks, settings, choice, data, limit)
-    _measure(measurement, run_folder or measurement.folder, per_problem)
+    plan = prepare(target, server, benchmarks, settings, choice, data, limit)
+    _measure(plan, run_folder or plan.folder, per_problem)
 
 
-def _measure(measurement: Measurement, folder: Path, per_problem: bool) -> None:
+def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.live import LiveView
     from rstar2.eval.measure import measure
     from rstar2.eval.tables import problems_table, summaries_table
     from rstar2.report import write_report
     from rstar2.runs import open_run
 
-    protocol = measurement.settings.protocol()
-    with open_run(folder, "eval", measurement.config) as run:
-        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in measurement.problems.items())
-        out.print(f"[bold]{counts}[/bold] on {measurement.opened.engine.name} → {folder}", soft_wrap=True)
+    protocol = plan.settings.protocol()
+    with open_run(folder, "eval", plan.config) as run:
+        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in plan.problems.items())
+        out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
         out.print(" · ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
-        measured = measure(measurement, run, LiveView(err))
-        out.print(summaries_table([(result.name, result.summary) for result in measured.results]))
+        results, interrupted = measure(plan, run, LiveView(err))
+        out.print(summaries_table([(result.name, result.summary) for result in results]))
         if per_problem:
-            for result in measured.results:
+            for result in results:
                 out.print(problems_table(result))
         out.print(f"report: {write_report(folder)}", soft_wrap=True)
-        if measured.interrupted:
+        if interrupted:
             err.print("start the same command again to continue")
             raise KeyboardInterrupt
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.hub import load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import read_objects
@@ -23,12 +23,17 @@ BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
 
 
+UNCHECKED = "see its hub page"
+
+
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark is on the dataset hub."""
+    """Where problems are on the dataset hub, and how they are read."""
 
     hub_id: str
     split: str
+    rows: str
+    licence: str
     problem: str = "problem"
     """The column of the problem's text."""
     answer: str = "answer"
@@ -40,9 +45,14 @@ class Source:
     make: Callable[[Mapping[str, Any], Source], tuple[str, str]] | None = None
     """Turns a row into (problem, answer) where the two columns alone do not."""
     more_columns: tuple[str, ...] = ()
-    """Columns that `make` reads."""
+    """More columns that `make` reads."""
     gated: bool = False
     """Whether its terms must be accepted on the hub first."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold the problem and its answer."""
+        return self.problem, self.answer, *self.more_columns
 
 
 def _gsm8k(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
@@ -65,18 +75,27 @@ def _gpqa(row: Mapping[str, Any], source: Source) -> tuple[str, str]:
     return f"{question}\n\n{listed}\n\nAnswer with the letter of the right choice.", letters[order.index(0)]
 
 
-SOURCES: dict[str, Source] = {
-    "aime24": Source("HuggingFaceH4/aime_2024", "train", id="id"),
+SOURCES = {
+    "aime24": Source("HuggingFaceH4/aime_2024", "train", "30", "none stated; texts MAA", id="id"),
     "aime25": Source(
-        "opencompass/AIME2025", "test", problem="question", configs=("AIME2025-I", "AIME2025-II")
+        "opencompass/AIME2025",
+        "test",
+        "30",
+        f"{UNCHECKED}; texts MAA",
+        problem="question",
+        configs=("AIME2025-I", "AIME2025-II"),
     ),
-    "math500": Source("HuggingFaceH4/MATH-500", "test", id="unique_id"),
-    "hmmt25": Source("MathArena/hmmt_feb_2025", "train", id="problem_idx"),
-    "amc23": Source("knoveleng/AMC-23", "train"),
-    "gsm8k": Source("openai/gsm8k", "test", problem="question", configs=("main",), make=_gsm8k),
+    "math500": Source("HuggingFaceH4/MATH-500", "test", "500", "MIT", id="unique_id"),
+    "hmmt25": Source("MathArena/hmmt_feb_2025", "train", "30", "CC-BY-NC-SA-4.0", id="problem_idx"),
+    "amc23": Source("knoveleng/AMC-23", "train", "40", f"{UNCHECKED}; texts MAA"),
+    "gsm8k": Source(
+        "openai/gsm8k", "test", "1319", "MIT", problem="question", configs=("main",), make=_gsm8k
+    ),
     "gpqa-diamond": Source(
         "Idavidrein/gpqa",
         "train",
+        "198",
+        "gated: accept its terms on the hub",
         problem="Question",
         answer="Correct Answer",
         configs=("gpqa_diamond",),
@@ -112,7 +131,7 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
 
         return held_out(seed, BUILTIN_COUNT)
     if name in SOURCES:
-        return _from_hub(name, SOURCES[name])
+        return _distinct(_from_hub(name, SOURCES[name]))
     if name.endswith(".jsonl") or Path(name).is_file():
         return read_problems(Path(name))
     raise UserError(f"unknown benchmark: {name}", f"Known: {', '.join(NAMES)}; or a .jsonl file.")
@@ -126,9 +145,9 @@ def read_problems(path: Path) -> list[Problem]:
     Raises:
         UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
     """
-    rows = list(read_objects(path, _FORMAT_HINT, decimals_as_text=True))
-    problems = [_from_line(f"{path}, line {number}", row, str(number)) for number, row in rows]
-    _refuse_repeated_ids(problems, [f"{path}, line {number}" for number, _ in rows])
+    rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
+    placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
+    problems = _distinct((where, _from_line(where, row, number)) for where, row, number in placed)
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
     return problems
@@ -150,7 +169,8 @@ def _from_line(where: str, row: dict[str, Any], number: str) -> Problem:
 def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     """A field as text: a string, or a number as written."""
     if field not in row:
-        raise UserError(f'{where}: no field "{field}"', f"The row has {_listed(row)}. {_FORMAT_HINT}")
+        fields = ", ".join(row) or "no fields"
+        raise UserError(f'{where}: no field "{field}"', f"The row has {fields}. {_FORMAT_HINT}")
     value = row[field]
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -167,36 +187,30 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     return text
 
 
-def _listed(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, row)) or "no fields"
-
-
-def _refuse_repeated_ids(problems: list[Problem], places: list[str]) -> None:
+def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
+    """The problems, each given with its place; a UserError where two share an id."""
     first: dict[str, str] = {}
-    for problem, place in zip(problems, places, strict=True):
+    problems = []
+    for place, problem in placed:
         if problem.id in first:
             raise UserError(
                 f'{place}: field "id": {problem.id!r} is already taken at {first[problem.id]}',
                 "Give each row an id of its own, or none: rows are then named after their line.",
             )
         first[problem.id] = place
-
-
-def _from_hub(name: str, source: Source) -> list[Problem]:
-    problems: list[Problem] = []
-    places: list[str] = []
-    for config in source.configs:
-        for index, row in enumerate(_hub_rows(name, source, config)):
-            place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
-            problems.append(_from_row(place, row, source, f"{config}-{index}" if config else str(index)))
-            places.append(place)
-    _refuse_repeated_ids(problems, places)
+        problems.append(problem)
     return problems
 
 
+def _from_hub(name: str, source: Source) -> Iterator[tuple[str, Problem]]:
+    for config in source.configs:
+        for index, row in enumerate(_hub_rows(name, source, config)):
+            place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
+            yield place, _from_row(place, row, source, f"{config}-{index}" if config else str(index))
+
+
 def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -> Problem:
-    needed = [source.problem, source.answer, *source.more_columns]
-    for column in needed:
+    for column in source.columns:
         _text(place, row, column)
     if source.make is not None:
         text, answer = source.make(row, source)
@@ -207,13 +221,38 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
 
 
 def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    terms = "Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
-    rows = load_hub(name, source.hub_id, config, source.split, terms)
-    needed = {source.problem, source.answer, *source.more_columns} | ({source.id} if source.id else set())
-    missing = needed - set(rows.column_names)
+    rows = load_hub(name, source, config)
+    missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
     if missing:
         raise UserError(
             f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
             f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
         )
     yield from rows
+
+
+def load_hub(name: str, source: Source, config: str | None) -> Any:
+    """The rows of a source, from the hub or the local cache: a `datasets.Dataset`.
+
+    Args:
+        name: what the user calls it.
+        config: one of the source's.
+
+    Raises:
+        UserError: they cannot be loaded.
+    """
+    import datasets
+
+    # Without a network each of its retries would be logged.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        return datasets.load_dataset(source.hub_id, config, split=source.split)
+    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        hint = "Without a network give the problems as a file: --data FILE.jsonl (problem, answer)."
+        terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
+        raise UserError(
+            f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
+            hint + terms,
+        ) from error

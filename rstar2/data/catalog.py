@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rstar2.data.benchmarks import BUILTIN, SOURCES
-
-UNCHECKED = "see its hub page"
+from rstar2.data.benchmarks import BUILTIN, SOURCES, Source
+from rstar2.data.prepare import DAPO, DAPO_NAME
 
 
 @dataclass(frozen=True)
@@ -33,27 +32,6 @@ class Card:
     def needs_hub(self) -> bool:
         return bool(self.hub)
 
-
-DAPO = Card(
-    "dapo",
-    "RL, stages 1 to 3",
-    "open-r1/DAPO-Math-17k-Processed (en, train)",
-    "prompt, reward_model.ground_truth",
-    "17K",
-    UNCHECKED,
-    "data prepare",
-)
-
-_BENCHMARKS = {
-    "aime24": ("30", "none stated; texts MAA"),
-    "aime25": ("30", f"{UNCHECKED}; texts MAA"),
-    "math500": ("500", "MIT"),
-    "hmmt25": ("30", "CC-BY-NC-SA-4.0"),
-    "amc23": ("40", f"{UNCHECKED}; texts MAA"),
-    "gsm8k": ("1319", "MIT"),
-    "gpqa-diamond": ("198", "gated: accept its terms on the hub"),
-}
-"""Rows and licence of each benchmark."""
 
 _RECIPE = (
     Card(
@@ -80,13 +58,11 @@ def cards() -> list[Card]:
     made = Card(
         BUILTIN, "demo: RL, SFT, evaluation", "", "", "any number, by seed", "MIT, made here", "demo, eval"
     )
-    return [made, DAPO, *(_benchmark(name) for name in SOURCES), *_RECIPE]
+    dapo = _card(DAPO_NAME, DAPO, "RL, stages 1 to 3", "data prepare")
+    benchmarks = [_card(name, source, "evaluation", "eval") for name, source in SOURCES.items()]
+    return [made, dapo, *benchmarks, *_RECIPE]
 
 
-def _benchmark(name: str) -> Card:
-    source = SOURCES[name]
-    rows, licence = _BENCHMARKS[name]
-    configs = [config for config in source.configs if config]
-    place = ", ".join([*configs, source.split])
-    columns = ", ".join([source.problem, source.answer, *source.more_columns])
-    return Card(name, "evaluation", f"{source.hub_id} ({place})", columns, rows, licence, "eval")
+def _card(name: str, source: Source, use: str, verb: str) -> Card:
+    hub = f"{source.hub_id} ({', '.join([*filter(None, source.configs), source.split])})"
+    return Card(name, use, hub, ", ".join(source.columns), source.rows, source.licence, verb)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rstar2.data.problem import Problem
 
@@ -17,14 +17,6 @@ GRAM = 8
 """Words in a row that two problems may not share."""
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _WORD = re.compile(r"\w+")
-
-
-@dataclass
-class Filtered:
-    """The problems kept, and how many were dropped for which reason."""
-
-    kept: list[Problem]
-    dropped: Counter[str] = field(default_factory=Counter)
 
 
 def integer_answer(text: str, max_digits: int) -> str | None:
@@ -38,7 +30,9 @@ def integer_answer(text: str, max_digits: int) -> str | None:
     return f"-{digits}" if bare.startswith("-") and digits != "0" else digits
 
 
-def filter_problems(problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int) -> Filtered:
+def filter_problems(
+    problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int
+) -> tuple[list[Problem], Counter[str]]:
     """Keep what is fit for training.
 
     Args:
@@ -47,32 +41,33 @@ def filter_problems(problems: Iterable[Problem], measured: Iterable[Problem], ma
         max_digits: an integer with more digits than this is huge.
 
     Returns:
-        The kept, their answers as plain integers; and the reasons: empty, not an integer, huge, contradicted
-        (the same text with different answers), double, contaminated.
+        The kept, their answers as plain integers; and how many were dropped for which reason: empty, not an
+        integer, huge, contradicted (the same text with different answers), double, contaminated.
     """
     rows = list(problems)
     contradicted = _contradicted(rows)
     is_contaminated = Contamination(measured)
     seen: set[str] = set()
-    filtered = Filtered([])
+    kept: list[Problem] = []
+    dropped: Counter[str] = Counter()
     for problem in rows:
         text = words_only(problem.problem)
         answer = integer_answer(problem.answer, max_digits)
         if not text:
-            filtered.dropped["empty"] += 1
+            dropped["empty"] += 1
         elif answer is None:
             huge = integer_answer(problem.answer, len(problem.answer)) is not None
-            filtered.dropped["huge" if huge else "not an integer"] += 1
+            dropped["huge" if huge else "not an integer"] += 1
         elif text in contradicted:
-            filtered.dropped["contradicted"] += 1
+            dropped["contradicted"] += 1
         elif text in seen:
-            filtered.dropped["double"] += 1
+            dropped["double"] += 1
         elif is_contaminated(problem.problem):
-            filtered.dropped["contaminated"] += 1
+            dropped["contaminated"] += 1
         else:
             seen.add(text)
-            filtered.kept.append(replace(problem, answer=answer))
-    return filtered
+            kept.append(replace(problem, answer=answer))
+    return kept, dropped
 
 
 class Contamination:

@@ -7,17 +7,24 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rstar2.data.benchmarks import load_benchmark, read_problems
-from rstar2.data.catalog import DAPO
+from rstar2.data.benchmarks import UNCHECKED, Source, load_benchmark, load_hub, read_problems
 from rstar2.data.filters import filter_problems
-from rstar2.data.hub import load_hub
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
 from rstar2.prompts import PromptFormat
 
-_DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT = "open-r1/DAPO-Math-17k-Processed", "en", "train"
+DAPO_NAME = "dapo"
+DAPO = Source(
+    "open-r1/DAPO-Math-17k-Processed",
+    "train",
+    "17K",
+    UNCHECKED,
+    problem="prompt",
+    answer="reward_model.ground_truth",
+    configs=("en",),
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +47,8 @@ class PrepareSettings:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The file written, and how many problems were kept."""
+    """How many problems were read, kept and dropped."""
 
-    path: Path
     read: int
     kept: int
     dropped: dict[str, int]
@@ -59,48 +65,42 @@ def prepare(settings: PrepareSettings, output: Path) -> Prepared:
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     problems = _load(settings)
     measured = [problem for name in settings.against for problem in load_benchmark(name)]
-    filtered = filter_problems(problems, measured, settings.max_digits)
-    kept = filtered.kept[: settings.limit]
-    dropped = dict(sorted(filtered.dropped.items()))
+    fit, reasons = filter_problems(problems, measured, settings.max_digits)
+    kept, dropped = fit[: settings.limit], dict(sorted(reasons.items()))
     if not kept:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-        raise UserError(f"nothing of {settings.source} is left to train on: {reasons}", "Give other data.")
-    path = output / "train.parquet"
-    name = settings.source if settings.source == DAPO.name else Path(settings.source).stem
-    write_parquet(path, rl_rows(kept, PromptFormat(), settings.rollouts, name))
+        listed = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        raise UserError(f"nothing of {settings.source} is left to train on: {listed}", "Give other data.")
+    name = settings.source if settings.source == DAPO_NAME else Path(settings.source).stem
+    write_parquet(output / "train.parquet", rl_rows(kept, PromptFormat(), settings.rollouts, name))
     lines = (json.dumps({"id": p.id, "problem": p.problem, "answer": p.answer}) + "\n" for p in kept)
     write_text(output / "train.jsonl", "".join(lines))
-    prepared = Prepared(path, len(problems), len(kept), dropped)
-    counts = {"read": prepared.read, "kept": prepared.kept, "dropped": dropped}
-    write_json(output / "prepared.json", {"settings": _plain(settings), **counts})
+    prepared = Prepared(len(problems), len(kept), dropped)
+    plain = {**asdict(settings), "data": str(settings.data) if settings.data else None}
+    write_json(output / "prepared.json", {"settings": plain, **asdict(prepared)})
     return prepared
 
 
 def _load(settings: PrepareSettings) -> list[Problem]:
-    if settings.source == DAPO.name:
+    if settings.source == DAPO_NAME:
         return read_problems(settings.data) if settings.data else list(_dapo())
     if settings.data is not None:
-        raise UserError(f"--data stands in for {DAPO.name}, not for {settings.source}", "Leave one out.")
+        raise UserError(f"--data stands in for {DAPO_NAME}, not for {settings.source}", "Leave one out.")
     if settings.source.endswith(".jsonl"):
         return read_problems(Path(settings.source))
     raise UserError(
         f"unknown source: {settings.source}",
-        f"Known: {DAPO.name}; or a .jsonl file with problem and answer. `rstar2 data list` shows all.",
+        f"Known: {DAPO_NAME}; or a .jsonl file with problem and answer. `rstar2 data list` shows all.",
     )
 
 
 def _dapo() -> Iterator[Problem]:
-    rows = load_hub(DAPO.name, _DAPO_ID, _DAPO_CONFIG, _DAPO_SPLIT)
+    rows = load_hub(DAPO_NAME, DAPO, DAPO.configs[0])
     for index, row in enumerate(rows):
         try:
             text, answer = str(row["prompt"]), str(row["reward_model"]["ground_truth"])
         except (KeyError, TypeError) as error:
             raise UserError(
-                f"{_DAPO_ID}, row {index} has no prompt and reward_model.ground_truth",
+                f"{DAPO.hub_id}, row {index} has no prompt and reward_model.ground_truth",
                 f"It has {', '.join(row)}; give the problems as a file: --data FILE.jsonl.",
             ) from error
-        yield Problem(id=f"{DAPO.name}-{index}", problem=text, answer=answer)
-
-
-def _plain(settings: PrepareSettings) -> dict[str, object]:
-    return {**asdict(settings), "data": str(settings.data) if settings.data else None}
+        yield Problem(id=f"{DAPO_NAME}-{index}", problem=text, answer=answer)

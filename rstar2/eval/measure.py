@@ -29,7 +29,7 @@ from rstar2.runs import Run, config_digest
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvalPlan:
     """A model, the problems it is asked and how: everything that decides the result."""
 
     opened: Opened
@@ -49,7 +49,7 @@ class Measurement:
 
     @property
     def folder(self) -> Path:
-        """The run's folder where the user names none: the same one for the same measurement."""
+        """The run's folder where the user names none: the same one for the same plan."""
         model = str(self.opened.identity["name"]).rpartition("/")[2]
         return Path("runs") / "-".join(["eval", *self.problems, model, config_digest(self.config)])
 
@@ -62,7 +62,7 @@ def prepare(
     judge: JudgeChoice,
     data: Path | None = None,
     limit: int | None = None,
-) -> Measurement:
+) -> EvalPlan:
     """Check the judge, load the problems, and open the model.
 
     Args:
@@ -84,15 +84,11 @@ def prepare(
         for name, benchmark in zip(names, benchmarks, strict=True)
     }
     every = [problem for part in problems.values() for problem in part]
-    return Measurement(open_target(target, every, settings.in_flight, server), problems, settings, judge)
+    return EvalPlan(open_target(target, every, settings.in_flight, server), problems, settings, judge)
 
 
 def _names(benchmarks: list[str]) -> list[str]:
-    """The names of benchmarks in results and folders: a file's is its stem.
-
-    Raises:
-        UserError: two of them would share a folder.
-    """
+    """The names of benchmarks in results and folders: a file's is its stem; no two may share a folder."""
     names = [name.rpartition("/")[2].removesuffix(".jsonl") for name in benchmarks]
     for name in names:
         if names.count(name) > 1:
@@ -101,11 +97,7 @@ def _names(benchmarks: list[str]) -> list[str]:
 
 
 def _isolation(url: str, token: str | None) -> str:
-    """The isolation tier that a judge reports.
-
-    Raises:
-        UserError: it does not answer.
-    """
+    """The isolation tier that a judge reports; a UserError where it does not answer."""
     try:
         with SyncJudgeClient(url, token) as client:
             return str(client.health().get("isolation", "unknown"))
@@ -113,24 +105,18 @@ def _isolation(url: str, token: str | None) -> str:
         raise UserError(error.message, error.hint) from error
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The results of one start."""
-
-    results: list[EvalResult]
-    interrupted: bool
-    """Whether Ctrl-C ended it; the results are then those so far."""
-
-
-def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
+def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool]:
     """Sample and grade every benchmark into `run.path / NAME`.
+
+    Returns:
+        The results, and whether Ctrl-C ended it; they are then those so far.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
         UserError, Failure: as of `rstar2.eval.runner.evaluate`.
     """
     with contextlib.ExitStack() as stack:
-        judge = measurement.judge
+        judge = plan.judge
         url, token = judge.url, judge.token
         if url is None:
             started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
@@ -142,28 +128,28 @@ def measure(measurement: Measurement, run: Run, view: LiveView) -> Measured:
         if isolation == "none":
             view.note("judge isolation is none here: the model's programs can read what you can read")
         about = {
-            "model": measurement.opened.identity,
+            "model": plan.opened.identity,
             "versions": versions(),
             "judge": {"isolation": isolation},
         }
-        client = JudgeClient(url, token, wait_s=measurement.settings.wait_s)
+        client = JudgeClient(url, token, wait_s=plan.settings.wait_s)
 
-        async def work() -> Measured:
+        async def work() -> tuple[list[EvalResult], bool]:
             interrupt = _Interrupt(view)
-            opened = measurement.opened
+            opened = plan.opened
             async with client, contextlib.aclosing(opened.engine):
                 results = await evaluate(
-                    {name: (part, run.path / name) for name, part in measurement.problems.items()},
+                    {name: (part, run.path / name) for name, part in plan.problems.items()},
                     engine=opened.engine,
                     codec=opened.codec,
                     tools=PythonTool(client),
                     grader=grader,
-                    settings=measurement.settings,
+                    settings=plan.settings,
                     on_progress=view,
                     stop=interrupt.stop,
                     about=about,
                 )
-            return Measured(results, interrupt.asked)
+            return results, interrupt.asked
 
         try:
             return asyncio.run(work())

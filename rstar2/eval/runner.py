@@ -59,8 +59,6 @@ class EvalResult:
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
-    out: Path
-    """The folder of traces.jsonl and results.json."""
 
 
 @dataclass
@@ -273,7 +271,6 @@ class _Benchmark:
             summary=summarise(groups),
             per_problem=problem_rows(groups, golds),
             complete=samples == self.total,
-            out=self._out,
         )
         record = {
             "benchmark": self.name,

@@ -11,8 +11,6 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.judge.schema import Isolation
 
-_EXECUTION = frozenset({"in_flight", "wait_s", "turn_timeout_s"})
-
 
 @dataclass(frozen=True)
 class JudgeChoice:
@@ -51,7 +49,7 @@ class EvalSettings(Strict):
 
     def protocol(self) -> dict[str, Any]:
         """The settings that decide the result; a run resumed with others would mix measurements."""
-        return self.model_dump(exclude=set(_EXECUTION))
+        return self.model_dump(exclude={"in_flight", "wait_s", "turn_timeout_s"})
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:

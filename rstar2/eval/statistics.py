@@ -42,8 +42,6 @@ class AvgAtN:
     """Sampling noise alone: where the mean of another run on these same problems' true rates lies."""
     by_problem: Interval
     """Sampling noise and the choice of problems: where the mean over all problems like these lies."""
-    problems: int
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +71,6 @@ def avg_at_n(correct: Samples) -> AvgAtN:
         mean=mean,
         run_to_run=_run_to_run(rates, sizes),
         by_problem=_by_problem(rates, (0.0, 1.0)),
-        problems=len(rates),
-        samples=int(sizes.sum()),
     )
 
 
@@ -92,7 +88,7 @@ def pass_at_k(correct: Samples, k: int) -> list[float] | None:
     _, sizes = _rates(correct)
     if int(sizes.min()) < k:
         return None
-    return [1.0 - comb(len(row) - _count(row), k) / comb(len(row), k) for row in correct]
+    return [1.0 - comb(len(row) - sum(map(bool, row)), k) / comb(len(row), k) for row in correct]
 
 
 def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[float]:
@@ -142,10 +138,6 @@ def share(hits: int, total: int) -> Interval:
     return Interval(low, high)
 
 
-def _count(row: Sequence[bool | int | float]) -> int:
-    return sum(1 for value in row if value)
-
-
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Each problem's share of correct samples [P] and number of samples [P]."""
     if not len(correct):
@@ -154,7 +146,7 @@ def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     if empty is not None:
         raise ValueError(f"problem {empty} has no samples")
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
-    return np.array([_count(row) for row in correct], dtype=np.float64) / sizes, sizes
+    return np.array([sum(map(bool, row)) for row in correct], dtype=np.float64) / sizes, sizes
 
 
 def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interval:

@@ -86,10 +86,9 @@ def extract_answer(text: str) -> str | None:
     it is.
     """
     turn = _final_turn(text)
-    inner = _last_block(turn, "<answer>", "</answer>")
-    if inner is not None and inner.strip():
-        turn = inner
-    return _clean(_find(turn))
+    _, opening, rest = turn.rpartition("<answer>")
+    inner = rest.partition("</answer>")[0]
+    return _clean(_find(inner if opening and inner.strip() else turn))
 
 
 def _find(turn: str) -> str | None:
@@ -145,11 +144,6 @@ def _without_blocks(text: str, opening: str, closing: str) -> str:
     return parts[0] + "".join("\n" + part.partition(closing)[2] for part in parts[1:])
 
 
-def _last_block(text: str, opening: str, closing: str) -> str | None:
-    start = text.rfind(opening)
-    return None if start < 0 else text[start + len(opening) :].partition(closing)[0]
-
-
 def _last_boxes(text: str) -> tuple[str, int] | None:
     """The content of the last box, or of the row of boxes that ends with it, and where it ends."""
     starts = list(_BOX.finditer(text))[-20:]
@@ -183,7 +177,7 @@ def _counted(gap: str, pattern: re.Pattern[str]) -> str:
 def _side_by_side(gap: str) -> bool:
     """Whether what stands between two boxes only lists them."""
     listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
-    return len(gap) <= 60 and listed and _BETWEEN_BOXES.fullmatch(gap) is not None
+    return listed and _BETWEEN_BOXES.fullmatch(gap) is not None
 
 
 def _braced(text: str, start: int) -> tuple[str, int]:

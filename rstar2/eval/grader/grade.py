@@ -9,24 +9,11 @@ from itertools import product
 from typing import Literal
 
 from rstar2.eval.grader.compare.answers import compare
+from rstar2.eval.grader.compare.evaluate import unsolved
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.symbolic import unsolved
 from rstar2.eval.grader.extract import extract_answer
-from rstar2.eval.grader.parse.nodes import (
-    Brackets,
-    Listing,
-    Node,
-    Number,
-    Product,
-    Quantity,
-    Quotient,
-    Relation,
-    SetOf,
-    Sum,
-    Symbol,
-    Text,
-    walk,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.reader import read
 
@@ -34,8 +21,20 @@ QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
 SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
-_SIMPLE = Number | Symbol | Text | Sum | Product | Quotient | Brackets | SetOf | Listing | Relation | Quantity
-_IRRATIONAL = frozenset(map(Symbol, ("pi", "e", "i")))
+_SIMPLE = (
+    nodes.Number
+    | nodes.Symbol
+    | nodes.Text
+    | nodes.Sum
+    | nodes.Product
+    | nodes.Quotient
+    | nodes.Brackets
+    | nodes.SetOf
+    | nodes.Listing
+    | nodes.Relation
+    | nodes.Quantity
+)
+_IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _CHOICE = re.compile(
@@ -75,17 +74,10 @@ def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] |
         work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
             take long. Without it answers that hinge on one are not verified.
     """
-    if gold is None or not gold.strip():
-        return Verdict("invalid", None, "no gold answer")
-    if pred is None or not pred.strip():
-        return Verdict("unparsed", None, "no answer")
-    wanted = extract_answer(gold) or gold.strip()
-    extracted = extract_answer(pred)
-    if extracted is None:
-        return Verdict("unparsed", None, "no answer")
-    plain = _plain(wanted, extracted)
-    if plain is not None:
-        return plain
+    found = _answers(gold, pred)
+    if isinstance(found, Verdict):
+        return found
+    wanted, extracted = found
     golds, preds = read(wanted), read(extracted)
     verdict = _by_type(wanted, extracted, golds, preds)
     if verdict.verdict == "correct" or not any(map(unsolved, (*golds, *preds))):
@@ -102,16 +94,14 @@ def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] |
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     """`grade`'s verdict where it takes a moment: nothing to compare, integers, the same text, words, short sums."""
-    if not gold or not pred:
-        return grade(gold, pred)
-    if len(pred) > QUICK_CHARS or len(gold) > QUICK_CHARS:
+    if gold and pred and max(len(gold), len(pred)) > QUICK_CHARS:
         return None
-    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred)
-    if not wanted or extracted is None:
-        return grade(gold, pred)
-    decided = _plain(wanted, extracted)
-    if decided is not None or max(len(wanted), len(extracted)) > SIMPLE_CHARS:
-        return decided
+    found = _answers(gold, pred)
+    if isinstance(found, Verdict):
+        return found
+    wanted, extracted = found
+    if max(len(wanted), len(extracted)) > SIMPLE_CHARS:
+        return None
     golds, preds = read(wanted), read(extracted)
     simple = all(
         isinstance(part, _SIMPLE) and part not in _IRRATIONAL
@@ -121,12 +111,18 @@ def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
     return _by_type(wanted, extracted, golds, preds) if simple else None
 
 
-def _plain(wanted: str, extracted: str) -> Verdict | None:
+def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
+    """The two answers to compare; a verdict where one is missing, both are integers or the texts are the same."""
+    if gold is None or not gold.strip():
+        return Verdict("invalid", None, "no gold answer")
+    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred or "")
+    if extracted is None:
+        return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
         return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
     if key(wanted) == key(extracted):
         return Verdict("correct", extracted, "text")
-    return None
+    return wanted, extracted
 
 
 def _chosen(text: str) -> str | None:
@@ -142,7 +138,7 @@ def _chosen(text: str) -> str | None:
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
+    if any(isinstance(node, nodes.Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:

@@ -21,17 +21,12 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import rstar2
 from rstar2.eval.grader.grade import Verdict, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
-
-Pair = tuple[str | None, str | None]
-"""(gold, pred)."""
 
 
 class _Stopped(Exception):
@@ -58,11 +53,7 @@ class _Worker:
             env=env,
             process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
         )
-
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
         """Send one pair and wait for its verdict.
@@ -111,7 +102,7 @@ class _Worker:
         return self._process.returncode == -signal.SIGPROF
 
 
-class GraderPool:
+class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
     """Grades from any thread, with `workers` processes and a hard deadline for each grading.
 
     Args:
@@ -137,12 +128,7 @@ class GraderPool:
         for _ in range(workers):
             self._idle.put(self._start())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -158,7 +144,7 @@ class GraderPool:
         """Grade one answer; waits for an idle worker where the quick rules do not decide."""
         return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
-    def grade_many(self, pairs: Iterable[Pair]) -> list[Verdict]:
+    def grade_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[Verdict]:
         """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 

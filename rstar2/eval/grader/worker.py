@@ -14,8 +14,8 @@ import signal
 import sys
 import traceback
 
-from rstar2.eval.grader.compare.symbolic import worked_out
 from rstar2.eval.grader.grade import Verdict, grade
+from rstar2.eval.grader.parse.nodes import Node
 
 MEMORY_BYTES = 2 << 30
 _OPERATOR = re.compile(r"\\(?:[io]*int|sum|prod|lim)|[∫∑∏]")
@@ -31,7 +31,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         gold, pred = json.loads(line)
         if not symbolic and _OPERATOR.search(f"{gold} {pred}"):
-            # sympy takes most of a second to load, which few runs need, and which is not the answer's time.
+            # Loading sympy is not the answer's time.
             symbolic = True
             _load("\\int_0^1 x^2 dx")
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
@@ -42,14 +42,21 @@ def main() -> None:
         sys.stdout.buffer.flush()
 
 
+def _worked_out(node: Node) -> Node:
+    # sympy takes most of a second to load, which few runs need.
+    from rstar2.eval.grader.compare.symbolic import worked_out
+
+    return worked_out(node)
+
+
 def _load(pred: str) -> None:
     """Load what the first real comparison of this kind needs."""
-    grade("\\frac{\\sqrt{3}}{3}", pred, worked_out)
+    grade("\\frac{\\sqrt{3}}{3}", pred, _worked_out)
 
 
 def _graded(gold: str | None, pred: str | None) -> Verdict:
     try:
-        return grade(gold, pred, worked_out)
+        return grade(gold, pred, _worked_out)
     except Exception:  # noqa: BLE001  a fault of ours costs one verdict, with its traceback in the log
         traceback.print_exc()
         return Verdict("unparsed", None, "not verified: internal error")

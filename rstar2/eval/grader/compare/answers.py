@@ -10,27 +10,10 @@ from rstar2.eval.grader.compare.bound_letters import with_arguments_of, with_let
 from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
-from rstar2.eval.grader.compare.listings import all_same, flattened, has_open_signs, in_order, unordered
+from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
-from rstar2.eval.grader.parse.nodes import (
-    Based,
-    Brackets,
-    Listing,
-    Node,
-    Number,
-    NumberSet,
-    Quantity,
-    Ratio,
-    Relation,
-    Residue,
-    SetOf,
-    SetOperation,
-    Sum,
-    Symbol,
-    Text,
-    negative,
-    walk,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, negative, walk
 from rstar2.eval.grader.parse.vocabulary import NUMERAL_WORDS
 
 Outcome = tuple[bool, str]
@@ -68,19 +51,19 @@ def _same(a: Node, b: Node) -> bool:
 
 
 def _compare(a: Node, b: Node) -> Outcome:
-    if isinstance(a, Text) or isinstance(b, Text):
+    if isinstance(a, nodes.Text) or isinstance(b, nodes.Text):
         return _texts(a, b), "text"
     if a == b:
         return True, "identical"
     if _about_regions(a, b):
         return _regions(a, b), "interval"
-    if isinstance(a, Relation) and isinstance(b, Relation):
+    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
         return _relations(a, b), "relation"
-    if isinstance(a, Relation) or isinstance(b, Relation):
+    if isinstance(a, nodes.Relation) or isinstance(b, nodes.Relation):
         return _one_relation(a, b)
-    if isinstance(a, Listing | SetOf) or isinstance(b, Listing | SetOf):
+    if isinstance(a, nodes.Listing | nodes.SetOf) or isinstance(b, nodes.Listing | nodes.SetOf):
         return _lists(a, b)
-    if isinstance(a, Brackets) and isinstance(b, Brackets) and not matrices.written_table(a):
+    if isinstance(a, nodes.Brackets) and isinstance(b, nodes.Brackets) and not matrices.written_table(a):
         return _brackets(a, b), "tuple"
     if matrices.has_matrix(a) or matrices.has_matrix(b) or matrices.written_table(a):
         return _matrices(a, b), "matrix"
@@ -89,13 +72,14 @@ def _compare(a: Node, b: Node) -> Outcome:
 
 def _texts(a: Node, b: Node) -> bool:
     """Words equal the same words only. What was not understood is never called different."""
-    if isinstance(a, Text) and isinstance(b, Text):
+    if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words == b.words:
             return True
         if a.plain and b.plain:
             return False
     elif any(
-        isinstance(node, Text) and node.plain and NUMERAL_WORDS.isdisjoint(node.words) for node in (a, b)
+        isinstance(node, nodes.Text) and node.plain and NUMERAL_WORDS.isdisjoint(node.words)
+        for node in (a, b)
     ):
         return False
     raise NoValue("not understood")
@@ -104,33 +88,34 @@ def _texts(a: Node, b: Node) -> bool:
 def _lists(a: Node, b: Node) -> Outcome:
     one, other = _items(a), _items(b)
     kinds = {type(a), type(b)}
-    if kinds == {SetOf, Brackets}:
+    if kinds == {nodes.SetOf, nodes.Brackets}:
         return False, "set"
     names = _titles(one), _titles(other)
-    if Brackets in kinds:
+    if nodes.Brackets in kinds:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
         return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
     if names[0] and names[1]:
         return unordered(one, other, _same), "list"
     ordered = any(names) and not assignments.one_variable(names[0] or names[1])
     worded = any(
-        isinstance(name, Quantity) or len(getattr(name, "name", "")) > 3 for name in names[0] or names[1]
+        isinstance(name, nodes.Quantity) or len(getattr(name, "name", "")) > 3
+        for name in names[0] or names[1]
     )
     one, other = assignments.unnamed(one), assignments.unnamed(other)
     if ordered and worded:
-        if SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
+        if nodes.SetOf not in kinds and not in_order(one, other, _same) and unordered(one, other, _same):
             raise NoValue("which value is which")
         return unordered(one, other, _same), "list"
-    if ordered and SetOf in kinds:
+    if ordered and nodes.SetOf in kinds:
         return False, "set"
-    if ordered or any(part == Symbol("dots") for item in (*one, *other) for part in walk(item)):
+    if ordered or any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
         return in_order(one, other, _same), "list"
-    return unordered(one, other, _same), "set" if SetOf in kinds else "list"
+    return unordered(one, other, _same), "set" if nodes.SetOf in kinds else "list"
 
 
 def _titles(items: tuple[Node, ...]) -> list[Node]:
     """What the members are named or counted in, if all are named, or all are counted in different things."""
-    counted = [item for item in items if isinstance(item, Quantity)]
+    counted = [item for item in items if isinstance(item, nodes.Quantity)]
     if len(counted) == len(items) > 1 and len({item.unit for item in counted}) == len(items):
         return list(counted)
     return assignments.names_of(items)
@@ -138,12 +123,12 @@ def _titles(items: tuple[Node, ...]) -> list[Node]:
 
 def _items(node: Node) -> tuple[Node, ...]:
     """The members of a list, set or tuple; a single value is a list of one."""
-    if isinstance(node, Listing | SetOf | Brackets):
+    if isinstance(node, nodes.Listing | nodes.SetOf | nodes.Brackets):
         return node.items
     return (node,)
 
 
-def _brackets(a: Brackets, b: Brackets) -> bool:
+def _brackets(a: nodes.Brackets, b: nodes.Brackets) -> bool:
     kinds = {(side.opening, side.closing) for side in (a, b)}
     vectors = kinds <= {("(", ")"), ("<", ">")}
     pythonic = kinds == {("(", ")"), ("[", "]")} and len(a.items) > 2
@@ -154,7 +139,9 @@ def _brackets(a: Brackets, b: Brackets) -> bool:
 
 def _about_regions(a: Node, b: Node) -> bool:
     certain = is_region(a), is_region(b)
-    possible = Relation | Listing | Brackets | SetOf | SetOperation | NumberSet
+    possible = (
+        nodes.Relation | nodes.Listing | nodes.Brackets | nodes.SetOf | nodes.SetOperation | nodes.NumberSet
+    )
     return any(certain) and isinstance(a, possible) and isinstance(b, possible)
 
 
@@ -171,28 +158,31 @@ def _regions(a: Node, b: Node) -> bool:
 def _unsolved_regions(a: Node, b: Node) -> bool:
     """Sets whose ends are expressions in variables, compared as they are written."""
     a, b = (
-        node.sides[1] if isinstance(node, Relation) and node.operators == ("in",) else node for node in (a, b)
+        node.sides[1] if isinstance(node, nodes.Relation) and node.operators == ("in",) else node
+        for node in (a, b)
     )
-    if isinstance(a, Relation) and isinstance(b, Relation):
+    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
         return _relations(a, b)
     one, other = as_interval(a), as_interval(b)
     if one and other:
         return _brackets(one, other) or any(_brackets(*pair) for pair in _turned(a, b, one, other))
-    if isinstance(a, SetOperation) and isinstance(b, SetOperation) and a.kind == b.kind:
-        straight = all_same((a.left, a.right), (b.left, b.right), _same)
-        return straight or (a.kind != "minus" and all_same((a.left, a.right), (b.right, b.left), _same))
-    if isinstance(a, Listing) and isinstance(b, Listing):
+    if isinstance(a, nodes.SetOperation) and isinstance(b, nodes.SetOperation) and a.kind == b.kind:
+        straight = in_order((a.left, a.right), (b.left, b.right), _same)
+        return straight or (a.kind != "minus" and in_order((a.left, a.right), (b.right, b.left), _same))
+    if isinstance(a, nodes.Listing) and isinstance(b, nodes.Listing):
         return unordered(a.items, b.items, _same)
-    if isinstance(a, NumberSet) and isinstance(b, NumberSet):
+    if isinstance(a, nodes.NumberSet) and isinstance(b, nodes.NumberSet):
         return a == b
     raise NoValue("a set that is not solved")
 
 
-def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[Brackets, Brackets]]:
+def _turned(
+    a: Node, b: Node, one: nodes.Brackets, other: nodes.Brackets
+) -> Iterator[tuple[nodes.Brackets, nodes.Brackets]]:
     """The same pair with a < x read as a bound on the other of its two names."""
     for node, against in ((a, other), (b, one)):
-        if isinstance(node, Relation) and len(node.sides) == 2:
-            turned = as_interval(Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
+        if isinstance(node, nodes.Relation) and len(node.sides) == 2:
+            turned = as_interval(nodes.Relation(node.sides[::-1], (FLIPPED[node.operators[0]],)))
             if turned is not None:
                 yield turned, against
 
@@ -200,24 +190,26 @@ def _turned(a: Node, b: Node, one: Brackets, other: Brackets) -> Iterator[tuple[
 def _one_relation(a: Node, b: Node) -> Outcome:
     """A relation against something that is none: the name is dropped."""
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
-    if name is None and other is None and isinstance(b, Relation) and assignments.states_a_value(b):
+    if name is None and other is None and isinstance(b, nodes.Relation) and assignments.states_a_value(b):
         return _compare(a, b.sides[-1])
     if name is None and other is None:
-        approximate = [node for node in (a, b) if isinstance(node, Relation) and set(node.operators) == {"~"}]
+        approximate = [
+            node for node in (a, b) if isinstance(node, nodes.Relation) and set(node.operators) == {"~"}
+        ]
         if not approximate:
             return False, "relation"
-        plain = b if isinstance(a, Relation) else a
+        plain = b if isinstance(a, nodes.Relation) else a
         return any(_same(side, plain) for side in approximate[0].sides), "relation"
     relation, plain = (a, right) if name is not None else (b, left)
-    assert isinstance(relation, Relation)
+    assert isinstance(relation, nodes.Relation)
     if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"
-    if isinstance(name or other, Brackets) and isinstance(plain, Listing):
+    if isinstance(name or other, nodes.Brackets) and isinstance(plain, nodes.Listing):
         return _lists(assignments.expanded(name, left) or left, assignments.expanded(other, right) or right)
     return _compare(left, right)
 
 
-def _relations(a: Relation, b: Relation) -> bool:
+def _relations(a: nodes.Relation, b: nodes.Relation) -> bool:
     b = with_arguments_of(a, b)
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if (
@@ -242,14 +234,14 @@ def _relations(a: Relation, b: Relation) -> bool:
     return len(a.sides) == 2 and _equivalent(a, b)
 
 
-def _written_alike(a: Relation, b: Relation) -> bool:
+def _written_alike(a: nodes.Relation, b: nodes.Relation) -> bool:
     try:
-        if all_same(a.sides, b.sides, _same):
+        if in_order(a.sides, b.sides, _same):
             return True
         return (
             set(a.operators) <= {"=", "~", "!="}
             and len(a.sides) == 2
-            and all_same(a.sides, b.sides[::-1], _same)
+            and in_order(a.sides, b.sides[::-1], _same)
         )
     except NoValue:
         if len(a.sides) == 2:
@@ -257,18 +249,18 @@ def _written_alike(a: Relation, b: Relation) -> bool:
         raise
 
 
-def _ascending(node: Relation) -> Relation:
+def _ascending(node: nodes.Relation) -> nodes.Relation:
     """The relation with its larger side on the right."""
     if set(node.operators) <= _ORDER.keys():
-        return Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
+        return nodes.Relation(node.sides[::-1], tuple(_ORDER[operator] for operator in node.operators[::-1]))
     return node
 
 
-def _equivalent(a: Relation, b: Relation) -> bool:
+def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
     """Whether two equations or inequalities say the same: one is a multiple of the other."""
     if a.operators[0] not in {"=", "!=", "<", "<="} or not (variables(a) & variables(b)):
         return False
-    differences = [Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
+    differences = [nodes.Sum((node.sides[0], negative(node.sides[1]))) for node in (a, b)]
     sign = proportional(differences[0], differences[1])
     return sign is not None and (sign > 0 or a.operators[0] in {"=", "!="})
 
@@ -276,7 +268,7 @@ def _equivalent(a: Relation, b: Relation) -> bool:
 def _matrices(a: Node, b: Node) -> bool:
     one, other = (matrices.table_of(node) or matrices.written_table(node) for node in (a, b))
     if one is not None and other is not None:
-        return [len(row) for row in one] == [len(row) for row in other] and all_same(
+        return [len(row) for row in one] == [len(row) for row in other] and in_order(
             sum(one, ()), sum(other, ()), _same
         )
     table, plain = (one, b) if one is not None else (other, a)
@@ -285,7 +277,7 @@ def _matrices(a: Node, b: Node) -> bool:
     entries = matrices.vector(table)
     if (
         entries is not None
-        and isinstance(plain, Brackets)
+        and isinstance(plain, nodes.Brackets)
         and plain.opening + plain.closing in {"()", "[]", "<>"}
     ):
         return in_order(entries, plain.items, _same)
@@ -294,26 +286,26 @@ def _matrices(a: Node, b: Node) -> bool:
 
 def _without_base(a: Node, b: Node) -> bool:
     """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
-    numeral, plain = (a, b) if isinstance(a, Based) else (b, a)
-    assert isinstance(numeral, Based)
-    if isinstance(plain, Number) and str(plain.value) == numeral.digits:
+    numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
+    assert isinstance(numeral, nodes.Based)
+    if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
         raise NoValue("the base is not stated")
     return False
 
 
 def _values(a: Node, b: Node) -> Outcome:
     kinds = {type(a), type(b)}
-    if Quantity in kinds:
+    if nodes.Quantity in kinds:
         return same_quantities(a, b, _same), "unit"
-    if Ratio in kinds:
+    if nodes.Ratio in kinds:
         return same_ratios(a, b, _same), "ratio"
-    if Residue in kinds:
+    if nodes.Residue in kinds:
         return same_residues(a, b, _same), "residue"
-    if Based in kinds and kinds != {Based}:
+    if nodes.Based in kinds and kinds != {nodes.Based}:
         return _without_base(a, b), "base"
-    if Brackets in kinds or NumberSet in kinds:
-        return False, "tuple" if Brackets in kinds else "set"
-    if isinstance(a, Based) and isinstance(b, Based):
+    if nodes.Brackets in kinds or nodes.NumberSet in kinds:
+        return False, "tuple" if nodes.Brackets in kinds else "set"
+    if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value, "base"
     if "percent" in functions(a) | functions(b):
         return equal(a, b), "percent"

@@ -6,32 +6,16 @@ from collections.abc import Sequence
 
 from rstar2.eval.grader.compare.equality import equal, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Brackets,
-    Listing,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quotient,
-    Relation,
-    Residue,
-    Sum,
-    Symbol,
-    is_unknown,
-    negative,
-    number,
-    walk,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
 
 EQUALS = frozenset({"=", "~"})
-_POLYNOMIAL = Number | Symbol | Sum | Product | Quotient | Power
+_POLYNOMIAL = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Power
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
     """The name and the value of an assignment such as x = 5 or 5 = x; (None, node) for anything else."""
-    if not isinstance(node, Relation):
+    if not isinstance(node, nodes.Relation):
         return None, node
     if node.operators == ("in",):
         return node.sides[0], node.sides[1]
@@ -43,7 +27,7 @@ def named(node: Node) -> tuple[Node | None, Node]:
     if is_name(last):
         return last, first
     if not variables(last) and not _open(first):
-        constant = not variables(first) and not any(isinstance(part, Apply) for part in walk(first))
+        constant = not variables(first) and not any(isinstance(part, nodes.Apply) for part in walk(first))
         if constant and node.operators == ("=",) and not _holds(first, last):
             raise NoValue("an equation that is false")
         return first, last
@@ -52,23 +36,23 @@ def named(node: Node) -> tuple[Node | None, Node]:
 
 def _holds(left: Node, right: Node) -> bool:
     """Whether an equation of constants is true, or a congruence such as 17 = 2 (mod 5)."""
-    if isinstance(right, Residue):
-        difference = Sum((left, negative(right.value)))
-        return equal(Residue(difference, right.modulus, is_remainder=True), number(0))
+    if isinstance(right, nodes.Residue):
+        difference = nodes.Sum((left, negative(right.value)))
+        return equal(nodes.Residue(difference, right.modulus, is_remainder=True), number(0))
     return equal(left, right)
 
 
 def is_name(node: Node) -> bool:
     """Whether a side only names what the other side gives: x, a_3, f(x), (p, q, r), AB, NO/BO."""
-    if isinstance(node, Brackets):
-        return bool(node.items) and all(isinstance(item, Symbol | Apply) for item in node.items)
+    if isinstance(node, nodes.Brackets):
+        return bool(node.items) and all(isinstance(item, nodes.Symbol | nodes.Apply) for item in node.items)
     return is_unknown(node)
 
 
 def _open(node: Node) -> bool:
     """Whether an expression has variables to solve for, rather than names of points, lengths or probabilities."""
-    inside = {arg for part in walk(node) if isinstance(part, Apply) for arg in part.args}
-    names = {part.name for part in walk(node) if isinstance(part, Symbol) and part not in inside}
+    inside = {arg for part in walk(node) if isinstance(part, nodes.Apply) for arg in part.args}
+    names = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and part not in inside}
     return any(
         name in variables(node) and not name[0].isupper() and name not in {"angle", "triangle"}
         for name in names
@@ -81,12 +65,14 @@ def same_name(a: Node, b: Node) -> bool:
 
 
 def _names_function(name: Node) -> bool:
-    return name == Symbol("y") or (
-        isinstance(name, Apply) and len(name.name) == 1 and all(isinstance(arg, Symbol) for arg in name.args)
+    return name == nodes.Symbol("y") or (
+        isinstance(name, nodes.Apply)
+        and len(name.name) == 1
+        and all(isinstance(arg, nodes.Symbol) for arg in name.args)
     )
 
 
-def states_a_value(node: Relation) -> bool:
+def states_a_value(node: nodes.Relation) -> bool:
     """Whether an equation says what an expression amounts to, as m + n = 33 does.
 
     x^2 + y^2 = 1 is a curve, and 2x = 42 is to be solved.
@@ -95,15 +81,21 @@ def states_a_value(node: Relation) -> bool:
     if not set(node.operators) <= EQUALS or variables(value) or value == number(0):
         return False
     parts = list(walk(node.sides[0]))
-    linear = len(variables(node.sides[0])) > 1 and not any(isinstance(part, Power) for part in parts)
+    linear = len(variables(node.sides[0])) > 1 and not any(isinstance(part, nodes.Power) for part in parts)
     return len(node.sides) > 2 or linear or not all(isinstance(part, _POLYNOMIAL) for part in parts)
 
 
 def expanded(name: Node | None, value: Node) -> Node | None:
     """(a, b) = (1, 2) as a = 1, b = 2."""
-    if isinstance(name, Brackets) and isinstance(value, Brackets) and len(name.items) == len(value.items):
-        return Listing(
-            tuple(Relation((part, one), ("=",)) for part, one in zip(name.items, value.items, strict=True))
+    if (
+        isinstance(name, nodes.Brackets)
+        and isinstance(value, nodes.Brackets)
+        and len(name.items) == len(value.items)
+    ):
+        return nodes.Listing(
+            tuple(
+                nodes.Relation((part, one), ("=",)) for part, one in zip(name.items, value.items, strict=True)
+            )
         )
     return None
 
@@ -120,4 +112,6 @@ def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
 
 def one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
-    return len({name.name if isinstance(name, Apply | Symbol) else str(name) for name in names}) == 1
+    return (
+        len({name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}) == 1
+    )

@@ -16,15 +16,7 @@ from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import (
-    MAX_STEPS,
-    NoValue,
-    Setting,
-    SeveralValues,
-    Value,
-    Work,
-    inexact,
-)
+from rstar2.eval.grader.compare.guarded_numbers import MAX_STEPS, NoValue, Setting, SeveralValues, Value, Work
 from rstar2.eval.grader.parse.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
 
 ROUNDED_DIGITS = 7
@@ -107,7 +99,7 @@ def real_value(node: Node) -> Any:
     if any(isinstance(part, Apply) for part in walk(node)):
         raise NoValue("not a known number")
     setting = Setting({}, context)
-    value = inexact(evaluate(node, setting), setting)
+    value = setting.inexact(evaluate(node, setting))
     if abs(context.im(value)) > context.mpf(10) ** -30:
         raise NoValue("not real")
     return context.re(value)
@@ -127,7 +119,7 @@ def proportional(a: Node, b: Node) -> Fraction | None:
             continue
         if top == 0 or bottom == 0:
             return None
-        ratios.append(+inexact(top, setting) / +inexact(bottom, setting))
+        ratios.append(+setting.inexact(top) / +setting.inexact(bottom))
     if len(ratios) < 3 or any(
         abs(ratio - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30 for ratio in ratios
     ):
@@ -198,9 +190,7 @@ def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
 def _agree(a: Node, b: Node, setting: Setting) -> bool:
     """Whether both have the same value at a point; where only real values count, others do not decide.
 
-    Raises:
-        NoValue: one has no value there.
-        SeveralValues: they differ, but one of them may be taken to have other values than the principal one.
+    SeveralValues: they differ, but one may be taken to have other values than the principal one.
     """
     setting = replace(setting, work=Work())
     first = _difference(a, b, setting)
@@ -231,7 +221,7 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
         return True
     if exact:
         return False
-    left, right = inexact(left, setting), inexact(right, setting)
+    left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
     is_real = max(abs(context.im(left)), abs(context.im(right))) <= scale * context.mpf(10) ** (
         5 - context.dps
@@ -251,7 +241,7 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
     else:
         if setting.context.im(value) != 0:
             return False
-        value, written = setting.context.re(value), inexact(written, setting)
+        value, written = setting.context.re(value), setting.inexact(written)
         shift = 10 ** (node.places + 20)
         difference = Fraction(int((abs(value) - abs(written)) * shift), shift)
     last_place = Fraction(1, 10**node.places)

@@ -13,23 +13,26 @@ from fractions import Fraction
 from functools import lru_cache
 
 from rstar2.eval.grader.compare.functions import ANGLES, call
-from rstar2.eval.grader.compare.guarded_numbers import (
-    NoValue,
-    Setting,
-    Value,
-    add,
-    divide,
-    guard,
-    inexact,
-    multiply,
-    power,
-    remainder,
-    whole,
-)
+from rstar2.eval.grader.compare.guarded_numbers import NoValue, Setting, Value, remainder, whole
 from rstar2.eval.grader.parse import nodes
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
+
+
+def unsolved(node: nodes.Node) -> bool:
+    """Whether a limit, an integral or a sum too long to add up is part of an expression."""
+    return any(map(is_unsolved, nodes.walk(node)))
+
+
+def is_unsolved(node: nodes.Node) -> bool:
+    """Whether it is itself a limit, an integral or a sum too long to add up."""
+    match node:
+        case nodes.Apply(name=name):
+            return name in {"int", "iint", "oint"}
+        case nodes.Series(kind="sum" | "prod", low=nodes.Number(value=low), high=nodes.Number(value=high)):
+            return high - low > MAX_TERMS
+    return isinstance(node, nodes.Series)
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
@@ -52,13 +55,13 @@ def _value(node: nodes.Node, setting: Setting) -> Value:
         case nodes.Symbol(name=name):
             return _symbol(name, setting)
         case nodes.Sum(terms=terms):
-            return _fold(terms, setting, add)
+            return _fold(terms, setting, setting.add)
         case nodes.Product(factors=factors):
-            return _fold(factors, setting, multiply)
+            return _fold(factors, setting, setting.multiply)
         case nodes.Quotient(over=over, under=under):
-            return divide(_value(over, setting), _value(under, setting), setting)
+            return setting.divide(_value(over, setting), _value(under, setting))
         case nodes.Power(base=base, exponent=exponent):
-            return power(_value(base, setting), _value(exponent, setting), setting)
+            return setting.power(_value(base, setting), _value(exponent, setting))
         case nodes.Call(name="det", args=(matrix,)):
             return _determinant(matrix, setting)
         case nodes.Call(name=name, args=args):
@@ -71,7 +74,7 @@ def _value(node: nodes.Node, setting: Setting) -> Value:
         case nodes.Based(value=based):
             return Fraction(based)
         case nodes.Residue(value=inner, modulus=modulus, is_remainder=True):
-            return remainder(_value(inner, setting), _value(modulus, setting), setting)
+            return remainder(_value(inner, setting), _value(modulus, setting))
         case nodes.Quantity(value=inner) | nodes.Residue(value=inner):
             return _value(inner, setting)
         case nodes.Brackets(items=items, opening="["):
@@ -90,12 +93,10 @@ def _symbol(name: str, setting: Setting) -> Value:
     raise NoValue(f"{name} has no value")
 
 
-def _fold(
-    parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value, Value, Setting], Value]
-) -> Value:
+def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value, Value], Value]) -> Value:
     total = _value(parts[0], setting)
     for part in parts[1:]:
-        total = guard(join(total, _value(part, setting), setting), setting)
+        total = setting.guard(join(total, _value(part, setting)))
     return total
 
 
@@ -117,11 +118,11 @@ def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
             rows[column], rows[pivot] = rows[pivot], rows[column]
             total = -total
         head = rows[column]
-        total = guard(multiply(total, head[column], setting), setting)
+        total = setting.guard(setting.multiply(total, head[column]))
         for row in rows[column + 1 :]:
-            scale = divide(row[column], head[column], setting)
+            scale = setting.divide(row[column], head[column])
             for i in range(column, len(rows)):
-                row[i] = add(row[i], -multiply(scale, head[i], setting), setting)
+                row[i] = setting.add(row[i], -setting.multiply(scale, head[i]))
     return total
 
 
@@ -138,7 +139,7 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
     total: Value = Fraction(0 if node.kind == "sum" else 1)
     for i in range(low, high + 1):
         term = _value(node.body, replace(setting, symbols={**setting.symbols, node.index: Fraction(i)}))
-        total = guard((add if node.kind == "sum" else multiply)(total, term, setting), setting)
+        total = setting.guard((setting.add if node.kind == "sum" else setting.multiply)(total, term))
     return total
 
 
@@ -155,7 +156,7 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    rounded = [str(setting.context.nstr(inexact(value, setting), 20)) for value in values]
+    rounded = [str(setting.context.nstr(setting.inexact(value), 20)) for value in values]
     return _fraction_of("|".join([name, *rounded]))
 
 

@@ -6,18 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rstar2.eval.grader.compare.guarded_numbers import (
-    MAX_LOG10,
-    NoValue,
-    Setting,
-    Value,
-    divide,
-    guard,
-    inexact,
-    power,
-    real,
-    whole,
-)
+from rstar2.eval.grader.compare.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
 
 MAX_ARGUMENT = 10_000
 """The largest argument of an exact factorial or binomial coefficient."""
@@ -42,38 +31,38 @@ def call(name: str, values: list[Value], setting: Setting) -> Value:
     if name in _PLAIN and len(values) == 1:
         return _plain(_PLAIN[name], values[0], setting)
     if name in _SPECIAL:
-        return guard(_SPECIAL[name](setting, *values), setting)
+        return setting.guard(_SPECIAL[name](setting, *values))
     raise NoValue(f"{name} of {len(values)} arguments")
 
 
 def _plain(name: str, value: Value, setting: Setting) -> Value:
-    argument = inexact(value, setting)
-    if setting.real and name in {"ln", "log10"} and real(value, setting) < 0:
+    argument = setting.inexact(value)
+    if setting.real and name in {"ln", "log10"} and setting.as_real(value) < 0:
         raise NoValue("not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
         raise NoValue("too large")
     if name in ANGLES and setting.context.mag(argument) > 300:
         raise NoValue("too large")
-    return guard(getattr(setting.context, name)(argument), setting)
+    return setting.guard(getattr(setting.context, name)(argument))
 
 
 def _root(setting: Setting, value: Value, index: Value) -> Value:
     """The real root where there is one; exact where it is rational."""
     if not isinstance(index, Fraction) or index.denominator != 1 or not 2 <= abs(index) <= 10_000:
-        return power(value, divide(Fraction(1), index, setting), setting)
+        return setting.power(value, setting.divide(Fraction(1), index))
     order = abs(int(index))
-    if setting.real and order % 2 == 0 and real(value, setting) < 0:
+    if setting.real and order % 2 == 0 and setting.as_real(value) < 0:
         raise NoValue("not real")
     if isinstance(value, Fraction):
         over, under = _whole_root(value.numerator, order), _whole_root(value.denominator, order)
         if over is not None and under:
-            return Fraction(over, under) if index > 0 else divide(Fraction(under), Fraction(over), setting)
-    context, number = setting.context, inexact(value, setting)
+            return Fraction(over, under) if index > 0 else setting.divide(Fraction(under), Fraction(over))
+    context, number = setting.context, setting.inexact(value)
     if order % 2 and context.im(number) == 0 and context.re(number) < 0:
         root = -context.root(-number, order)
     else:
         root = context.root(number, order)
-    return root if index > 0 else divide(Fraction(1), root, setting)
+    return root if index > 0 else setting.divide(Fraction(1), root)
 
 
 def _whole_root(value: int, order: int) -> int | None:
@@ -95,7 +84,7 @@ def _factorial(setting: Setting, value: Value) -> Value:
         if not 0 <= value <= MAX_ARGUMENT:
             raise NoValue("too large")
         return Fraction(math.factorial(int(value)))
-    argument = inexact(value, setting)
+    argument = setting.inexact(value)
     if abs(argument) > MAX_ARGUMENT:
         raise NoValue("too large")
     return setting.context.factorial(argument)
@@ -105,7 +94,7 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     exact = isinstance(top, Fraction) and isinstance(bottom, Fraction)
     if exact and top.denominator == bottom.denominator == 1 and 0 <= top <= MAX_ARGUMENT and bottom >= 0:
         return Fraction(math.comb(int(top), int(bottom)))
-    a, b = inexact(top, setting), inexact(bottom, setting)
+    a, b = setting.inexact(top), setting.inexact(bottom)
     if max(abs(a), abs(b)) > MAX_ARGUMENT:
         raise NoValue("too large")
     return setting.context.binomial(a, b)
@@ -115,23 +104,23 @@ _SPECIAL: dict[str, Callable[..., Value]] = {
     "root": _root,
     "abs": lambda setting, value: abs(value),
     "norm": lambda setting, value: abs(value),
-    "floor": lambda setting, value: Fraction(math.floor(real(value, setting))),
-    "ceil": lambda setting, value: Fraction(math.ceil(real(value, setting))),
+    "floor": lambda setting, value: Fraction(math.floor(setting.as_real(value))),
+    "ceil": lambda setting, value: Fraction(math.ceil(setting.as_real(value))),
     "factorial": _factorial,
     "binom": _binomial,
     "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
-    "logarithm": lambda setting, value, base: divide(
-        _plain("ln", value, setting), _plain("ln", base, setting), setting
+    "logarithm": lambda setting, value, base: setting.divide(
+        _plain("ln", value, setting), _plain("ln", base, setting)
     ),
     "degree": lambda setting, value: (
-        inexact(value, setting) * setting.context.pi / 180 if setting.degree else value
+        setting.inexact(value) * setting.context.pi / 180 if setting.degree else value
     ),
-    "percent": lambda setting, value: divide(value, Fraction(100), setting) if setting.percent else value,
-    "min": lambda setting, *values: min(real(value, setting) for value in values),
-    "max": lambda setting, *values: max(real(value, setting) for value in values),
+    "percent": lambda setting, value: setting.divide(value, Fraction(100)) if setting.percent else value,
+    "min": lambda setting, *values: min(setting.as_real(value) for value in values),
+    "max": lambda setting, *values: max(setting.as_real(value) for value in values),
     "gcd": lambda setting, *values: Fraction(math.gcd(*whole(values))),
     "lcm": lambda setting, *values: Fraction(math.lcm(*whole(values))),
-    "Re": lambda setting, value: setting.context.re(inexact(value, setting)),
-    "Im": lambda setting, value: setting.context.im(inexact(value, setting)),
-    "sgn": lambda setting, value: Fraction((real(value, setting) > 0) - (real(value, setting) < 0)),
+    "Re": lambda setting, value: setting.context.re(setting.inexact(value)),
+    "Im": lambda setting, value: setting.context.im(setting.inexact(value)),
+    "sgn": lambda setting, value: Fraction((setting.as_real(value) > 0) - (setting.as_real(value) < 0)),
 }

@@ -51,7 +51,7 @@ class SeveralValues(NoValue):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How to evaluate."""
+    """How to evaluate, and arithmetic under the guards."""
 
     symbols: Mapping[str, Fraction]
     context: Any
@@ -66,75 +66,75 @@ class Setting:
     natural_log: bool = True
     """Read `log` without a base as ln rather than as log10."""
 
+    def inexact(self, value: Value) -> Value:
+        if isinstance(value, Fraction):
+            return self.context.mpf(value.numerator) / value.denominator
+        return value
 
-def inexact(value: Value, setting: Setting) -> Value:
-    if isinstance(value, Fraction):
-        return setting.context.mpf(value.numerator) / value.denominator
-    return value
+    def alike(self, a: Value, b: Value) -> tuple[Value, Value]:
+        """Both as Fractions, or both as mpmath numbers."""
+        if isinstance(a, Fraction) and isinstance(b, Fraction):
+            return a, b
+        return self.inexact(a), self.inexact(b)
 
-
-def alike(a: Value, b: Value, setting: Setting) -> tuple[Value, Value]:
-    """Both as Fractions, or both as mpmath numbers."""
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a, b
-    return inexact(a, setting), inexact(b, setting)
-
-
-def guard(value: Value, setting: Setting) -> Value:
-    if isinstance(value, Fraction):
-        if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+    def guard(self, value: Value) -> Value:
+        if isinstance(value, Fraction):
+            if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+                raise NoValue("too large")
+        elif not self.context.isfinite(value):
+            raise NoValue("not finite")
+        elif value and abs(self.context.mag(value)) > MAX_LOG10 * 4:
             raise NoValue("too large")
-    elif not setting.context.isfinite(value):
-        raise NoValue("not finite")
-    elif value and abs(setting.context.mag(value)) > MAX_LOG10 * 4:
-        raise NoValue("too large")
-    return value
+        return value
+
+    def add(self, a: Value, b: Value) -> Value:
+        a, b = self.alike(a, b)
+        if not isinstance(a, Fraction) and a and b:
+            spread = self.context.mag(a) - self.context.mag(b)
+            if abs(spread) > MAX_SPREAD_BITS:
+                raise NoValue("too far apart to add")
+        return a + b
+
+    def multiply(self, a: Value, b: Value) -> Value:
+        a, b = self.alike(a, b)
+        return a * b
+
+    def divide(self, over: Value, under: Value) -> Value:
+        over, under = self.alike(over, under)
+        if under == 0:
+            raise NoValue("division by zero")
+        return self.guard(over / under)
+
+    def power(self, base: Value, exponent: Value) -> Value:
+        if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+            return _exact_power(base, exponent.numerator)
+        a, b = self.alike(base, exponent)
+        if a == 0:
+            if self.context.re(b) <= 0:
+                raise NoValue("a power of zero")
+            return Fraction(0)
+        context = self.context
+        if context.im(a) == 0 and context.re(a) < 0 and not context.isint(b):
+            self.work.several_values = True
+        if self.real and context.re(a) < 0:
+            raise NoValue("not real")
+        if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
+            raise NoValue("too large")
+        return self.guard(context.power(a, b))
+
+    def as_real(self, value: Value) -> Value:
+        if isinstance(value, Fraction):
+            return value
+        if self.context.im(value) != 0:
+            raise NoValue("not real")
+        return self.context.re(value)
 
 
-def add(a: Value, b: Value, setting: Setting) -> Value:
-    a, b = alike(a, b, setting)
-    if not isinstance(a, Fraction) and a and b:
-        spread = setting.context.mag(a) - setting.context.mag(b)
-        if abs(spread) > MAX_SPREAD_BITS:
-            raise NoValue("too far apart to add")
-    return a + b
-
-
-def multiply(a: Value, b: Value, setting: Setting) -> Value:
-    a, b = alike(a, b, setting)
-    return a * b
-
-
-def divide(over: Value, under: Value, setting: Setting) -> Value:
-    over, under = alike(over, under, setting)
-    if under == 0:
-        raise NoValue("division by zero")
-    return guard(over / under, setting)
-
-
-def remainder(value: Value, modulus: Value, setting: Setting) -> Value:
+def remainder(value: Value, modulus: Value) -> Value:
     """The remainder of a division; not negative where the modulus is positive."""
     if not isinstance(value, Fraction) or not isinstance(modulus, Fraction) or modulus == 0:
         raise NoValue("a remainder of something else than numbers")
     return value % modulus
-
-
-def power(base: Value, exponent: Value, setting: Setting) -> Value:
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        return _exact_power(base, exponent.numerator)
-    a, b = alike(base, exponent, setting)
-    if a == 0:
-        if setting.context.re(b) <= 0:
-            raise NoValue("a power of zero")
-        return Fraction(0)
-    context = setting.context
-    if context.im(a) == 0 and context.re(a) < 0 and not context.isint(b):
-        setting.work.several_values = True
-    if setting.real and context.re(a) < 0:
-        raise NoValue("not real")
-    if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
-        raise NoValue("too large")
-    return guard(context.power(a, b), setting)
 
 
 def _exact_power(base: Fraction, exponent: int) -> Fraction:
@@ -148,14 +148,6 @@ def _exact_power(base: Fraction, exponent: int) -> Fraction:
     if abs(base) == 1:
         return base if exponent % 2 else Fraction(1)
     return base**exponent
-
-
-def real(value: Value, setting: Setting) -> Value:
-    if isinstance(value, Fraction):
-        return value
-    if setting.context.im(value) != 0:
-        raise NoValue("not real")
-    return setting.context.re(value)
 
 
 def whole(values: tuple[Value, ...]) -> list[int]:

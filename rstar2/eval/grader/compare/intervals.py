@@ -8,23 +8,11 @@ from typing import Any
 
 from rstar2.eval.grader.compare.equality import infinite, real_value
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.parse.nodes import (
-    Brackets,
-    Call,
-    Listing,
-    Node,
-    NumberSet,
-    Relation,
-    SetOf,
-    SetOperation,
-    Symbol,
-    is_unknown,
-    negative,
-    number,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
-INFINITY = Symbol("infinity")
+INFINITY = nodes.Symbol("infinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +49,15 @@ def same_region(a: Region, b: Region) -> bool:
 def is_region(node: Node) -> bool:
     """Whether a node is certainly a set of numbers, rather than perhaps a point or a list."""
     match node:
-        case Brackets(opening=opening, closing=closing, items=items):
+        case nodes.Brackets(opening=opening, closing=closing, items=items):
             return len(items) == 2 and (opening, closing) in {("(", "]"), ("[", ")")}
-        case SetOperation() | NumberSet():
+        case nodes.SetOperation() | nodes.NumberSet():
             return True
-        case Relation(sides=sides, operators=("in",)):
-            return is_region(sides[1]) or isinstance(sides[1], Brackets)
-        case Relation(operators=operators):
+        case nodes.Relation(sides=sides, operators=("in",)):
+            return is_region(sides[1]) or isinstance(sides[1], nodes.Brackets)
+        case nodes.Relation(operators=operators):
             return any(operator in FLIPPED and operator != "=" for operator in operators)
-        case Listing(items=items):
+        case nodes.Listing(items=items):
             return all(is_region(item) for item in items)
     return False
 
@@ -81,19 +69,21 @@ def region_of(node: Node) -> tuple[Node | None, Region]:
         NoValue: it describes none, or has ends that are not known numbers.
     """
     match node:
-        case Brackets(opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)):
+        case nodes.Brackets(
+            opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)
+        ):
             return None, _normal([_piece(low, high, opening == "[", closing == "]")])
-        case NumberSet(name="R"):
+        case nodes.NumberSet(name="R"):
             return None, _normal([_piece(negative(INFINITY), INFINITY, False, False)])
-        case SetOf(items=items):
+        case nodes.SetOf(items=items):
             return None, _normal([_piece(item, item, True, True) for item in items])
-        case SetOperation(kind=kind, left=left, right=right):
+        case nodes.SetOperation(kind=kind, left=left, right=right):
             name, first = region_of(left)
             _, second = region_of(right)
             return name, _combined(kind, first, second)
-        case Listing(items=items, alternatives=alternatives):
+        case nodes.Listing(items=items, alternatives=alternatives):
             return _several([region_of(item) for item in items], alternatives)
-        case Relation():
+        case nodes.Relation():
             return _inequality(node)
     raise NoValue(f"{type(node).__name__} is not a set of numbers")
 
@@ -110,7 +100,7 @@ def _several(found: list[tuple[Node | None, Region]], alternatives: bool) -> tup
     return name, total
 
 
-def _inequality(node: Relation) -> tuple[Node | None, Region]:
+def _inequality(node: nodes.Relation) -> tuple[Node | None, Region]:
     sides, operators = node.sides, node.operators
     if operators == ("in",):
         return sides[0], region_of(sides[1])[1]
@@ -127,27 +117,27 @@ def _inequality(node: Relation) -> tuple[Node | None, Region]:
     raise NoValue("not a bound on one variable")
 
 
-def as_interval(node: Node) -> Brackets | None:
+def as_interval(node: Node) -> nodes.Brackets | None:
     """An inequality that bounds one variable, with ends that may be expressions, as the interval it describes."""
     match node:
-        case Brackets(items=(_, _)):
+        case nodes.Brackets(items=(_, _)):
             return node
-        case Relation(sides=(low, name, high), operators=(("<" | "<=") as first, ("<" | "<=") as second)) if (
-            _is_name(name)
-        ):
-            return Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
-        case Relation(sides=(left, right), operators=(operator,)) if operator in {"<", "<=", ">", ">="}:
+        case nodes.Relation(
+            sides=(low, name, high), operators=(("<" | "<=") as first, ("<" | "<=") as second)
+        ) if _is_name(name):
+            return nodes.Brackets("[" if first == "<=" else "(", "]" if second == "<=" else ")", (low, high))
+        case nodes.Relation(sides=(left, right), operators=(operator,)) if operator in {"<", "<=", ">", ">="}:
             if not _is_name(left):
                 left, right, operator = right, left, FLIPPED[operator]
             if _is_name(left) and operator.startswith("<"):
-                return Brackets("(", "]" if operator == "<=" else ")", (negative(INFINITY), right))
+                return nodes.Brackets("(", "]" if operator == "<=" else ")", (negative(INFINITY), right))
             if _is_name(left):
-                return Brackets("[" if operator == ">=" else "(", ")", (right, INFINITY))
+                return nodes.Brackets("[" if operator == ">=" else "(", ")", (right, INFINITY))
     return None
 
 
 def _is_name(node: Node) -> bool:
-    return is_unknown(node.args[0] if isinstance(node, Call) and node.name == "abs" else node)
+    return is_unknown(node.args[0] if isinstance(node, nodes.Call) and node.name == "abs" else node)
 
 
 def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
@@ -165,7 +155,7 @@ def _solved(name: Node, operator: str, bound: Node) -> tuple[Node, Region]:
         region = _normal([_piece(*ends[operator])])
     else:
         raise NoValue(f"{operator} does not bound")
-    if isinstance(name, Call):
+    if isinstance(name, nodes.Call):
         positive = _combined("intersection", region, (_piece(number(0), INFINITY, True, False),))
         mirrored = tuple(Piece(-one.high, -one.low, one.has_high, one.has_low) for one in positive)
         return name.args[0], _normal([*positive, *mirrored])

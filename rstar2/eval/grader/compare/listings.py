@@ -7,20 +7,8 @@ from itertools import product
 from typing import TypeAlias
 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.parse.nodes import (
-    Brackets,
-    Listing,
-    Node,
-    PlusMinus,
-    Relation,
-    SetOf,
-    SetOperation,
-    Sum,
-    negative,
-    number,
-    walk,
-    with_parts,
-)
+from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_parts
 
 MAX_ITEMS = 50
 """Lists with more members that are written differently are compared in order only, or not verified."""
@@ -32,13 +20,9 @@ Same: TypeAlias = Callable[[Node, Node], bool]
 
 
 def in_order(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
+    """Whether all pairs are equal; one certain difference decides even where another pair is uncertain."""
     if len(one) != len(other):
         return False
-    return all_same(one, other, same)
-
-
-def all_same(one: Sequence[Node], other: Sequence[Node], same: Same) -> bool:
-    """Whether all pairs are equal; one certain difference decides even where another pair is uncertain."""
     doubt: NoValue | None = None
     for left, right in zip(one, other, strict=True):
         try:
@@ -89,36 +73,36 @@ def flattened(node: Node, *, other_signs: bool = False) -> Node:
     Args:
         other_signs: read several ± in a tuple the other way than `_both` says.
     """
-    if isinstance(node, SetOf):
-        return SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
-    items = node.items if isinstance(node, Listing) else (node,)
+    if isinstance(node, nodes.SetOf):
+        return nodes.SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
+    items = node.items if isinstance(node, nodes.Listing) else (node,)
     parts = [part for item in items for part in _opened(item, other_signs)]
     if len(parts) == 1:
         return parts[0]
-    return Listing(tuple(parts), isinstance(node, Listing) and node.alternatives)
+    return nodes.Listing(tuple(parts), isinstance(node, nodes.Listing) and node.alternatives)
 
 
 def has_open_signs(node: Node) -> bool:
     """Whether it has a tuple with several ±, of which readers may think that they belong together or do not."""
     return any(
-        isinstance(part, Brackets) and sum(isinstance(one, PlusMinus) for one in walk(part)) > 1
+        isinstance(part, nodes.Brackets) and sum(isinstance(one, nodes.PlusMinus) for one in walk(part)) > 1
         for part in walk(node)
     )
 
 
 def _opened(node: Node, other_signs: bool) -> list[Node]:
     match node:
-        case Listing(items=items):
+        case nodes.Listing(items=items):
             return [part for item in items for part in _opened(item, other_signs)]
-        case Relation(sides=(name, Listing(items=values)), operators=("=",)):
-            relations = tuple(Relation((name, value), ("=",)) for value in values)
-            return _opened(Listing(relations), other_signs)
-        case SetOf():
+        case nodes.Relation(sides=(name, nodes.Listing(items=values)), operators=("=",)):
+            relations = tuple(nodes.Relation((name, value), ("=",)) for value in values)
+            return _opened(nodes.Listing(relations), other_signs)
+        case nodes.SetOf():
             return [flattened(node, other_signs=other_signs)]
-        case SetOperation(kind="union"):
+        case nodes.SetOperation(kind="union"):
             left, right = (flattened(side, other_signs=other_signs) for side in (node.left, node.right))
-            if isinstance(left, SetOf) and isinstance(right, SetOf):
-                return [SetOf((*left.items, *right.items))]
+            if isinstance(left, nodes.SetOf) and isinstance(right, nodes.SetOf):
+                return [nodes.SetOf((*left.items, *right.items))]
     return _both(node, other_signs)
 
 
@@ -128,11 +112,11 @@ def _both(node: Node, other_signs: bool) -> list[Node]:
     They do where a ∓ says so, and in (1 ± √2, 3 ± √2), whose coordinates are computed from one another; but
     (±1, ±2) are four points.
     """
-    found = [part for part in walk(node) if isinstance(part, PlusMinus)]
+    found = [part for part in walk(node) if isinstance(part, nodes.PlusMinus)]
     if not found:
         return [node]
     together = len(found) == 1 or any(part.flipped for part in found)
-    if isinstance(node, Brackets) and not together:
+    if isinstance(node, nodes.Brackets) and not together:
         together = other_signs != any(part.left != number(0) for part in found)
     if not together and len(found) > MAX_SIGNS:
         raise NoValue("too many signs")
@@ -143,9 +127,9 @@ def _both(node: Node, other_signs: bool) -> list[Node]:
 
 def _chosen(node: Node, signs: list[int]) -> Node:
     """The node with its ± replaced, in the order in which they stand, by the signs."""
-    if not isinstance(node, PlusMinus):
+    if not isinstance(node, nodes.PlusMinus):
         return with_parts(node, lambda part: _chosen(part, signs))
     left = _chosen(node.left, signs)
     sign = signs.pop(0) * (-1 if node.flipped else 1)
     right = _chosen(node.right, signs)
-    return Sum((left, right if sign > 0 else negative(right)))
+    return nodes.Sum((left, right if sign > 0 else negative(right)))

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from rstar2.eval.grader.compare.equality import equal, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.listings import Same, all_same
-from rstar2.eval.grader.parse import units
-from rstar2.eval.grader.parse.nodes import (
-    Call,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quantity,
-    Quotient,
-    Ratio,
-    Residue,
-    Sum,
-    Symbol,
-    negative,
-    number,
-)
+from rstar2.eval.grader.compare.listings import Same, in_order
+from rstar2.eval.grader.parse import nodes, units
+from rstar2.eval.grader.parse.nodes import Node, negative, number
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
     a, b = _with_letter_unit(a), _with_letter_unit(b)
     for pair in ((a, b), (b, a)):
         match pair:
-            case Quantity(value=value, unit=unit), Call(name="degree", args=(degrees,)):
-                turned = Quotient(Product((degrees, Symbol("pi"))), number(180))
+            case nodes.Quantity(value=value, unit=unit), nodes.Call(name="degree", args=(degrees,)):
+                turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
                 return units.measure(unit) == units.measure("radian") and same(value, turned)
-    values = [node.value if isinstance(node, Quantity) else node for node in (a, b)]
-    written = [node.unit for node in (a, b) if isinstance(node, Quantity) and not units.no_unit(node.unit)]
+    values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
+    written = [
+        node.unit for node in (a, b) if isinstance(node, nodes.Quantity) and not units.no_unit(node.unit)
+    ]
     if len(written) < 2 or units.same_words(*written):
         return same(values[0], values[1])
     one, other = (units.measure(unit) for unit in written)
@@ -41,48 +29,58 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
         raise NoValue("units that are not known")
     if one[1] != other[1]:
         return False
-    return same(Product((values[0], Number(one[0]))), Product((values[1], Number(other[0]))))
+    return same(
+        nodes.Product((values[0], nodes.Number(one[0]))), nodes.Product((values[1], nodes.Number(other[0])))
+    )
 
 
 def _with_letter_unit(node: Node) -> Node:
     """5m as five metres and 5m/s as a speed, where the other side has a unit."""
     match node:
-        case Quotient(over=over, under=Symbol(name=name)) if units.measure(name):
+        case nodes.Quotient(over=over, under=nodes.Symbol(name=name)) if units.measure(name):
             speed = _with_letter_unit(over)
-            return Quantity(speed.value, f"{speed.unit} / {name}") if isinstance(speed, Quantity) else node
-        case Product(factors=(*numbers, last)):
-            base, power = (last.base, last.exponent) if isinstance(last, Power) else (last, number(1))
-            value = Product(tuple(numbers))
-            if isinstance(base, Symbol) and units.measure(base.name) and not variables(value):
-                return Quantity(value, f"{base.name}^{power.value}") if isinstance(power, Number) else node
+            return (
+                nodes.Quantity(speed.value, f"{speed.unit} / {name}")
+                if isinstance(speed, nodes.Quantity)
+                else node
+            )
+        case nodes.Product(factors=(*numbers, last)):
+            base, power = (last.base, last.exponent) if isinstance(last, nodes.Power) else (last, number(1))
+            value = nodes.Product(tuple(numbers))
+            if isinstance(base, nodes.Symbol) and units.measure(base.name) and not variables(value):
+                return (
+                    nodes.Quantity(value, f"{base.name}^{power.value}")
+                    if isinstance(power, nodes.Number)
+                    else node
+                )
     return node
 
 
 def same_ratios(a: Node, b: Node, same: Same) -> bool:
-    one, other = (node.parts if isinstance(node, Ratio) else None for node in (a, b))
-    clock = any(isinstance(node, Ratio) and node.clock for node in (a, b))
+    one, other = (node.parts if isinstance(node, nodes.Ratio) else None for node in (a, b))
+    clock = any(isinstance(node, nodes.Ratio) and node.clock for node in (a, b))
     if one is not None and other is not None:
         if len(one) != len(other):
             return False
-        return all_same(one, other, same) or (
+        return in_order(one, other, same) or (
             not clock
             and all(
-                equal(Product((one[0], right)), Product((other[0], left)))
+                equal(nodes.Product((one[0], right)), nodes.Product((other[0], left)))
                 for left, right in zip(one, other, strict=True)
             )
         )
     parts, plain = (one, b) if one is not None else (other, a)
-    return bool(parts and len(parts) == 2 and not clock and equal(Quotient(parts[0], parts[1]), plain))
+    return bool(parts and len(parts) == 2 and not clock and equal(nodes.Quotient(parts[0], parts[1]), plain))
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:
-    if isinstance(a, Residue) and isinstance(b, Residue):
+    if isinstance(a, nodes.Residue) and isinstance(b, nodes.Residue):
         if not same(a.modulus, b.modulus):
             return False
-        difference = Quotient(Sum((a.value, negative(b.value))), a.modulus)
-        return same(a.value, b.value) or equal(Call("floor", (difference,)), difference)
-    residue, plain = (a, b) if isinstance(a, Residue) else (b, a)
-    assert isinstance(residue, Residue)
+        difference = nodes.Quotient(nodes.Sum((a.value, negative(b.value))), a.modulus)
+        return same(a.value, b.value) or equal(nodes.Call("floor", (difference,)), difference)
+    residue, plain = (a, b) if isinstance(a, nodes.Residue) else (b, a)
+    assert isinstance(residue, nodes.Residue)
     if not residue.is_remainder or variables(residue):
         return same(residue.value, plain)
     if equal(residue, plain):

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from rstar2.eval.grader.compare.evaluate import MAX_TERMS
+import sympy
+
+from rstar2.eval.grader.compare.evaluate import is_unsolved
 from rstar2.eval.grader.parse import nodes
 
 _MAX_BITS = 2_000
@@ -28,38 +30,16 @@ _FUNCTIONS = {
     "exp": "exp", "factorial": "factorial", "arg": "arg", "floor": "floor",
 }  # fmt: skip
 """The functions of nodes, and what sympy calls them."""
-_UNSOLVED = frozenset({"int", "iint", "oint"})
 
 
 class _NoForm(Exception):
     """It cannot be said in the other's terms, or sympy did not work it out."""
 
 
-def unsolved(node: nodes.Node) -> bool:
-    """Whether a limit, an integral or a sum too long to add up is part of an expression."""
-    return any(_is_unsolved(part) for part in nodes.walk(node))
-
-
-def _is_unsolved(node: nodes.Node) -> bool:
-    if isinstance(node, nodes.Apply):
-        return node.name in _UNSOLVED
-    if not isinstance(node, nodes.Series):
-        return False
-    if node.kind in {"lim", "int"}:
-        return True
-    low, high = node.low, node.high
-    short = (
-        isinstance(low, nodes.Number)
-        and isinstance(high, nodes.Number)
-        and high.value - low.value <= MAX_TERMS
-    )
-    return not short
-
-
 def worked_out(node: nodes.Node) -> nodes.Node:
     """The expression with every limit, integral and long sum replaced by its value where sympy finds one."""
     node = nodes.with_parts(node, worked_out)
-    if not isinstance(node, nodes.Series) or not _is_unsolved(node):
+    if not isinstance(node, nodes.Series) or not is_unsolved(node):
         return node
     try:
         return _to_node(_value(node))
@@ -68,13 +48,7 @@ def worked_out(node: nodes.Node) -> nodes.Node:
 
 
 def _value(node: nodes.Series) -> Any:
-    """What sympy makes of a limit, an integral, a sum or a product.
-
-    Raises:
-        _NoForm: nothing.
-    """
-    import sympy
-
+    """What sympy makes of a limit, an integral, a sum or a product."""
     whole = node.kind in {"sum", "prod"}
     variable = sympy.Dummy(node.index, integer=True) if whole else sympy.Dummy(node.index, real=True)
     body = _to_sympy(node.body, {node.index: variable})
@@ -95,7 +69,6 @@ def _value(node: nodes.Series) -> Any:
 
 def _to_sympy(node: nodes.Node, bound: dict[str, Any]) -> Any:
     """Raises: _NoForm."""
-    import sympy
 
     def inner(part: nodes.Node) -> Any:
         return _to_sympy(part, bound)
@@ -123,8 +96,6 @@ def _to_sympy(node: nodes.Node, bound: dict[str, Any]) -> Any:
 
 
 def _symbol(name: str, bound: dict[str, Any]) -> Any:
-    import sympy
-
     if name in bound:
         return bound[name]
     if name in {"none", "dots"}:
@@ -139,8 +110,6 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _call(name: str, args: list[Any]) -> Any:
-    import sympy
-
     if name in {"factorial", "binom"} and any(arg.is_number and abs(arg) > _MAX_ARGUMENT for arg in args):
         raise _NoForm("too large")
     made: dict[str, Callable[..., Any]] = {
@@ -158,8 +127,6 @@ def _call(name: str, args: list[Any]) -> Any:
 
 def _to_node(found: Any) -> nodes.Node:
     """Raises: _NoForm."""
-    import sympy
-
     for ours, theirs in _CONSTANTS.items():
         if found == getattr(sympy, theirs):
             return nodes.Symbol(ours)

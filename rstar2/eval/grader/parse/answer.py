@@ -7,30 +7,10 @@ from __future__ import annotations
 
 import re
 
+from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
 from rstar2.eval.grader.parse.expression import Expression
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Brackets,
-    Call,
-    Listing,
-    Node,
-    Number,
-    NumberSet,
-    Product,
-    Quantity,
-    Quotient,
-    Ratio,
-    Relation,
-    Residue,
-    SetOf,
-    SetOperation,
-    Sum,
-    Symbol,
-    negative,
-    number,
-    walk,
-)
+from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
 
@@ -52,12 +32,11 @@ _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)
 """Words before a colon that announce the answer and are no part of it."""
 
 
-class Answer:
+class Answer(Expression):
     """Reads a whole answer from its tokens."""
 
     def __init__(self, tokens: list[Token]) -> None:
-        self._tokens = TokenStream(tokens)
-        self._expression = Expression(self._tokens, self._listing, self._collection)
+        super().__init__(TokenStream(tokens))
         self._money = False
         self._labels = 0
 
@@ -83,7 +62,7 @@ class Answer:
             if self._tokens.next.kind == "end" or self._tokens.at("sign", "}", ")"):
                 break
             items.append(self._relation())
-        return items[0] if len(items) == 1 else Listing(tuple(items), alternatives)
+        return items[0] if len(items) == 1 else nodes.Listing(tuple(items), alternatives)
 
     def _separators(self) -> bool:
         """Skip what separates two answers; whether there was anything."""
@@ -98,11 +77,7 @@ class Answer:
         return self._tokens.place > start
 
     def _refuse_quantifier(self) -> None:
-        """Refuse `for all x > 0` and the like, which restrict an answer.
-
-        Raises:
-            ConditionError: the next words begin a condition.
-        """
+        """Raise ConditionError before `for all x > 0` and the like, which restrict an answer."""
         if not self._tokens.next.is_words:
             return
         if _QUANTIFIER.match(" ".join(self._tokens.peek(ahead).text for ahead in range(3))):
@@ -113,7 +88,7 @@ class Answer:
         if not label:
             return self._chain()
         self._labels += 1
-        return Relation((Symbol(label), self._chain()), ("=",))
+        return nodes.Relation((nodes.Symbol(label), self._chain()), ("=",))
 
     def _chain(self) -> Node:
         sides, operators = [self._side()], list[str]()
@@ -123,7 +98,7 @@ class Answer:
                 break
             operators.append(operator)
             sides.append(self._side())
-        return Relation(tuple(sides), tuple(operators)) if operators else sides[0]
+        return nodes.Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def _operator(self) -> str | None:
         token = self._tokens.next
@@ -143,7 +118,7 @@ class Answer:
         node = self._set_expression()
         if self._tokens.accept("command", "money") or self._money:
             self._money = False
-            return Quantity(self._scaled(node), "dollar")
+            return nodes.Quantity(self._scaled(node), "dollar")
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
         if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
@@ -151,14 +126,14 @@ class Answer:
         return self._with_unit(node)
 
     def _set_expression(self) -> Node:
-        node = self._named_side() or self._expression.sum()
+        node = self._named_side() or self._sum()
         if self._tokens.accept("command", "choose"):
-            node = Call("binom", (node, self._expression.sum()))
+            node = nodes.Call("binom", (node, self._sum()))
         elif self._tokens.accept("command", "over"):
-            node = Quotient(node, self._expression.sum())
+            node = nodes.Quotient(node, self._sum())
         while self._tokens.next.kind == "command" and self._tokens.next.text in _SETS:
             kind = _SETS[self._tokens.take().text]
-            node = SetOperation(kind, node, self._expression.sum())
+            node = nodes.SetOperation(kind, node, self._sum())
         return node
 
     def _named_side(self) -> Node | None:
@@ -168,13 +143,13 @@ class Answer:
             return None
         if len(word) > 3 and tokens.peek().text == "=":
             tokens.take()
-            return Symbol(word.lower())
+            return nodes.Symbol(word.lower())
         argument, closing = tokens.peek(2), tokens.peek(3).text
         if len(word) == 1 and tokens.peek().text + closing == "()" and argument.text in _ARGUMENTS:
             after = tokens.peek(4)
             if after.kind == "sign" and after.text == "=":
                 tokens.place += 4
-                return Apply(word, (Symbol(argument.text),))
+                return nodes.Apply(word, (nodes.Symbol(argument.text),))
         return None
 
     def _label(self) -> str:
@@ -198,18 +173,18 @@ class Answer:
     def _residue(self, value: Node) -> Node:
         is_remainder = self._tokens.take().text in {"bmod", "mod"}
         closed = self._tokens.accept("sign", "{") or self._tokens.accept("sign", "(")
-        modulus = self._expression.sum()
+        modulus = self._sum()
         if closed and not self._tokens.accept("sign", "}"):
             self._tokens.expect("sign", ")")
-        return Residue(value, modulus, is_remainder)
+        return nodes.Residue(value, modulus, is_remainder)
 
     def _ratio(self, first: Node) -> Node:
         parts, written = [first], [self._tokens.peek(-1).text]
         while self._tokens.accept("sign", ":"):
-            parts.append(self._expression.sum())
+            parts.append(self._sum())
             written.append(self._tokens.peek(-1).text)
         clock = written[0].isdigit() and all(len(part) == 2 and part.isdigit() for part in written[1:])
-        return Ratio(tuple(parts), clock)
+        return nodes.Ratio(tuple(parts), clock)
 
     # --- units ---
 
@@ -221,29 +196,35 @@ class Answer:
             return node
         if is_remark(unit):
             raise ParseError("words that are no unit")
-        if not any(isinstance(part, Number) for part in walk(node)):
+        if not any(isinstance(part, nodes.Number) for part in walk(node)):
             raise ParseError("a unit without a number")
         if unit.lower() in PERCENTS:
-            return Call("percent", (node,))
+            return nodes.Call("percent", (node,))
         if unit.lower() in DEGREES:
-            return Call("degree", (node,))
+            return nodes.Call("degree", (node,))
         if self._tokens.next.kind == "number":
-            return self._compound(Quantity(node, unit))
-        return Quantity(node, unit)
+            return self._compound(nodes.Quantity(node, unit))
+        return nodes.Quantity(node, unit)
 
-    def _compound(self, first: Quantity) -> Node:
+    def _compound(self, first: nodes.Quantity) -> Node:
         """1 hour 30 minutes, in the first unit."""
         second = self._side()
-        sizes = measure(first.unit), measure(second.unit) if isinstance(second, Quantity) else None
-        if not isinstance(second, Quantity) or not sizes[0] or not sizes[1] or sizes[0][1] != sizes[1][1]:
+        sizes = measure(first.unit), measure(second.unit) if isinstance(second, nodes.Quantity) else None
+        if (
+            not isinstance(second, nodes.Quantity)
+            or not sizes[0]
+            or not sizes[1]
+            or sizes[0][1] != sizes[1][1]
+        ):
             raise ParseError("two quantities that do not add up")
-        return Quantity(
-            Sum((first.value, Product((second.value, Number(sizes[1][0] / sizes[0][0]))))), first.unit
+        return nodes.Quantity(
+            nodes.Sum((first.value, nodes.Product((second.value, nodes.Number(sizes[1][0] / sizes[0][0]))))),
+            first.unit,
         )
 
     def _scaled(self, node: Node) -> Node:
         while self._tokens.next.is_words and self._tokens.next.text.lower() in SCALES:
-            node = Product((node, number(SCALES[self._tokens.take().text.lower()])))
+            node = nodes.Product((node, number(SCALES[self._tokens.take().text.lower()])))
         return node
 
     def _starts_unit(self) -> bool:
@@ -282,7 +263,7 @@ class Answer:
         """A group, tuple, list, interval or vector."""
         before, opening = self._tokens.peek(-1), self._tokens.take().text
         if opening == "[" and self._tokens.accept("sign", "]"):
-            return Brackets("[", "]", ())
+            return nodes.Brackets("[", "]", ())
         items = [self._relation()]
         while self._tokens.accept("sign", ",", ";"):
             items.append(self._relation())
@@ -292,11 +273,13 @@ class Answer:
         if len(items) == 1:
             if (opening, closing) not in {("(", ")"), ("[", "]")}:
                 raise ParseError("brackets do not match")
-            if opening == "[" and isinstance(items[0], Number | Symbol):
+            if opening == "[" and isinstance(items[0], nodes.Number | nodes.Symbol):
                 self._refuse_list(before)
-            is_row = opening == "[" and isinstance(items[0], Brackets) and items[0].opening == "["
-            return Brackets("[", "]", (items[0],)) if is_row else items[0]
-        return Brackets("(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items))
+            is_row = opening == "[" and isinstance(items[0], nodes.Brackets) and items[0].opening == "["
+            return nodes.Brackets("[", "]", (items[0],)) if is_row else items[0]
+        return nodes.Brackets(
+            "(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items)
+        )
 
     def _collection(self) -> Node | None:
         tokens, token = self._tokens, self._tokens.next
@@ -310,12 +293,12 @@ class Answer:
         if tokens.accept("command", "{"):
             return self._set()
         if tokens.accept("command", "emptyset", "varnothing"):
-            return SetOf(())
+            return nodes.SetOf(())
         if tokens.accept("command", "langle"):
-            return Brackets("<", ">", self._expression.arguments("rangle", kind="command"))
+            return nodes.Brackets("<", ">", self._arguments("rangle", kind="command"))
         if tokens.accept("command", "money"):
             self._money = True
-            return self._expression.factor()
+            return self._factor()
         return None
 
     def _refuse_list(self, before: Token) -> None:
@@ -327,24 +310,24 @@ class Answer:
         name = self._tokens.take().text
         if name == "R" and self._tokens.at("sign", "^", "_"):
             ends: dict[str, tuple[Node, Node]] = {
-                "+": (number(0), Symbol("infinity")),
-                "-": (negative(Symbol("infinity")), number(0)),
+                "+": (number(0), nodes.Symbol("infinity")),
+                "-": (negative(nodes.Symbol("infinity")), number(0)),
             }
             for size in (1, 3):
                 written = "".join(self._tokens.peek(i).text for i in range(1, 1 + size))
                 if written.strip("{}") in ends:
                     self._tokens.place += 1 + size
-                    return Brackets("(", ")", ends[written.strip("{}")])
-        return NumberSet(name)
+                    return nodes.Brackets("(", ")", ends[written.strip("{}")])
+        return nodes.NumberSet(name)
 
     def _set(self) -> Node:
         if self._tokens.accept("command", "}"):
-            return SetOf(())
+            return nodes.SetOf(())
         with self._tokens.enclosed():
             node = self._such_that()
             if node is None:
                 listed = self._listing()
-                node = SetOf(listed.items if isinstance(listed, Listing) else (listed,))
+                node = nodes.SetOf(listed.items if isinstance(listed, nodes.Listing) else (listed,))
             self._tokens.expect("command", "}")
         return node
 

@@ -6,65 +6,47 @@ The rules `sum` to `index` of the grammar in `rstar2.eval.grader.parse`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
-from rstar2.eval.grader.parse.nodes import (
-    Apply,
-    Call,
-    Matrix,
-    Node,
-    Number,
-    PlusMinus,
-    Power,
-    Product,
-    Quotient,
-    Sum,
-    Symbol,
-    negative,
-    number,
-)
+from rstar2.eval.grader.parse import nodes, vocabulary
+from rstar2.eval.grader.parse.nodes import Node, negative, number
 from rstar2.eval.grader.parse.numerals import MAX_DIGITS, based, numeral
 from rstar2.eval.grader.parse.tokens import ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import is_unit
-from rstar2.eval.grader.parse.vocabulary import (
-    CONSTANTS,
-    DECORATIONS,
-    DOTS,
-    FUNCTIONS,
-    LETTERS,
-    MATRICES,
-    PAIRED,
-)
 
 FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-z]")
 """A function and its argument typed without a space, as in sinx."""
 _TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
 _OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
-_FIRST_COMMANDS = (
-    DOTS | LETTERS | DECORATIONS | FUNCTIONS | PAIRED.keys() | CONSTANTS.keys()
-    | {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}
-)  # fmt: skip
+_FIRST_COMMANDS = frozenset({"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}).union(
+    vocabulary.DOTS,
+    vocabulary.LETTERS,
+    vocabulary.DECORATIONS,
+    vocabulary.FUNCTIONS,
+    vocabulary.PAIRED,
+    vocabulary.CONSTANTS,
+)
 """Commands with which a factor begins."""
 _DEGREE = frozenset({"circ", "degree"})
 
 
-class Arithmetic:
-    """Reads sums of products of powers.
+class Arithmetic(ABC):
+    """Reads sums of products of powers."""
 
-    Args:
-        tokens: what is read.
-        operand: reads what the signs stand between: a number, a name, a function, a group.
-        listing: reads what the braces of an argument may hold.
-    """
-
-    def __init__(self, tokens: TokenStream, operand: Callable[[], Node], listing: Callable[[], Node]) -> None:
+    def __init__(self, tokens: TokenStream) -> None:
         self._tokens = tokens
-        self._operand = operand
-        self._listing = listing
+
+    @abstractmethod
+    def _operand(self) -> Node:
+        """What the signs stand between: a number, a name, a function, a group."""
+
+    @abstractmethod
+    def _listing(self) -> Node:
+        """What the braces of an argument may hold."""
 
     # --- sums ---
 
-    def sum(self) -> Node:
+    def _sum(self) -> Node:
         """Terms joined by + - and ±."""
         tokens = self._tokens
         with tokens.deeper():
@@ -73,8 +55,8 @@ class Arithmetic:
                 if tokens.at("sign", "+", "-"):
                     sign = tokens.take().text
                     term = self._signed_term()
-                    terms = left.terms if isinstance(left, Sum) else (left,)
-                    left = Sum((*terms, term if sign == "+" else negative(term)))
+                    terms = left.terms if isinstance(left, nodes.Sum) else (left,)
+                    left = nodes.Sum((*terms, term if sign == "+" else negative(term)))
                 elif tokens.at("command", "pm", "mp"):
                     left = self._plus_minus(left)
                 else:
@@ -82,7 +64,7 @@ class Arithmetic:
 
     def _plus_minus(self, left: Node) -> Node:
         flipped = self._tokens.take().text == "mp"
-        return PlusMinus(left, self._signed_term(), flipped)
+        return nodes.PlusMinus(left, self._signed_term(), flipped)
 
     def _signed_term(self) -> Node:
         if self._tokens.at("sign", "+", "-"):
@@ -92,47 +74,49 @@ class Arithmetic:
             return negative(term) if sign == "-" else term
         if self._tokens.at("command", "pm", "mp"):
             return self._plus_minus(number(0))
-        return self.term()
+        return self._term()
 
     # --- products ---
 
-    def term(self) -> Node:
+    def _term(self) -> Node:
         """Factors joined by signs of multiplication and division, or side by side."""
-        left = self.factor()
+        left = self._factor()
         while True:
             here = (self._tokens.next.kind, self._tokens.next.text)
             if here in _TIMES:
                 self._tokens.take()
-                left = _times(left, self.signed_factor())
+                left = _times(left, self._signed_factor())
             elif here in _OVER:
                 self._tokens.take()
-                left = Quotient(left, self.signed_factor())
-            elif self.starts_factor():
-                left = self.side_by_side(left)
+                left = nodes.Quotient(left, self._signed_factor())
+            elif self._starts_factor():
+                left = self._side_by_side(left)
             else:
                 return left
 
-    def signed_factor(self) -> Node:
+    def _signed_factor(self) -> Node:
         """A factor, perhaps with a sign before it."""
         negated = False
         while self._tokens.at("sign", "+", "-"):
             negated ^= self._tokens.take().text == "-"
-        return negative(self.factor()) if negated else self.factor()
+        return negative(self._factor()) if negated else self._factor()
 
-    def side_by_side(self, left: Node) -> Node:
+    def _side_by_side(self, left: Node) -> Node:
         """What follows without a sign: a mixed number's fraction, or a factor."""
         tokens = self._tokens
-        whole = isinstance(left, Number) and left.value.denominator == 1 and not left.digits
+        whole = isinstance(left, nodes.Number) and left.value.denominator == 1 and not left.digits
         if whole and tokens.next.kind == "number":
             return self._mixed(left)
-        if tokens.next.kind == "number" and not isinstance(left, Quotient | Symbol | Power | Call | Apply):
+        if tokens.next.kind == "number" and not isinstance(
+            left, nodes.Quotient | nodes.Symbol | nodes.Power | nodes.Call | nodes.Apply
+        ):
             raise ParseError("two numbers side by side")
         is_fraction = tokens.at("command", "frac")
-        right = self.factor()
-        if whole and is_fraction and isinstance(right, Call) and _is_proper(right.args[0]):
-            return Call(right.name, (Sum((left, right.args[0])),))  # 33 1/3 %
+        right = self._factor()
+        if whole and is_fraction and isinstance(right, nodes.Call) and _is_proper(right.args[0]):
+            return nodes.Call(right.name, (nodes.Sum((left, right.args[0])),))  # 33 1/3 %
         if whole and is_fraction and _is_proper(right):
-            return Sum((left, right))
+            return nodes.Sum((left, right))
         return _times(left, right)
 
     def _mixed(self, whole: Node) -> Node:
@@ -141,10 +125,10 @@ class Arithmetic:
         if over.text.isdigit() and slash.text == "/" and under.kind == "number" and under.text.isdigit():
             self._tokens.place += 3
             fraction = (number(int(part.text[:MAX_DIGITS])) for part in (over, under))
-            return Sum((whole, Quotient(*fraction)))
+            return nodes.Sum((whole, nodes.Quotient(*fraction)))
         raise ParseError("two numbers side by side")
 
-    def starts_factor(self) -> bool:
+    def _starts_factor(self) -> bool:
         """Whether the next token begins another factor of the same product."""
         token = self._tokens.next
         if token.kind == "number":
@@ -162,12 +146,12 @@ class Arithmetic:
         if token.kind != "command":
             return False
         if token.text == "begin":
-            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in MATRICES
+            return self._tokens.peek().text == "{" and self._tokens.peek(2).text in vocabulary.MATRICES
         return token.text in _FIRST_COMMANDS
 
     # --- powers and indices ---
 
-    def factor(self) -> Node:
+    def _factor(self) -> Node:
         """An operand with the powers, indices and signs behind it."""
         node, tokens = self._operand(), self._tokens
         while True:
@@ -176,11 +160,11 @@ class Arithmetic:
             elif tokens.at("sign", "_"):
                 node = self._lowered(node)
             elif tokens.accept("sign", "!"):
-                node = Call("factorial", (node,))
+                node = nodes.Call("factorial", (node,))
             elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
                 node = _primed(node)
             elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
-                node = Call("percent", (node,))
+                node = nodes.Call("percent", (node,))
             elif tokens.accept("command", "degree"):
                 node = self._degrees(node)
             else:
@@ -195,33 +179,33 @@ class Arithmetic:
             return self._degrees(base)
         if tokens.accept("command", "prime"):
             return _primed(base)
-        if isinstance(base, Matrix) and (
+        if isinstance(base, nodes.Matrix) and (
             tokens.at("word", "T") or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
         ):
             tokens.place += 3 if tokens.at("sign", "{") else 1
-            return Matrix(tuple(zip(*base.rows, strict=True)))
+            return nodes.Matrix(tuple(zip(*base.rows, strict=True)))
         negated = tokens.accept("sign", "-")
         with tokens.deeper():
-            exponent = self.argument(whole_number=True)
+            exponent = self._argument(whole_number=True)
             if tokens.accept("sign", "^"):
                 exponent = self._raised(exponent)
-        return Power(base, negative(exponent) if negated else exponent)
+        return nodes.Power(base, negative(exponent) if negated else exponent)
 
     def _degrees(self, value: Node) -> Node:
         """Degrees of arc, or of temperature where C or F follows."""
         self._tokens.accept("word", "C", "F")
-        return Call("degree", (value,))
+        return nodes.Call("degree", (value,))
 
     def _lowered(self, base: Node) -> Node:
         """An index: a base for numerals, part of the name otherwise."""
         self._tokens.expect("sign", "_")
-        if isinstance(base, Number):
+        if isinstance(base, nodes.Number):
             return based(str(base.value), self._base())
-        index = self.argument(whole_number=True)
-        if isinstance(base, Symbol):
-            return Apply(base.name + "_", (index,))
-        if isinstance(base, Apply):
-            return Apply(base.name + "_", (*base.args, index))
+        index = self._argument(whole_number=True)
+        if isinstance(base, nodes.Symbol):
+            return nodes.Apply(base.name + "_", (index,))
+        if isinstance(base, nodes.Apply):
+            return nodes.Apply(base.name + "_", (*base.args, index))
         raise ParseError("an index on an expression")
 
     def _base(self) -> str:
@@ -234,7 +218,7 @@ class Arithmetic:
             self._tokens.expect("sign", "}")
         return token.text
 
-    def argument(self, whole_number: bool = False) -> Node:
+    def _argument(self, whole_number: bool = False) -> Node:
         """A command's argument: a braced group, or the next single token (one digit, as in TeX)."""
         tokens = self._tokens
         if tokens.accept("sign", "{"):
@@ -248,14 +232,19 @@ class Arithmetic:
             return numeral(token.text[0])
         if token.kind == "word" and len(token.text) > 1:
             tokens.keep_rest(1)
-            return Symbol(token.text[0])
+            return nodes.Symbol(token.text[0])
         return self._operand()
 
 
 def is_unit_word(token: Token) -> bool:
     """Whether a run of letters after a value is a unit, or a noun counted, rather than a product of variables."""
     word = token.text
-    if len(word) < 2 or word in FUNCTIONS or word in LETTERS or word in CONSTANTS:
+    if (
+        len(word) < 2
+        or word in vocabulary.FUNCTIONS
+        or word in vocabulary.LETTERS
+        or word in vocabulary.CONSTANTS
+    ):
         return False
     return is_unit(word) or (len(word) > 3 and word.islower() and not FUNCTION_THEN_LETTER.fullmatch(word))
 
@@ -264,7 +253,7 @@ def is_upright_function(tokens: TokenStream) -> bool:
     """Whether the next token is a function set upright; min is minutes unless arguments follow."""
     token = tokens.next
     minutes = token.text == "min" and tokens.peek().text not in {"(", "{", "_"}
-    return token.kind == "text" and token.text in FUNCTIONS and not minutes
+    return token.kind == "text" and token.text in vocabulary.FUNCTIONS and not minutes
 
 
 def _opens_group(after: Token) -> bool:
@@ -273,16 +262,20 @@ def _opens_group(after: Token) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
-    return isinstance(node, Quotient) and isinstance(node.over, Number) and isinstance(node.under, Number)
+    return (
+        isinstance(node, nodes.Quotient)
+        and isinstance(node.over, nodes.Number)
+        and isinstance(node.under, nodes.Number)
+    )
 
 
 def _times(left: Node, right: Node) -> Node:
-    if isinstance(left, Product):
-        return Product((*left.factors, right))
-    return Product((left, right))
+    if isinstance(left, nodes.Product):
+        return nodes.Product((*left.factors, right))
+    return nodes.Product((left, right))
 
 
 def _primed(node: Node) -> Node:
-    if isinstance(node, Symbol):
-        return Symbol(node.name + "'")
-    return Apply("prime", (node,))
+    if isinstance(node, nodes.Symbol):
+        return nodes.Symbol(node.name + "'")
+    return nodes.Apply("prime", (node,))

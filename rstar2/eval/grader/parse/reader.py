@@ -176,11 +176,7 @@ def _parsed(cleaned: str, thousands: bool) -> Node:
 
 
 def _without_suffix(match: re.Match[str]) -> str:
-    """21 for 21st.
-
-    Raises:
-        ParseError: it is the suffix of another number, as in 21th.
-    """
+    """21 for 21st; a ParseError where it is the suffix of another number, as in 21th."""
     digits, suffix = match[1], match[2] or match[3]
     last = "0" if digits[-2:-1] == "1" else digits[-1]
     if suffix != {"1": "st", "2": "nd", "3": "rd"}.get(last, "th"):

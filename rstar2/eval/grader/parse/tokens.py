@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Self
 
 from rstar2.eval.grader.parse.vocabulary import COMMANDS
 
@@ -26,8 +27,6 @@ class Token:
     kind: str
     """`number`, `word` (a run of letters), `command`, `text` (the inside of `\\text{}`), `sign` or `end`."""
     text: str
-    spaced: bool = False
-    """Whether white space stood before it."""
 
     @property
     def is_words(self) -> bool:
@@ -74,10 +73,9 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         start = position
         while position < len(cleaned) and cleaned[position].isspace():
             position += 1
-        spaced = position > start
         grouped = _THOUSANDS.match(cleaned, position) if thousands and depth == 0 else None
-        if grouped and not (tokens and tokens[-1].kind == "word" and not spaced):
-            tokens.append(Token("number", grouped.group().replace(",", ""), spaced))
+        if grouped and not (tokens and tokens[-1].kind == "word" and position == start):
+            tokens.append(Token("number", grouped.group().replace(",", "")))
             position = grouped.end()
             continue
         match = _TOKEN.match(cleaned, position)
@@ -90,19 +88,19 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
             after_value = bool(tokens) and (
                 tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
             )
-            tokens.extend(_wrapped(match.group(), content, spaced, after_value))
+            tokens.extend(_wrapped(match.group(), content, after_value))
             continue
         text = match.group()
         depth += _DEPTH.get(text, 0)
         if kind == "command":
             name, joined = _split_command(text[1:])
-            tokens.append(Token("command", name, spaced))
+            tokens.append(Token("command", name))
             if joined:
                 tokens.append(Token("word", joined))
         elif kind == "set":
-            tokens.append(Token("command", text.rstrip("} ")[-1], spaced))
+            tokens.append(Token("command", text.rstrip("} ")[-1]))
         else:
-            tokens.append(Token(kind, text, spaced))
+            tokens.append(Token(kind, text))
     return tokens
 
 
@@ -127,7 +125,7 @@ def _group(text: str, start: int) -> tuple[str, int]:
     return text[start:], len(text)
 
 
-def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> list[Token]:
+def _wrapped(command: str, content: str, after_value: bool) -> list[Token]:
     """The tokens of a wrapper such as \\text{...}: words stay together, anything else is read as mathematics."""
     stripped = content.strip()
     if not stripped:
@@ -135,12 +133,12 @@ def _wrapped(command: str, content: str, spaced: bool, after_value: bool) -> lis
     if _WORDS.fullmatch(stripped) and (len(stripped) > 1 or (after_value and stripped in _UNIT_LETTERS)):
         nouns, _, last = stripped.rpartition(" ")
         if nouns and last in {"and", "or"}:
-            return [Token("text", nouns.strip(), spaced), Token("word", last)]
-        return [Token("text", stripped, spaced)]
+            return [Token("text", nouns.strip()), Token("word", last)]
+        return [Token("text", stripped)]
     inner = tokenize(stripped)
     if len(inner) == 1 or not command.startswith((r"\mathbf", r"\bold", r"\bm", r"\mathrm")):
         return inner
-    return [Token("sign", "{", spaced), *inner, Token("sign", "}")]
+    return [Token("sign", "{"), *inner, Token("sign", "}")]
 
 
 class TokenStream:
@@ -148,7 +146,7 @@ class TokenStream:
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = [*tokens, END]
-        self.depth = 0
+        self._bars_outside: list[bool] = []
         self.place = 0
         """Index of the next token. Setting it back reads tokens again."""
         self.inside_bars = False
@@ -196,35 +194,23 @@ class TokenStream:
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
-    def deeper(self) -> Nesting:
-        """For a `with` block: one level of nesting."""
-        return Nesting(self, self.inside_bars)
+    def deeper(self) -> Self:
+        """For a `with` block: one level of nesting.
 
-    def enclosed(self, bars: bool = False) -> Nesting:
-        """For a `with` block: the inside of a pair of brackets, or of bars. Bars outside do not count in it."""
-        return Nesting(self, bars)
+        Raises:
+            ParseError: there are more than MAX_DEPTH levels.
+        """
+        return self.enclosed(self.inside_bars)
 
-
-class Nesting:
-    """One level of nesting, as a context manager.
-
-    Raises:
-        ParseError: on entering, if there are more than MAX_DEPTH levels.
-    """
-
-    __slots__ = ("_inside_bars", "_outside", "_tokens")
-
-    def __init__(self, tokens: TokenStream, inside_bars: bool) -> None:
-        self._tokens = tokens
-        self._inside_bars = inside_bars
-        self._outside = tokens.inside_bars
-
-    def __enter__(self) -> None:
-        self._tokens.depth += 1
-        if self._tokens.depth > MAX_DEPTH:
+    def enclosed(self, bars: bool = False) -> Self:
+        """`deeper`, inside a pair of brackets, or of bars. Bars outside do not count in it."""
+        if len(self._bars_outside) == MAX_DEPTH:
             raise ParseError("too deep")
-        self._tokens.inside_bars = self._inside_bars
+        self._bars_outside.append(self.inside_bars)
+        self.inside_bars = bars
+        return self
+
+    def __enter__(self) -> None: ...
 
     def __exit__(self, *_: object) -> None:
-        self._tokens.depth -= 1
-        self._tokens.inside_bars = self._outside
+        self.inside_bars = self._bars_outside.pop()
