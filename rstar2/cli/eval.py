@@ -93,8 +93,7 @@ def run(
     wait: Annotated[
         float,
         typer.Option(
-            min=0,
-            help="Seconds to wait for a server that does not answer; at most 5 for one that never did.",
+            min=0, help="Seconds to wait for a server that does not answer; at most 5 for one that never did."
         ),
     ] = 300.0,
     run_folder: Annotated[
