@@ -76,7 +76,7 @@ class HFEngine:
         self._stop = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         self._max_batch = max_batch
-        self._name = str(model_dir)
+        self.name = str(model_dir)
         self._inbox: queue.SimpleQueue[_Row | Callable[[], None] | None] = queue.SimpleQueue()
         self._rows: list[_Row] = []
         self._cache: DynamicCache | None = None
@@ -86,15 +86,11 @@ class HFEngine:
         self._thread = threading.Thread(target=self._loop, name="hf-engine", daemon=True)
         self._thread.start()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         if self._closed:
-            raise EngineError(f"the engine for {self._name} is closed")
+            raise EngineError(f"the engine for {self.name} is closed")
         budget = min(sampling.max_tokens, self._context - len(prompt_ids))
         if budget <= 0:
             return Generation([], [], "length")
@@ -147,7 +143,7 @@ class HFEngine:
                         self._step()
             except Exception as error:  # noqa: BLE001 - passed to every waiting caller
                 self._fail_all(error)
-        self._fail_all(EngineError(f"the engine for {self._name} was closed"))
+        self._fail_all(EngineError(f"the engine for {self.name} was closed"))
 
     def _accept_requests(self) -> bool:
         """Let waiting requests join; block while there is nothing to do. False once closed."""
