@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
@@ -20,6 +21,9 @@ from rstar2.train.recipe import RolloutSettings
 
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""
+Rows = list[dict[str, Any]]
+"""Training problems, as `rstar2.data.parquet.rl_rows` makes them."""
+OnProgress = Callable[[Progress], None]
 ENGINE_THREADS = 1
 """Of an engine in this process: for a tiny model a second one costs more than it gains."""
 
@@ -32,7 +36,7 @@ def sample(
     rollout: RolloutSettings,
     judge: JudgeAddress,
     out: Path,
-    on_progress: Callable[[Progress], None],
+    on_progress: OnProgress,
 ) -> EvalResult:
     """Sample every problem `settings.samples` times, and close the engine.
 

@@ -5,29 +5,27 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
 from rstar2.engines.models import open_folder, open_server
 from rstar2.errors import UserError
-from rstar2.eval.progress import Progress
 from rstar2.eval.settings import EvalSettings
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
 from rstar2.serve import ServeSettings, find_vllm, install_hint, running_server, vllm_command
 from rstar2.trace import Trace
 from rstar2.train.recipe import Hardware, StageRecipe
-from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, sample
+from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, OnProgress, Rows, sample
 
 SERVER_READY_S = 1800.0
 """How long a vLLM server may take to load the policy."""
 
 
-def problems_of(rows: list[dict[str, Any]]) -> list[Problem]:
+def problems_of(rows: Rows) -> list[Problem]:
     """The problems of RL rows.
 
     Raises:
@@ -47,12 +45,12 @@ def problems_of(rows: list[dict[str, Any]]) -> list[Problem]:
 
 def sample_training_problems(
     model: Path,
-    rows: list[dict[str, Any]],
+    rows: Rows,
     recipe: StageRecipe,
     judge: JudgeAddress,
     out: Path,
     logs: Path,
-    on_progress: Callable[[Progress], None],
+    on_progress: OnProgress,
 ) -> Path:
     """Sample every training problem `recipe.drop_solved` times with the policy the stage starts from.
 
@@ -97,13 +95,10 @@ def _opened(
         yield server.engine, server.codec
 
 
-def drop_solved(
-    rows: list[dict[str, Any]], traces: Iterable[Trace], times: int, fill: int
-) -> list[dict[str, Any]]:
+def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> Rows:
     """Leave out the problems that were solved every time.
 
     Args:
-        rows: as `rstar2.data.parquet.rl_rows` makes them.
         traces: samples of these problems, by the policy that the stage starts from.
         times: samples per problem that count; each problem must have as many.
         fill: problems that a batch needs; where fewer are left, solved ones fill it up.
@@ -114,8 +109,8 @@ def drop_solved(
     samples: dict[str, list[bool]] = defaultdict(list)
     for trace in traces:
         samples[trace.problem_id].append(trace.correct)
-    unsolved: list[dict[str, Any]] = []
-    solved: list[dict[str, Any]] = []
+    unsolved: Rows = []
+    solved: Rows = []
     for row in rows:
         name = row["extra_info"]["id"]
         counted = samples[name][:times]
