@@ -58,9 +58,8 @@ def command(
 
     server_binary()
     from rstar2.data import builtin
-    from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
-    from rstar2.demo.show import plot, table
+    from rstar2.demo.show import plot, table, write_figure
     from rstar2.eval.settings import JudgeChoice
     from rstar2.report import write_report
     from rstar2.runs import open_run

@@ -6,7 +6,7 @@ call after a kill repeats nothing:
 ```
 RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
-  stage3/solved/                    samples of the training problems, see `rstar2.train.solved`
+  stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   model.json                        the last finished stage's model
   timing.json                       wall-clock seconds of the run, see `rstar2.train.timing`
@@ -34,8 +34,16 @@ from rstar2.train.command import stage_command
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
 from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
-from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, OnProgress, Rows, sample
-from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
+from rstar2.train.sampling import (
+    ENGINE_THREADS,
+    JudgeAddress,
+    OnProgress,
+    Rows,
+    drop_solved,
+    sample,
+    sample_training_problems,
+    traces_of_eval,
+)
 from rstar2.train.stages import (
     DONE_BEFORE,
     MAIN_METRIC,
@@ -47,6 +55,8 @@ from rstar2.train.stages import (
     write_stage_inputs,
 )
 from rstar2.train.timing import PhaseTimer, read_timing
+
+_SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 
 
 @dataclass(frozen=True)
@@ -120,11 +130,7 @@ class Pipeline:
             "name": name,
             "accuracy": numbers["accuracy"],
             "interval": numbers["interval_clustered"],
-            "problems": numbers["problems"],
-            "samples": numbers["samples"],
-            "failed_call_ratio_correct": numbers["failed_call_ratio_correct"],
-            "calls_per_trace": numbers["calls_per_trace"],
-            "mean_tokens": numbers["mean_tokens"],
+            **{key: numbers[key] for key in _SHOWN},
             "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
         }
 

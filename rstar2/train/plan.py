@@ -15,7 +15,7 @@ from rstar2.files import read_objects
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 from rstar2.train.recipe import SftRecipe, StageRecipe
-from rstar2.train.solved import problems_of, traces_of_eval
+from rstar2.train.sampling import problems_of, traces_of_eval
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 

@@ -24,7 +24,6 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from rstar2.processes import die_with
 from rstar2.train.verl.fork_client import exactly
@@ -179,8 +178,7 @@ def _receive(connection: socket.socket) -> Job:
     header, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
     if len(header) < 8 or len(descriptors) != 3:
         raise ValueError("not a request")
-    wanted: dict[str, Any] = json.loads(exactly(connection, int.from_bytes(header, "big")))
-    return Job(wanted["argv"], wanted["env"], wanted["cwd"], wanted["umask"], descriptors)
+    return Job(**json.loads(exactly(connection, int.from_bytes(header, "big"))), descriptors=descriptors)
 
 
 def _become(job: Job, set_by_imports: dict[str, str]) -> None:
