@@ -15,11 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rstar2.engines.base import Engine, EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.base import Engine, EngineError, OnTokens, Sampling
 from rstar2.prompts import TOOL_SCHEMAS, ChatCodec
 from rstar2.trace import Finish, ToolCall, Trace, Turn
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+OnCall = Callable[[ToolCall], None]
+"""Gets each tool call once it has ended, for a person who watches."""
 _SEED_STEP = 1_000_003
 """Turns of one rollout draw from different streams: this times the turn is added to the rollout's seed."""
 
@@ -39,16 +41,6 @@ class Limits:
 
     max_turns: int = 10
     max_tokens: int = 8192
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Called while a rollout runs, so that it can be shown."""
-
-    on_tokens: OnTokens | None = None
-    """Gets token ids as they are generated."""
-    on_call: Callable[[ToolCall], None] | None = None
-    """Gets each tool call once it has ended."""
 
 
 def parse_calls(text: str) -> list[ToolCall | tuple[str, dict[str, Any]]]:
@@ -91,35 +83,6 @@ class RolloutError(EngineError):
         self.trace = trace
 
 
-class _Response:
-    """Everything after the prompt, as it grows turn by turn."""
-
-    def __init__(self, codec: ChatCodec) -> None:
-        self._codec = codec
-        self.token_ids: list[int] = []
-        self.mask: list[int] = []
-        self.logprobs: list[float] | None = []
-        self.turns: list[Turn] = []
-
-    def add_turn(self, generated: Generation) -> Turn:
-        """Append what the model wrote."""
-        start = len(self.token_ids)
-        self.token_ids += generated.token_ids
-        self.mask += [1] * len(generated.token_ids)
-        if self.logprobs is not None:
-            self.logprobs = None if generated.logprobs is None else self.logprobs + generated.logprobs
-        turn = Turn(text=self._codec.decode(generated.token_ids), start=start, end=len(self.token_ids))
-        self.turns.append(turn)
-        return turn
-
-    def add_tool_output(self, token_ids: list[int]) -> None:
-        """Append tool output, masked out."""
-        self.token_ids += token_ids
-        self.mask += [0] * len(token_ids)
-        if self.logprobs is not None:
-            self.logprobs += [0.0] * len(token_ids)
-
-
 async def rollout(
     prompt_ids: Sequence[int],
     *,
@@ -130,7 +93,8 @@ async def rollout(
     sampling: Sampling,
     problem_id: str = "",
     sample: int = 0,
-    callbacks: Callbacks | None = None,
+    on_tokens: OnTokens | None = None,
+    on_call: OnCall | None = None,
 ) -> Trace:
     """Let the model work on a prompt until it answers or a limit ends it.
 
@@ -142,49 +106,47 @@ async def rollout(
         RolloutError: the engine could not generate.
     """
     started = time.monotonic()
-    response = _Response(codec)
-
-    def trace(finish: Finish) -> Trace:
-        return Trace(
-            problem_id=problem_id,
-            sample=sample,
-            prompt_ids=list(prompt_ids),
-            response_ids=response.token_ids,
-            response_mask=response.mask,
-            logprobs=response.logprobs,
-            turns=response.turns,
-            finish=finish,
-            wall_s=time.monotonic() - started,
-        )
-
+    trace = Trace(
+        problem_id=problem_id,
+        sample=sample,
+        prompt_ids=list(prompt_ids),
+        response_ids=[],
+        response_mask=[],
+        logprobs=[],
+        turns=[],
+        finish="error",
+    )
     try:
-        finish = await _take_turns(
-            prompt_ids, response, engine, tools, codec, limits, sampling, callbacks or Callbacks()
-        )
+        trace.finish = await _take_turns(trace, engine, tools, codec, limits, sampling, on_tokens, on_call)
     except EngineError as error:
-        raise RolloutError(error, trace("error")) from error
-    return trace(finish)
+        raise RolloutError(error, trace) from error
+    finally:
+        trace.wall_s = time.monotonic() - started
+    return trace
 
 
 async def _take_turns(
-    prompt_ids: Sequence[int],
-    response: _Response,
+    trace: Trace,
     engine: Engine,
     tools: ToolRunner,
     codec: ChatCodec,
     limits: Limits,
     sampling: Sampling,
-    callbacks: Callbacks,
+    on_tokens: OnTokens | None,
+    on_call: OnCall | None,
 ) -> Finish:
     """Turns and tool output in alternation, until one of them ends the rollout."""
     for number in range(limits.max_turns):
+        start = len(trace.response_ids)
         seed = None if sampling.seed is None else (sampling.seed + _SEED_STEP * number) % (1 << 31)
         generated = await engine.generate(
-            [*prompt_ids, *response.token_ids],
-            replace(sampling, max_tokens=limits.max_tokens - len(response.token_ids), seed=seed),
-            callbacks.on_tokens,
+            [*trace.prompt_ids, *trace.response_ids],
+            replace(sampling, max_tokens=limits.max_tokens - start, seed=seed),
+            on_tokens,
         )
-        turn = response.add_turn(generated)
+        _append(trace, generated.token_ids, generated.logprobs, mask=1)
+        turn = Turn(text=codec.decode(generated.token_ids), start=start, end=len(trace.response_ids))
+        trace.turns.append(turn)
         if generated.finish == "length":
             return "max_tokens"
         calls = parse_calls(turn.text)
@@ -194,13 +156,20 @@ async def _take_turns(
             break
         turn.calls = await asyncio.gather(*(_run(call, tools) for call in calls))
         for call in turn.calls:
-            if callbacks.on_call is not None:
-                callbacks.on_call(call)
+            if on_call is not None:
+                on_call(call)
         output = codec.tool_turn([call.output for call in turn.calls])
-        if len(response.token_ids) + len(output) >= limits.max_tokens:
+        if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
-        response.add_tool_output(output)
+        _append(trace, output, [0.0] * len(output), mask=0)
     return "max_turns"
+
+
+def _append(trace: Trace, token_ids: list[int], logprobs: list[float] | None, mask: int) -> None:
+    """Append tokens to the response, which has no log-probabilities once the engine has given none."""
+    trace.response_ids += token_ids
+    trace.response_mask += [mask] * len(token_ids)
+    trace.logprobs = None if trace.logprobs is None or logprobs is None else trace.logprobs + logprobs
 
 
 async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:

@@ -54,16 +54,10 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write text so that the file is either whole or absent."""
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write text so that the file is either whole or absent, with permissions `mode`, less the umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as file:
-        file.write(text)
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write text only this user can read, whole or not at all."""
-    with whole_file(path, mode=0o600) as file:
+    with whole_file(path, mode) as file:
         file.write(text)
 
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -33,22 +33,33 @@ def die_with(parent: int, sent: signal.Signals = signal.SIGKILL) -> Callable[[],
 
 
 def start_bound(
-    command: Sequence[str], log: Path, text: str, pass_fds: Sequence[int] = ()
+    command: Sequence[str],
+    log: Path,
+    text: str = "",
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+    ended_by: signal.Signals = signal.SIGKILL,
 ) -> subprocess.Popen[bytes]:
-    """Start a process that is killed when this one ends, with `text` on its standard input.
+    """Start a process, the leader of a session of its own, that is sent a signal when this one ends.
 
     Call it from the main thread: the kernel ties the child to the thread that forked it.
+
+    Args:
+        log: what the process prints is appended to it.
+        text: its standard input.
+        env: environment variables on top of this process's.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             command,
+            env={**os.environ, **(env or {})},
             stdin=subprocess.PIPE,
             stdout=sink,
             stderr=sink,
             pass_fds=pass_fds,
             start_new_session=True,
-            preexec_fn=die_with(os.getpid()),
+            preexec_fn=die_with(os.getpid(), ended_by),
         )
     assert process.stdin is not None
     try:

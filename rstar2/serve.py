@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from rstar2.errors import Failure, UserError
-from rstar2.processes import die_with, stop_group
+from rstar2.processes import start_bound, stop_group
 
 _FIND = """
 import importlib.metadata, json
@@ -119,13 +118,6 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
     return [*command, *settings.extra], environment
 
 
-def shown_command(command: list[str], environment: dict[str, str]) -> str:
-    """The command line as one would type it."""
-    return " ".join(
-        [*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)]
-    )
-
-
 def check_model(model: str) -> None:
     """Refuse what cannot be a model before anything is started.
 
@@ -173,20 +165,12 @@ def running_server(
         Failure: it could not be started, ended early, or did not answer in time; with the end of its log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as sink:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                start_new_session=True,
-                # It ends its own processes when asked to, which a kill would leave behind.
-                preexec_fn=die_with(os.getpid(), signal.SIGTERM),
-            )
-        except OSError as error:
-            raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM again.") from error
+    log.write_bytes(b"")
+    try:
+        # It ends its own processes when asked to, which a kill would leave behind.
+        process = start_bound(command, log, env=environment, ended_by=signal.SIGTERM)
+    except OSError as error:
+        raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM again.") from error
     try:
         _wait_ready(process, url, log, ready_s)
         yield process

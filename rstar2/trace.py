@@ -6,7 +6,7 @@ line, at the end; readers skip it and `TraceWriter` removes it before it appends
 
 from __future__ import annotations
 
-import os
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -199,18 +199,11 @@ class TraceWriter:
 
 def drop_torn_line(path: Path) -> None:
     """Cut a JSON-lines file back to its last whole line. A missing file stays missing."""
-    if not path.exists():
+    if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        keep = size
-        while keep > 0:
-            start = max(0, keep - 65536)
-            file.seek(start)
-            cut = file.read(keep - start).rfind(b"\n")
-            if cut >= 0:
-                keep = start + cut + 1
-                break
-            keep = start
+        # Mapped, so that only the end of a large file is read.
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            size, keep = len(content), content.rfind(b"\n") + 1
         if keep != size:
             file.truncate(keep)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.agent import Callbacks, Limits, RolloutError, parse_calls, rollout
+from rstar2.agent import Limits, RolloutError, parse_calls, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, GENERATION_PROMPT, TOOL_NAME, ChatCodec, PromptFormat
 from rstar2.trace import CallStatus, ToolCall, Trace
@@ -242,10 +242,13 @@ async def test_without_logprobs_from_the_engine_the_trace_has_none(codec: ChatCo
 
 async def test_a_watcher_sees_every_token_and_every_call_in_order(codec: ChatCodec) -> None:
     seen: list[str] = []
-    callbacks = Callbacks(
-        lambda ids: seen.append(codec.decode(ids)), lambda call: seen.append(f"={call.output}")
+    await _run(
+        codec,
+        Scripted(codec, ASK, ANSWER),
+        Tools("4"),
+        on_tokens=lambda ids: seen.append(codec.decode(ids)),
+        on_call=lambda call: seen.append(f"={call.output}"),
     )
-    await _run(codec, Scripted(codec, ASK, ANSWER), Tools("4"), callbacks=callbacks)
     assert seen == [ASK, "=4", ANSWER]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.files import write_json, write_private
+from rstar2.files import write_json, write_text
 
 
 def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_a_private_file_is_readable_by_its_owner_alone_and_replaces_an_open_one(
     path = tmp_path / "token"
     path.write_text("old")
     path.chmod(0o644)
-    write_private(path, "secret")
+    write_text(path, "secret", mode=0o600)
     assert path.read_text() == "secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Callbacks, Limits, ToolRunner, rollout
-from rstar2.engines.base import Engine, Sampling
+from rstar2.agent import Limits, OnCall, ToolRunner, rollout
+from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 
@@ -26,7 +26,7 @@ class Conversation:
     """Token ids of all questions and answers so far, shape (H,); ends with the end of a turn."""
     answers: int = 0
 
-    async def ask(self, text: str, callbacks: Callbacks) -> Trace:
+    async def ask(self, text: str, on_tokens: OnTokens | None = None, on_call: OnCall | None = None) -> Trace:
         """Let the model answer, with Python where it chooses to.
 
         Raises:
@@ -44,7 +44,8 @@ class Conversation:
             codec=self.codec,
             limits=self.limits,
             sampling=replace(self.sampling, seed=seed),
-            callbacks=callbacks,
+            on_tokens=on_tokens,
+            on_call=on_call,
         )
         self.history = trace.prompt_ids + trace.response_ids
         if self.history[-1] != self.codec.end_id:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.engines.base import Engine
@@ -16,56 +15,34 @@ WAIT_S = 30.0
 """How long a person waits for a server that went away between two turns."""
 
 
-@dataclass(frozen=True)
-class ChatModel:
-    """A model, ready to generate."""
+async def open_model(
+    run: Path | None, model: Path | None, url: str | None, name: str | None
+) -> tuple[Engine, ChatCodec, str]:
+    """Load the model, or connect to its server; says in words which one it is.
 
-    engine: Engine
-    codec: ChatCodec
-    checkpoint: str
-    """Which one it is, in words."""
-
-
-@dataclass(frozen=True)
-class ModelChoice:
-    """Which model to chat with, as a user names it: a run, a folder, or a server.
+    Args:
+        run: a run's folder: the model it made.
+        model: a model folder; with a server, only its tokenizer is used.
+        name: which of the server's models.
 
     Raises:
-        UserError: nothing is named, or two things that exclude each other.
-    """
-
-    run: Path | None = None
-    model: Path | None = None
-    """A model folder; with a server, only its tokenizer is used."""
-    url: str | None = None
-    name: str | None = None
-    """Which of the server's models."""
-
-    def __post_init__(self) -> None:
-        if self.run is None and self.model is None and self.url is None:
-            raise UserError(
-                "no model named",
-                "Give --run RUN, --model DIR, or --url URL; `rstar2 runs list` shows the runs.",
-            )
-        if self.run is not None and (self.model is not None or self.url is not None):
-            raise UserError("--run names a model by itself", "Leave out --model and --url, or --run.")
-
-
-async def open_model(choice: ModelChoice) -> ChatModel:
-    """Load the model, or connect to its server.
-
-    Raises:
-        UserError: there is no such model or tokenizer, or torch is not installed.
+        UserError: nothing is named, or two things that exclude each other; there is no such model or tokenizer,
+            or torch is not installed.
         Failure: nothing answers at the URL, or not with that model.
     """
-    if choice.url is not None:
-        server = await open_server(choice.url, choice.name, choice.model)
-        checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
-        return ChatModel(RetryingEngine(server.engine, WAIT_S), server.codec, checkpoint)
-    folder = _model_of(choice.run) if choice.run is not None else choice.model
-    assert folder is not None
+    if run is not None and (model is not None or url is not None):
+        raise UserError("--run names a model by itself", "Leave out --model and --url, or --run.")
+    if url is not None:
+        server = await open_server(url, name, model)
+        checkpoint = f"{server.served.model} ({server.served.root}) at {url}"
+        return RetryingEngine(server.engine, WAIT_S), server.codec, checkpoint
+    folder = model if run is None else _model_of(run)
+    if folder is None:
+        raise UserError(
+            "no model named", "Give --run RUN, --model DIR, or --url URL; `rstar2 runs list` shows the runs."
+        )
     engine, codec = open_folder(folder, max_batch=1)
-    return ChatModel(engine, codec, str(folder))
+    return engine, codec, str(folder)
 
 
 def _model_of(run: Path) -> Path:

@@ -17,19 +17,16 @@ if TYPE_CHECKING:
     from rstar2.agent import ToolRunner
     from rstar2.chat.conversation import Conversation
 
-app = typer.Typer(name="chat", add_completion=False, rich_markup_mode="rich")
-
-
-@app.command(
-    epilog=examples(
-        ("the model that a run trained", "rstar2 chat --run runs/demo"),
-        ("any model folder", "rstar2 chat --model models/tiny"),
-        ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
-        ("one question, one answer", 'rstar2 chat --run runs/demo --question "Compute 37 * 91."'),
-        ("the question from a pipe", "cat problem.txt | rstar2 chat --run runs/demo"),
-    )
+EPILOG = examples(
+    ("the model that a run trained", "rstar2 chat --run runs/demo"),
+    ("any model folder", "rstar2 chat --model models/tiny"),
+    ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
+    ("one question, one answer", 'rstar2 chat --run runs/demo --question "Compute 37 * 91."'),
+    ("the question from a pipe", "cat problem.txt | rstar2 chat --run runs/demo"),
 )
-def chat(
+
+
+def command(
     run: Annotated[Path | None, typer.Option(help="A run's folder: the model it made.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
@@ -59,18 +56,17 @@ def chat(
 
     from rstar2.agent import Limits
     from rstar2.chat.conversation import Conversation
-    from rstar2.chat.model import ModelChoice, open_model
+    from rstar2.chat.model import open_model
     from rstar2.engines.base import Sampling
 
-    choice = ModelChoice(run, model, url, model_name)
-    question = _given(question)
     with asyncio.Runner() as runner, ExitStack() as stack:
-        opened = runner.run(open_model(choice))
-        stack.callback(lambda: runner.run(opened.engine.aclose()))
-        err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
+        engine, codec, checkpoint = runner.run(open_model(run, model, url, model_name))
+        stack.callback(lambda: runner.run(engine.aclose()))
+        question = _given(question)
+        err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)
         conversation = Conversation(
-            opened.engine,
-            opened.codec,
+            engine,
+            codec,
             _tools(runner, stack, judge, judge_token),
             Limits(max_turns=max_turns, max_tokens=max_tokens),
             Sampling(temperature=temperature, top_p=top_p, seed=seed),
@@ -141,9 +137,8 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
 
 
 def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> None:
-    from rstar2.agent import Callbacks
     from rstar2.chat.screen import Screen
 
     screen = Screen(conversation.codec, out, err)
-    trace = runner.run(conversation.ask(text, Callbacks(screen.tokens, screen.result)))
+    trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
     screen.end(trace)

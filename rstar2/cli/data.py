@@ -23,11 +23,7 @@ app = typer.Typer(
 
 
 @app.command(
-    "list",
-    epilog=examples(
-        ("as a table", "rstar2 data list"),
-        ("for a script", "rstar2 data list --json"),
-    ),
+    "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
 def list_sources(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

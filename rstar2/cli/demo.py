@@ -58,13 +58,12 @@ def command(
 
     server_binary()
     from rstar2.data import builtin
-    from rstar2.demo.figure import write_figure
     from rstar2.demo.pipeline import run_demo
-    from rstar2.demo.show import plot, table
+    from rstar2.demo.show import plot, table, write_figure
     from rstar2.eval.settings import JudgeChoice
     from rstar2.report import write_report
     from rstar2.runs import open_run
-    from rstar2.train.pipeline import run_timing
+    from rstar2.train.timing import run_timing
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")

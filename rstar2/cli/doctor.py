@@ -11,16 +11,13 @@ from rstar2.cli.common import examples, out
 if TYPE_CHECKING:
     from rstar2.doctor.finding import Finding
 
-app = typer.Typer(name="doctor", add_completion=False, rich_markup_mode="rich")
-
-
-@app.command(
-    epilog=examples(
-        ("look", "rstar2 doctor"),
-        ("for a script: exit code 0 when the demo can run", "rstar2 doctor --json > machine.json"),
-    )
+EPILOG = examples(
+    ("look", "rstar2 doctor"),
+    ("for a script: exit code 0 when the demo can run", "rstar2 doctor --json > machine.json"),
 )
-def doctor(
+
+
+def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """What this machine can do, and the command that fixes what is missing.

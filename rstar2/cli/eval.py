@@ -37,6 +37,41 @@ class _EvalGroup(TyperGroup):
 app = typer.Typer(name="eval", cls=_EvalGroup, rich_markup_mode="rich", add_completion=False)
 
 
+Benchmarks = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="BENCHMARK|FILE.jsonl...",
+        help=f"{', '.join(NAMES)}, or JSON lines with "
+        "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
+    ),
+]
+ModelFolder = Annotated[
+    Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
+]
+Oracle = Annotated[bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")]
+Judge = Annotated[str | None, typer.Option(help="URL of a judge; without it one is started for the run.")]
+JudgeToken = Annotated[
+    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
+]
+JudgeWorkers = Annotated[
+    int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
+]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")]
+Data = Annotated[
+    Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
+]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds to wait for a server that does not answer; at most 5 for one that never did."
+    ),
+]
+RunFolder = Annotated[
+    Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
+]
+PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table of problems too.")]
+
+
 @app.command(
     RUN,
     epilog=examples(
@@ -52,58 +87,27 @@ app = typer.Typer(name="eval", cls=_EvalGroup, rich_markup_mode="rich", add_comp
     ),
 )
 def run(
-    benchmarks: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="BENCHMARK|FILE.jsonl...",
-            help=f"{', '.join(NAMES)}, or JSON lines with "
-            "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
-        ),
-    ],
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
-    ] = None,
+    benchmarks: Benchmarks,
+    model: ModelFolder = None,
     url: Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")] = None,
     model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
-    oracle: Annotated[
-        bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")
-    ] = False,
-    judge: Annotated[
-        str | None, typer.Option(help="URL of a judge; without it one is started for the run.")
-    ] = None,
-    judge_token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
-    ] = None,
-    judge_workers: Annotated[
-        int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
-    ] = 2,
+    oracle: Oracle = False,
+    judge: Judge = None,
+    judge_token: JudgeToken = None,
+    judge_workers: JudgeWorkers = 2,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
     top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")
-    ] = 30_000,
+    max_tokens: MaxTokens = 30_000,
     max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model.")] = 30,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
-    ] = None,
+    data: Data = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
-    wait: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help="Seconds to wait for a server that does not answer; at most 5 for one that never did.",
-        ),
-    ] = 300.0,
-    run_folder: Annotated[
-        Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
-    ] = None,
-    per_problem: Annotated[
-        bool, typer.Option("--per-problem", help="Show the table of problems too.")
-    ] = False,
+    wait: Wait = 300.0,
+    run_folder: RunFolder = None,
+    per_problem: PerProblem = False,
 ) -> None:
     """Measure a model on benchmarks.
 

@@ -9,16 +9,13 @@ import typer
 
 from rstar2.cli.common import examples, out
 
-app = typer.Typer(name="report", add_completion=False, rich_markup_mode="rich")
-
-
-@app.command(
-    epilog=examples(
-        ("the page of a run, in its folder", "rstar2 report runs/demo"),
-        ("somewhere else", "rstar2 report runs/night --output night.html"),
-    )
+EPILOG = examples(
+    ("the page of a run, in its folder", "rstar2 report runs/demo"),
+    ("somewhere else", "rstar2 report runs/night --output night.html"),
 )
-def report(
+
+
+def command(
     run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
 ) -> None:

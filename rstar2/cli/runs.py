@@ -17,16 +17,13 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     epilog=examples(
-        ("the runs below ./runs", "rstar2 runs list"),
-        ("one of them", "rstar2 runs show runs/demo"),
+        ("the runs below ./runs", "rstar2 runs list"), ("one of them", "rstar2 runs show runs/demo")
     ),
 )
 
 
 @app.command("list", epilog=examples(("runs kept elsewhere", "rstar2 runs list --root /data/runs")))
-def list_(
-    root: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs"),
-) -> None:
+def list_(root: Annotated[Path, typer.Option(help="The folder that holds the runs.")] = Path("runs")) -> None:
     """List the runs below a folder, oldest first."""
     from datetime import datetime
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import signal
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from rstar2.cli.common import err, examples, out
 
-app = typer.Typer(name="serve", add_completion=False, rich_markup_mode="rich")
-
-
-@app.command(
-    epilog=examples(
-        ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
-        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-        (
-            "with a vLLM that is in an environment of its own",
-            "rstar2 serve MODEL --python .venv-vllm/bin/python",
-        ),
-        ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
-        ("only see the command", "rstar2 serve MODEL --dry-run"),
-        ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
-    )
+EPILOG = examples(
+    ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
+    ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
+    ("with a vLLM that is in an environment of its own", "rstar2 serve MODEL --python .venv-vllm/bin/python"),
+    ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
+    ("only see the command", "rstar2 serve MODEL --dry-run"),
+    ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
 )
-def serve(
+
+
+def command(
     model: Annotated[str, typer.Argument(help="Model folder or hub id.", metavar="MODEL")],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
@@ -57,7 +51,6 @@ def serve(
         install_hint,
         running_server,
         server_ended,
-        shown_command,
         vllm_command,
     )
 
@@ -69,18 +62,13 @@ def serve(
     settings = ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
     line, environment = vllm_command(vllm, settings)
     if dry_run:
-        typer.echo(shown_command(line, environment))
+        typer.echo(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *line]))
         return
     check_port(host, port)
     log = log or Path("runs") / "serve" / f"{port}.log"
     err.print(f"{vllm.distribution} {vllm.version} loads {model}; watch it: tail -F {log}", soft_wrap=True)
-    signal.signal(signal.SIGTERM, _terminated)
     with running_server(line, environment, settings.url, log, ready_s) as process:
         out.print(f"[bold]{settings.url}[/] answers (pid {process.pid}); Ctrl-C ends it", soft_wrap=True)
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
         process.wait()
         raise server_ended(process, log)
-
-
-def _terminated(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)

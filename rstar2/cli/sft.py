@@ -36,13 +36,13 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
-    from rstar2.train.command import sft_command_in
+    from rstar2.train.command import sft_command
     from rstar2.train.recipe import sft_recipe
 
     resolved = sft_recipe(profile, change or [], recipe)
     if dry_run:
         out.print_json(resolved.model_dump_json())
-        typer.echo(shlex.join(sft_command_in(run, resolved, model, data).argv))
+        typer.echo(shlex.join(sft_command(resolved, run, model, data).argv))
         return
     need_training_extra()
     from rstar2.train.plan import plan_sft

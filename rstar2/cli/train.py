@@ -79,7 +79,8 @@ def command(
 
     plan = plan_training(recipes, model, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     from rstar2.runs import open_run
-    from rstar2.train.pipeline import run_timing, run_train_plan
+    from rstar2.train.pipeline import run_train_plan
+    from rstar2.train.timing import run_timing
 
     with open_run(run, "train", plan.config()) as opened:
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")

@@ -10,7 +10,7 @@ from rstar2.cli.common import out
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, Task
     from rich.table import Table
 
     from rstar2.train.timing import Timing
@@ -37,42 +37,37 @@ class ProgressRows:
     """`PhaseProgress` for a terminal: one row per phase, or plain lines where the output is not a terminal."""
 
     def __init__(self) -> None:
-        self._progress = _progress() if out.is_terminal else None
-        self._tasks: dict[str, TaskID] = {}
-        self._titles: dict[str, str] = {}
-        self._totals: dict[str, int] = {}
+        self._progress = _progress()
+        self._tasks: dict[str, Task] = {}
         self._printed_at = time.monotonic()
 
     def start(self, name: str, title: str, total: int) -> None:
-        self._titles[name], self._totals[name] = title, total
-        if self._progress is not None:
-            self._tasks[name] = self._progress.add_task(title, total=total, note="starting")
+        number = self._progress.add_task(title, total=total, note="starting")
+        self._tasks[name] = self._progress.tasks[number]
 
     def update(self, name: str, done: int, text: str) -> None:
-        if self._progress is not None:
-            self._progress.update(self._tasks[name], completed=done, note=text)
-        elif time.monotonic() - self._printed_at > LINE_INTERVAL_S:
-            self._print(name, f"{done}/{self._totals[name]}, {text}")
+        task = self._tasks[name]
+        self._progress.update(task.id, completed=done, note=text)
+        if time.monotonic() - self._printed_at > LINE_INTERVAL_S:
+            self._print(task, f"{done}/{task.total}, {text}")
 
     def finish(self, name: str, text: str) -> None:
-        if self._progress is None:
-            self._print(name, text)
-            return
-        self._progress.update(self._tasks[name], completed=self._totals[name], note=text)
-        self._progress.stop_task(self._tasks[name])
+        task = self._tasks[name]
+        self._progress.update(task.id, completed=task.total, note=text)
+        self._progress.stop_task(task.id)
+        self._print(task, text)
 
-    def _print(self, name: str, text: str) -> None:
-        self._printed_at = time.monotonic()
-        out.print(f"{time.strftime('%H:%M:%S')}  {self._titles[name]}: {text}", soft_wrap=True)
+    def _print(self, task: Task, text: str) -> None:
+        if not out.is_terminal:
+            self._printed_at = time.monotonic()
+            out.print(f"{time.strftime('%H:%M:%S')}  {task.description}: {text}", soft_wrap=True)
 
     def __enter__(self) -> ProgressRows:
-        if self._progress is not None:
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
 
 
 _TIMING_ROWS = (
@@ -121,4 +116,5 @@ def _progress() -> Progress:
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[note]}[/]"),
         console=out,
+        disable=not out.is_terminal,
     )

@@ -1,7 +1,7 @@
 """Lists the verbs for `rstar2 --help` without importing any of them.
 
-A verb is a module of this folder with the same name. It holds `app`, a `typer.Typer`, or else `command`, a
-function, with `EPILOG`, its worked examples.
+A verb is a module of this folder with the same name. It holds `command`, a function, with `EPILOG`, its worked
+examples, or else `app`, a `typer.Typer` of several commands.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from rstar2.demo.tiny import make_tiny_model
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.runs import Run
-from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline, run_timing
+from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.stages import PhaseProgress, is_done, run_sft
-from rstar2.train.timing import PhaseTimer
+from rstar2.train.timing import PhaseTimer, run_timing
 
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
@@ -84,9 +84,8 @@ def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     """Stage 0 on flawed traces; makes the model and the traces first."""
     run = pipeline.run
     if not is_done(run.path / "sft"):
-        pipeline.trainer_env(
-            plan.sft.hardware
-        )  # what it starts gets ready while the model and the data are made
+        # What this starts gets ready while the model and the data are made.
+        pipeline.trainer_env(plan.sft.hardware)
     count = plan.demo.traces.count
     data = run.path / "data" / "sft.parquet"
     base = _base(plan.demo, run.path)

@@ -12,7 +12,7 @@ from rstar2.config import Strict, merged, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
-from rstar2.train.command import Command, sft_command_in, stage_commands
+from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
 
 PROFILE = "laptop"
@@ -78,11 +78,7 @@ class DemoPlan:
     def config(self) -> dict[str, Any]:
         """What a run folder keeps, so that no other recipe resumes it."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
-        return {
-            "demo": self.demo.model_dump(mode="json"),
-            "sft": self.sft.model_dump(mode="json"),
-            **stages,
-        }
+        return {"demo": self.demo.model_dump(mode="json"), "sft": self.sft.model_dump(mode="json"), **stages}
 
 
 def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
@@ -109,9 +105,8 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
 
 def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
     """What the demo would start in the folder `run`, by phase."""
-    root = run.absolute()
-    sft = sft_command_in(root / "sft", plan.sft, root / "base", root / "data" / "sft.parquet")
-    stages = stage_commands(plan.stages, root / "sft" / "model", root)
+    sft = sft_command(plan.sft, run / "sft", run / "base", run / "data" / "sft.parquet")
+    stages = stage_commands(plan.stages, run / "sft" / "model", run)
     return [("SFT", sft), *((f"stage {number}", command) for number, _, command in stages)]
 
 

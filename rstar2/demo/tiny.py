@@ -17,16 +17,8 @@ from rstar2.config import Strict
 from rstar2.prompts import CHAT_TEMPLATE, PromptFormat, save_format
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = [
-    "<reason>",
-    "</reason>",
-    "<answer>",
-    "</answer>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-]
+_TAGS = ("reason", "answer", "tool_call", "tool_response")
+MARKUP = [token for tag in _TAGS for token in (f"<{tag}>", f"</{tag}>")]
 """One token each, as in Qwen3's own vocabulary, but visible when decoded."""
 
 
@@ -52,14 +44,11 @@ def make_tiny_model(
     conversations: Iterable[list[dict[str, str]]],
     words: PromptFormat,
     seed: int,
-) -> int:
+) -> None:
     """Write config.json, random weights, tokenizer and prompt words to `folder`.
 
     Args:
         conversations: messages that the tokenizer learns its merges from.
-
-    Returns:
-        The number of parameters.
     """
     import torch
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -109,7 +98,6 @@ def make_tiny_model(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     save_format(words, folder)
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _pieces(conversations: Iterable[list[dict[str, str]]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from rstar2.doctor.finding import Finding
+from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 
 _UNSHARE = """
 import ctypes, os, sys
@@ -18,9 +19,6 @@ for flags in (MOUNT | PID | NET, USER | MOUNT | PID | NET):
         sys.exit(0)
 sys.exit(os.strerror(ctypes.get_errno()))
 """
-_LANDLOCK_CREATE_RULESET = 444
-"""The same system call number on every architecture. Source: linux/landlock.h and the unified table."""
-_LANDLOCK_ASK_VERSION = 1
 _PR_GET_SECCOMP = 21
 
 
@@ -41,8 +39,7 @@ def namespaces() -> Finding:
 
 def landlock() -> Finding:
     """The kernel's Landlock version."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_ASK_VERSION)
+    version = landlock_abi()
     if version > 0:
         return Finding("Landlock", f"version {version}", "ok", False)
     fix = "Needs Linux 5.13 or newer with landlock in the kernel's lsm= list."

@@ -19,15 +19,9 @@ INSTALL_LAPTOP = "pip install -e '.[laptop]'"
 
 def python() -> Finding:
     """The interpreter, against what this package asks for."""
-    version = platform.python_version()
     wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
-    fits = version in wanted
-    return Finding(
-        "Python",
-        f"{version}" if fits else f"{version}, needs {wanted}",
-        "ok" if fits else "missing",
-        True,
-        "" if fits else "Make the environment with python3.11 or python3.12.",
+    return _against(
+        "Python", platform.python_version(), wanted, "Make the environment with python3.11 or python3.12."
     )
 
 
@@ -45,11 +39,13 @@ def package(requirement: Requirement) -> Finding:
     except metadata.PackageNotFoundError:
         asked = f"not installed, needs {requirement.name}{requirement.specifier}"
         return Finding(requirement.name, asked, "missing", True, INSTALL_LAPTOP)
-    if requirement.specifier.contains(version, prereleases=True):
-        return Finding(requirement.name, version, "ok", True)
-    return Finding(
-        requirement.name, f"{version}, needs {requirement.specifier}", "missing", True, INSTALL_LAPTOP
-    )
+    return _against(requirement.name, version, requirement.specifier, INSTALL_LAPTOP)
+
+
+def _against(name: str, version: str, wanted: SpecifierSet, fix: str) -> Finding:
+    if wanted.contains(version, prereleases=True):
+        return Finding(name, version, "ok", True)
+    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix)
 
 
 def vllm() -> Finding:

@@ -76,8 +76,8 @@ class HFEngine:
         self._stop = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         self._max_batch = max_batch
-        self._name = str(model_dir)
-        self._inbox: queue.SimpleQueue[_Row | Callable[[], None] | None] = queue.SimpleQueue()
+        self.name = str(model_dir)
+        self._inbox: queue.SimpleQueue[_Row | Callable[[], None]] = queue.SimpleQueue()
         self._rows: list[_Row] = []
         self._cache: DynamicCache | None = None
         self._mask = torch.zeros(0, 0, dtype=torch.long)
@@ -86,15 +86,11 @@ class HFEngine:
         self._thread = threading.Thread(target=self._loop, name="hf-engine", daemon=True)
         self._thread.start()
 
-    @property
-    def name(self) -> str:
-        return self._name
-
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         if self._closed:
-            raise EngineError(f"the engine for {self._name} is closed")
+            raise EngineError(f"the engine for {self.name} is closed")
         budget = min(sampling.max_tokens, self._context - len(prompt_ids))
         if budget <= 0:
             return Generation([], [], "length")
@@ -133,36 +129,32 @@ class HFEngine:
 
     async def aclose(self) -> None:
         self._closed = True
-        self._inbox.put(None)
+        self._inbox.put(lambda: None)  # ends the wait for requests
         await asyncio.to_thread(self._thread.join, 30)
 
     def _loop(self) -> None:
-        running = True
-        while running and not self._closed:
+        while not self._closed:
             try:
                 with torch.inference_mode():
-                    running = self._accept_requests()
+                    self._accept_requests()
                     self._drop_cancelled()
-                    if self._rows and running:
+                    if self._rows and not self._closed:
                         self._step()
             except Exception as error:  # noqa: BLE001 - passed to every waiting caller
                 self._fail_all(error)
-        self._fail_all(EngineError(f"the engine for {self._name} was closed"))
+        self._fail_all(EngineError(f"the engine for {self.name} was closed"))
 
-    def _accept_requests(self) -> bool:
-        """Let waiting requests join; block while there is nothing to do. False once closed."""
+    def _accept_requests(self) -> None:
+        """Let waiting requests join; block while there is nothing to do."""
         joining: list[_Row] = []
         self._steps += 1
         if self._rows and self._steps % JOIN_EVERY:
-            return True
-        while len(self._rows) + len(joining) < self._max_batch:
+            return
+        while not self._closed and len(self._rows) + len(joining) < self._max_batch:
             try:
                 item = self._inbox.get(block=not self._rows and not joining)
             except queue.Empty:
                 break
-            if item is None:
-                self._rows += joining
-                return False
             if isinstance(item, _Row):
                 joining.append(item)
             else:
@@ -170,7 +162,6 @@ class HFEngine:
         joining = [row for row in joining if not row.future.cancelled()]
         if joining:
             self._prefill(joining)
-        return True
 
     def _prefill(self, joining: list[_Row]) -> None:
         """Run the prompts, all but their last token's successor, and merge the caches, padded on the left."""

@@ -12,6 +12,7 @@ from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, TOOL_NAME, ChatCodec
 
 WRONG_ANSWER = "-987654321"
+WRONG_EVERY = 10
 
 
 class OracleEngine:
@@ -22,25 +23,22 @@ class OracleEngine:
     Args:
         golds: the answer to each problem's text, in the benchmark's order.
         codec: the one that the prompts are made with.
-        wrong_every: of each so many problems, the first is answered wrong; 0 answers all right.
 
     Raises:
         EngineError: from `generate`, when the prompt opens with none of the problems.
     """
 
-    def __init__(self, golds: Mapping[str, str], codec: ChatCodec, wrong_every: int = 10) -> None:
+    name = "oracle"
+
+    def __init__(self, golds: Mapping[str, str], codec: ChatCodec) -> None:
         self._codec = codec
         self._answers = {
             tuple(codec.prompt(codec.format.messages(problem))): (
-                WRONG_ANSWER if wrong_every and number % wrong_every == 0 else gold
+                gold if number % WRONG_EVERY else WRONG_ANSWER
             )
             for number, (problem, gold) in enumerate(golds.items())
         }
         self._lengths = sorted({len(prompt) for prompt in self._answers}, reverse=True)
-
-    @property
-    def name(self) -> str:
-        return "oracle"
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None

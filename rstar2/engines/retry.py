@@ -159,10 +159,8 @@ class RetryingEngine:
                 async with asyncio.timeout(self._turn_timeout_s):
                     return await self._engine.generate(prompt_ids, sampling, show if on_tokens else None)
             except TimeoutError as error:
-                failed = EngineUnavailable(
-                    f"{self.name} did not finish a turn within {self._turn_timeout_s:g} seconds"
-                )
-                raise _final(failed, shown) from error
+                late = f"{self.name} did not finish a turn within {self._turn_timeout_s:g} seconds"
+                raise _final(EngineUnavailable(late), shown) from error
             except EngineUnavailable as error:
                 raise _final(error, shown) from error
 

@@ -124,12 +124,6 @@ class VLLMEngine:
             received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
-        return self._generation(received)
-
-    async def aclose(self) -> None:
-        await self._http.aclose()
-
-    def _generation(self, received: _Received) -> Generation:
         if received.finish not in ("stop", "length"):
             raise EngineError(
                 f"the server at {self.url} ended a turn with: {received.finish}", "Look in its log."
@@ -141,6 +135,9 @@ class VLLMEngine:
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
 
     async def served(self) -> Served:
         """The model that `generate` asks for.

@@ -14,10 +14,11 @@ from typing import Any
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
-PLUGIN = "rstar2.train.verl.plugin"
+FIRST_METRICS = "metrics-1.jsonl"
+"""The metrics file of a trainer's first start."""
 CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+    "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin",
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
@@ -40,41 +41,11 @@ class Command:
     """On top of the caller's environment."""
 
 
-@dataclass(frozen=True)
-class _InHydrasGrammar:
+class _InHydrasGrammar(str):
     """A value that a recipe's `[verl]` table writes in Hydra's own grammar."""
 
-    text: str
 
-
-@dataclass(frozen=True)
-class StagePaths:
-    """The files of one RL stage."""
-
-    model: Path
-    data: Path
-    checkpoints: Path
-    agent_loop: Path
-    """The YAML that `agent_loop_yaml` makes."""
-    metrics: Path
-    """JSON lines, one per step."""
-    traces: Path
-    """A folder; see `rstar2.train.verl.kept_traces`."""
-
-    @classmethod
-    def of(cls, folder: Path, model: Path, metrics: Path | None = None) -> StagePaths:
-        """The files of the stage in `folder`, which starts from `model`; `metrics` as in its first start."""
-        return cls(
-            model=model,
-            data=folder / "train.parquet",
-            checkpoints=folder / "checkpoints",
-            agent_loop=folder / "agent_loop.yaml",
-            metrics=metrics or folder / "metrics-1.jsonl",
-            traces=folder / "traces",
-        )
-
-
-def agent_loop_yaml(recipe: StageRecipe, paths: StagePaths, judge_url: str, judge_token: str | None) -> str:
+def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_token: str | None) -> str:
     """VERL's agent-loop file: our loop and its settings. JSON is YAML."""
     entry = {
         "name": AGENT_NAME,
@@ -87,15 +58,20 @@ def agent_loop_yaml(recipe: StageRecipe, paths: StagePaths, judge_url: str, judg
         "reward": recipe.reward,
         "seed": recipe.seed,
         "trace_share": recipe.trace_share,
-        "traces": str(paths.traces.absolute()),
+        "traces": str(folder.absolute() / "traces"),
     }
     return json.dumps([entry], indent=2) + "\n"
 
 
-def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
-    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC."""
-    env = _environment(recipe.hardware, paths.metrics)
-    overrides = {**_stage_overrides(recipe, paths), **_flat(recipe.verl)}
+def stage_command(recipe: StageRecipe, folder: Path, model: Path, metrics: str = FIRST_METRICS) -> Command:
+    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC.
+
+    Args:
+        folder: the stage's, see `rstar2.train.stages`.
+        metrics: the name of the file there that gets a line of JSON per step.
+    """
+    env = _environment(recipe.hardware, folder / metrics)
+    overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
         env["RAY_ADDRESS"] = "local"  # a cluster of its own has the logical devices
     else:
@@ -104,8 +80,10 @@ def stage_command(recipe: StageRecipe, paths: StagePaths) -> Command:
     return Command([sys.executable, "-m", "verl.trainer.main_ppo", *_hydra(overrides)], env)
 
 
-def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, metrics: Path) -> Command:
-    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank."""
+def sft_command(
+    recipe: SftRecipe, folder: Path, model: Path, data: Path, metrics: str = FIRST_METRICS
+) -> Command:
+    """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
         "data.train_files": data,
@@ -126,17 +104,17 @@ def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, m
         "trainer.save_freq": recipe.checkpoint_every,
         "trainer.max_ckpt_to_keep": 2,
         "trainer.seed": recipe.seed,
-        "trainer.default_local_dir": checkpoints,
+        "trainer.default_local_dir": folder / "checkpoints",
         "trainer.resume_mode": "auto",
         "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
         "trainer.project_name": "rstar2",
         "trainer.experiment_name": "sft",
         **_flat(recipe.verl),
     }
-    env = _environment(hardware, metrics)
+    env = _environment(hardware, folder / metrics)
     if hardware.nodes * hardware.gpus_per_node == 1:
         # One rank needs no launcher: it is its own rendezvous.
-        start = ["-m"]
+        start = []
         env |= {
             "RANK": "0",
             "LOCAL_RANK": "0",
@@ -151,9 +129,8 @@ def sft_command(recipe: SftRecipe, model: Path, data: Path, checkpoints: Path, m
             f"--nnodes={hardware.nodes}",
             f"--nproc-per-node={hardware.gpus_per_node}",
             *(["--standalone"] if hardware.nodes == 1 else []),
-            "-m",
         ]
-    return Command([sys.executable, *start, "verl.trainer.sft_trainer", *_hydra(overrides)], env)
+    return Command([sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)], env)
 
 
 def stage_commands(
@@ -161,30 +138,24 @@ def stage_commands(
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
     """What the stages below `root` would start, each from the model of the one before."""
     for number, recipe in recipes.items():
-        folder = root.absolute() / f"stage{number}"
-        yield number, recipe, stage_command(recipe, StagePaths.of(folder, model))
+        folder = root / f"stage{number}"
+        yield number, recipe, stage_command(recipe, folder, model)
         model = folder / "model"
 
 
-def sft_command_in(folder: Path, recipe: SftRecipe, model: Path, data: Path) -> Command:
-    """What SFT in `folder` would start."""
-    folder = folder.absolute()
-    return sft_command(recipe, model, data, folder / "checkpoints", folder / "metrics-1.jsonl")
-
-
-def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
+def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
-        "data.train_files": paths.data,
-        "data.val_files": paths.data,
+        "data.train_files": folder / "train.parquet",
+        "data.val_files": folder / "train.parquet",
         "data.train_batch_size": rollout.prompts,
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
         "data.seed": recipe.seed,
-        "actor_rollout_ref.model.path": paths.model,
+        "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": rollout.prompts,
         f"{actor}.use_dynamic_bsz": True,
@@ -204,7 +175,7 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         f"{engine}.temperature": rollout.temperature,
         f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
         f"{engine}.calculate_log_probs": True,
-        f"{engine}.agent.agent_loop_config_path": paths.agent_loop,
+        f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
@@ -212,7 +183,7 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         "+trainer.v1.sampler.sampler_kwargs": {
             "roc": recipe.roc.model_dump(),
             "seed": recipe.seed,
-            "traces": paths.traces,
+            "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,
         },
         "trainer.device": hardware.device,
@@ -225,10 +196,10 @@ def _stage_overrides(recipe: StageRecipe, paths: StagePaths) -> dict[str, Any]:
         "trainer.test_freq": -1,
         "trainer.val_before_train": False,
         "trainer.resume_mode": "auto",
-        "trainer.default_local_dir": paths.checkpoints,
+        "trainer.default_local_dir": folder / "checkpoints",
         "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
         "trainer.project_name": "rstar2",
-        "trainer.experiment_name": paths.checkpoints.parent.name,
+        "trainer.experiment_name": folder.name,
     }
 
 
@@ -271,7 +242,7 @@ def _hydra_value(value: Any) -> str:
     if isinstance(value, Path):
         return _quoted(str(value.absolute()))
     if isinstance(value, _InHydrasGrammar):
-        return value.text
+        return value
     return _quoted(value) if isinstance(value, str) else str(value)
 
 

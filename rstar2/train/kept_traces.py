@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rstar2.eval.settings import sample_seed
 from rstar2.files import whole_file
-from rstar2.trace import Trace, TraceWriter, read_traces
+from rstar2.trace import Trace, TraceWriter
 from rstar2.train.roc import Rollout
 
 
@@ -61,10 +61,3 @@ def write_failed(folder: Path, trace: Trace) -> None:
     """Append a rollout that the engine could not finish, to this process's own file."""
     with TraceWriter(folder / f"failed-{socket.gethostname()}-{os.getpid()}.jsonl") as writer:
         writer.write(trace)
-
-
-def training_traces(stage: Path) -> Iterator[Trace]:
-    """All traces a stage's folder keeps: by step, then the failed ones."""
-    for pattern in ("step-*.jsonl", "failed-*.jsonl"):
-        for path in sorted((stage / "traces").glob(pattern)):
-            yield from read_traces(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import shlex
@@ -18,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
-from rstar2.processes import die_with, stop_group
+from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
-FORK_SERVER = "RSTAR2_FORK_SERVER"
-"""Environment variable with the name of the fork server's socket in the abstract namespace."""
-_CLIENT = Path(__file__).parent / "verl" / "fork_client.py"
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
@@ -50,18 +47,9 @@ def run_trainer(
     Raises:
         Failure: the trainer failed or hung; the message holds the cause that its log names.
     """
-    if FORK_SERVER in command.env:
+    if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command.argv,
-            env={**os.environ, **command.env},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with(os.getpid()),
-        )
+    process = start_bound(command.argv, log, env=command.env)
     try:
         _follow(process, log, metrics, on_step, stall_s)
     finally:
@@ -85,30 +73,22 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
     """
     # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as listener, log.open("ab") as out:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         # From here on connections wait until the server has imported everything.
         listener.listen(64)
-        server = subprocess.Popen(
-            [sys.executable, "-m", "rstar2.train.verl.fork_server", str(listener.fileno()), str(log)],
-            env={**os.environ, **CPU_ENVIRONMENT},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-            preexec_fn=die_with(os.getpid()),
-        )
+        descriptor = listener.fileno()
+        command = [sys.executable, "-m", "rstar2.train.verl.fork_server", str(descriptor), str(log)]
+        server = start_bound(command, log, pass_fds=[descriptor], env=CPU_ENVIRONMENT)
     try:
-        yield {FORK_SERVER: name}
+        yield {fork_client.SOCKET_VARIABLE: name}
     finally:
         stop_group(server, STOP_S)
 
 
 def _forked(command: Command) -> Command:
     """The same command, and Ray's workers with it, by way of the fork server."""
-    client = [sys.executable, "-I", "-S", str(_CLIENT)]
+    client = [sys.executable, "-I", "-S", fork_client.__file__]
     argv = [*client, *command.argv[1:]]
     if "verl.trainer.main_ppo" in argv:
         argv.append(f"+ray_kwargs.ray_init.runtime_env.py_executable='{shlex.join(client)}'")
@@ -132,37 +112,32 @@ def _follow(
     on_step: Callable[[dict[str, Any]], None],
     stall_s: float,
 ) -> None:
-    lines = _new_lines(metrics)
-    size, alive_at = -1, time.monotonic()
+    position, size, alive_at = 0, -1, time.monotonic()
     while True:
         ended = process.poll() is not None
+        lines, position = _whole_lines(metrics, position)
         for line in lines:
-            if line is None:
-                break
-            alive_at = time.monotonic()
             on_step(line)
         if ended:
             return
         grown = log.stat().st_size
-        if grown != size:
+        if lines or grown != size:
             size, alive_at = grown, time.monotonic()
         if time.monotonic() - alive_at > stall_s:
             raise Failure(f"the trainer showed no sign of life for {stall_s:.0f} s", f"Its log: {log}")
         time.sleep(POLL_S)
 
 
-def _new_lines(path: Path) -> Iterator[dict[str, Any] | None]:
-    """Whole JSON lines as they appear; None where there is nothing new."""
-    position = 0
-    while True:
-        whole: list[bytes] = []
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(position)
-                data = file.read()
-            whole = data[: data.rfind(b"\n") + 1].splitlines()
-            position += data.rfind(b"\n") + 1
-        for line in whole:
-            with contextlib.suppress(ValueError):  # a line of another format is not a step
-                yield json.loads(line)
-        yield None
+def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole JSON lines of a file from a position on, and the position after them."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = []
+    for line in whole.splitlines():
+        with contextlib.suppress(ValueError):  # a line of another format is not a step
+            lines.append(json.loads(line))
+    return lines, position + len(whole)

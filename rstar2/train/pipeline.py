@@ -6,7 +6,7 @@ call after a kill repeats nothing:
 ```
 RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
-  stage3/solved/                    samples of the training problems, see `rstar2.train.solved`
+  stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   model.json                        the last finished stage's model
   timing.json                       wall-clock seconds of the run, see `rstar2.train.timing`
@@ -15,6 +15,7 @@ RUN/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,14 +30,33 @@ from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run
 from rstar2.trace import read_traces
-from rstar2.train.inputs import with_our_template, write_conversations
+from rstar2.train.command import stage_command
 from rstar2.train.launch import fork_server
-from rstar2.train.plan import SftPlan, TrainPlan
+from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
 from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
-from rstar2.train.sampling import ENGINE_THREADS, JudgeAddress, sample
-from rstar2.train.solved import drop_solved, sample_training_problems, traces_of_eval
-from rstar2.train.stages import DONE_BEFORE, PhaseProgress, is_done, run_sft, run_stage
-from rstar2.train.timing import TIMING_FILE, PhaseTimer, Timing, read_timing, total
+from rstar2.train.sampling import (
+    ENGINE_THREADS,
+    JudgeAddress,
+    OnProgress,
+    Rows,
+    drop_solved,
+    sample,
+    sample_training_problems,
+    traces_of_eval,
+)
+from rstar2.train.stages import (
+    DONE_BEFORE,
+    MAIN_METRIC,
+    PhaseProgress,
+    is_done,
+    next_metrics,
+    run_sft,
+    train,
+    write_stage_inputs,
+)
+from rstar2.train.timing import PhaseTimer, read_timing
+
+_SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 
 
 @dataclass(frozen=True)
@@ -62,25 +82,19 @@ class Pipeline:
     """Environment variables for a trainer on this hardware; starts what they speak of."""
     timer: PhaseTimer
     """Of the whole run."""
+    solved: Path | None = None
+    """See `TrainPlan`; None samples the problems where a stage needs it."""
 
     def train_stages(
-        self,
-        recipes: dict[int, StageRecipe],
-        model: Path,
-        rows: list[dict[str, Any]],
-        root: Path,
-        label: str = "",
-        solved: Path | None = None,
+        self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""
     ) -> Iterator[tuple[str, Path]]:
         """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
 
         Args:
-            rows: the training problems, as `rstar2.data.parquet.rl_rows` makes them.
             label: put before the name in the progress.
-            solved: see `TrainPlan`; None samples the problems where a stage needs it.
         """
         for number, recipe in recipes.items():
-            model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label, solved)
+            model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label)
             if root == self.run.path:
                 write_json(root / "model.json", {"path": str(model.relative_to(root))})
             self.timer.save()
@@ -116,23 +130,12 @@ class Pipeline:
             "name": name,
             "accuracy": numbers["accuracy"],
             "interval": numbers["interval_clustered"],
-            "problems": numbers["problems"],
-            "samples": numbers["samples"],
-            "failed_call_ratio_correct": numbers["failed_call_ratio_correct"],
-            "calls_per_trace": numbers["calls_per_trace"],
-            "mean_tokens": numbers["mean_tokens"],
+            **{key: numbers[key] for key in _SHOWN},
             "wall_s": read_timing(root / name).wall_s + read_timing(out).wall_s,
         }
 
     def _train_stage(
-        self,
-        number: int,
-        recipe: StageRecipe,
-        model: Path,
-        rows: list[dict[str, Any]],
-        folder: Path,
-        label: str,
-        solved: Path | None,
+        self, number: int, recipe: StageRecipe, model: Path, rows: Rows, folder: Path, label: str
     ) -> Path:
         row = f"{label}stage{number}"
         method = "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
@@ -143,7 +146,7 @@ class Pipeline:
             return folder / "model"
         timer = PhaseTimer(folder, self.timer)
         if recipe.drop_solved:
-            rows = self._unsolved(rows, recipe, model, folder, row, solved, timer)
+            rows = self._unsolved(rows, recipe, model, folder, row, timer)
         self.progress.start(row, title, recipe.steps)
 
         def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -151,50 +154,40 @@ class Pipeline:
             text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
             self.progress.update(row, step, text)
 
-        trained = run_stage(
-            recipe,
-            model=model,
-            rows=rows,
+        write_stage_inputs(recipe, model, rows, folder, self.judge)
+        command = stage_command(recipe, folder, model, next_metrics(folder))
+        command.env.update(self.trainer_env(recipe.hardware))
+        trained = train(
+            command,
             folder=folder,
-            judge=self.judge,
-            logs=self.run.logs,
+            base=model,
+            log=self.run.logs / f"{folder.name}.log",
             on_step=on_step,
+            needed=MAIN_METRIC,
+            weights="actor/huggingface",
             timer=timer,
-            trainer_env=self.trainer_env(recipe.hardware),
         )
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
 
     def _unsolved(
-        self,
-        rows: list[dict[str, Any]],
-        recipe: StageRecipe,
-        model: Path,
-        folder: Path,
-        row: str,
-        solved: Path | None,
-        timer: PhaseTimer,
-    ) -> list[dict[str, Any]]:
+        self, rows: Rows, recipe: StageRecipe, model: Path, folder: Path, row: str, timer: PhaseTimer
+    ) -> Rows:
         """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
         row = f"{row} filter"
         self.progress.start(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
-        if solved is None:
+        if self.solved is None:
+            shown = self._sampling_progress(row, timer)
             traces = sample_training_problems(
-                model,
-                rows,
-                recipe,
-                self.judge,
-                folder / "solved",
-                self.run.logs,
-                self._sampling_progress(row, timer),
+                model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown
             )
         else:
-            traces = traces_of_eval(solved)
+            traces = traces_of_eval(self.solved)
         kept = drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 
-    def _sampling_progress(self, row: str, timer: PhaseTimer) -> Callable[[Progress], None]:
+    def _sampling_progress(self, row: str, timer: PhaseTimer) -> OnProgress:
         counted_s = 0.0
 
         def on_progress(progress: Progress) -> None:
@@ -210,7 +203,9 @@ class Pipeline:
 
 
 @contextmanager
-def open_pipeline(run: Run, progress: PhaseProgress, judge: JudgeChoice) -> Iterator[Pipeline]:
+def open_pipeline(
+    run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
+) -> Iterator[Pipeline]:
     """Start what the phases of a run share.
 
     Raises:
@@ -220,16 +215,15 @@ def open_pipeline(run: Run, progress: PhaseProgress, judge: JudgeChoice) -> Iter
     timer = PhaseTimer(run.path)
     with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
         timer.save()
-        servers: list[dict[str, str]] = []
+
+        @functools.cache  # not before a trainer starts: a run that is done has none
+        def forked() -> dict[str, str]:
+            return stack.enter_context(fork_server(run.logs / "fork_server.log"))
 
         def trainer_env(hardware: Hardware) -> dict[str, str]:
-            if hardware.device != "cpu":
-                return {}
-            if not servers:  # not before a trainer starts: a run that is done has none
-                servers.append(stack.enter_context(fork_server(run.logs / "fork_server.log")))
-            return servers[0]
+            return forked() if hardware.device == "cpu" else {}
 
-        yield Pipeline(run, progress, address, isolation, trainer_env, timer)
+        yield Pipeline(run, progress, address, isolation, trainer_env, timer, solved)
         timer.save()
 
 
@@ -268,13 +262,6 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
-    with open_pipeline(run, progress, plan.judge) as pipeline:
-        stages = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path, solved=plan.solved)
+    with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
+        stages = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path)
         return [model for _, model in stages][-1]
-
-
-def run_timing(root: Path) -> Timing:
-    """Where the time of a run went: its own parts and those of all phases below its folder."""
-    own = read_timing(root)
-    phases = [path.parent for path in root.glob(f"**/{TIMING_FILE}") if path.parent != root]
-    return total([own, *map(read_timing, phases)], own.wall_s)

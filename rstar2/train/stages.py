@@ -22,12 +22,12 @@ from typing import Any, Protocol
 
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
-from rstar2.files import write_private
+from rstar2.files import write_text
 from rstar2.prompts import CHAT_TEMPLATE, ChatCodec, load_codec, save_format
-from rstar2.train.command import Command, StagePaths, agent_loop_yaml, sft_command, stage_command
+from rstar2.train.command import Command, agent_loop_yaml, sft_command
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
-from rstar2.train.sampling import JudgeAddress
+from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.timing import PhaseTimer, TrainerTimer
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -80,50 +80,36 @@ def run_sft(
     def on_step(step: int, metrics: dict[str, float]) -> None:
         progress.update("sft", step, f"loss {metrics['train/loss']:.3f}")
 
-    trainer = _Trainer(folder, logs / "sft.log", on_step, "train/loss", timer)
-    command = sft_command(recipe, model, data, folder / "checkpoints", next_metrics(folder))
-    env = trainer_env(recipe.hardware) if trainer_env else {}
-    trainer.run(Command(command.argv, {**command.env, **env}))
-    trained = trainer.export(model, "huggingface")
+    command = sft_command(recipe, folder, model, data, next_metrics(folder))
+    if trainer_env:
+        command.env.update(trainer_env(recipe.hardware))
+    trained = train(
+        command,
+        folder=folder,
+        base=model,
+        log=logs / "sft.log",
+        on_step=on_step,
+        needed="train/loss",
+        weights="huggingface",
+        timer=timer,
+    )
     progress.finish("sft", f"{conversations} conversations, {steps} steps")
     return trained
 
 
-def run_stage(
-    recipe: StageRecipe,
-    *,
-    model: Path,
-    rows: list[dict[str, Any]],
-    folder: Path,
-    judge: JudgeAddress,
-    logs: Path,
-    on_step: OnStep,
-    timer: PhaseTimer,
-    trainer_env: Mapping[str, str],
-) -> Path:
-    """Run one stage of GRPO-RoC and return the new model's folder.
-
-    Args:
-        rows: problems as `rstar2.data.parquet.rl_rows` makes them.
-        logs: the folder for the trainer's output.
-        trainer_env: environment variables for the trainer, on top of those of its command.
-
-    Raises:
-        Failure: the trainer failed.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = StagePaths.of(folder, model, next_metrics(folder))
+def write_stage_inputs(
+    recipe: StageRecipe, model: Path, rows: Rows, folder: Path, judge: JudgeAddress
+) -> None:
+    """Write what the trainer of an RL stage reads to the stage's folder."""
     rows = fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
     # The recipe decides on 2G, whatever the data was prepared for.
-    write_parquet(paths.data, [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows])
-    write_private(paths.agent_loop, agent_loop_yaml(recipe, paths, *judge))
-    command = stage_command(recipe, paths)
-    trainer = _Trainer(folder, logs / f"{folder.name}.log", on_step, MAIN_METRIC, timer)
-    trainer.run(Command(command.argv, {**command.env, **trainer_env}))
-    return trainer.export(model, "actor/huggingface")
+    rows = [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows]
+    write_parquet(folder / "train.parquet", rows)
+    # Only this user may read it: it holds the judge's token.
+    write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
 
 
-def fitting(rows: list[dict[str, Any]], codec: ChatCodec, prompt_tokens: int) -> list[dict[str, Any]]:
+def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
     """The rows whose prompt has at most `prompt_tokens` tokens.
 
     Raises:
@@ -155,47 +141,57 @@ def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(steps.items()))
 
 
-class _Trainer:
-    """One start of a VERL trainer in a stage's folder, and the export of its last checkpoint."""
+def train(
+    command: Command,
+    *,
+    folder: Path,
+    base: Path,
+    log: Path,
+    on_step: OnStep,
+    needed: str,
+    weights: str,
+    timer: PhaseTimer,
+) -> Path:
+    """Start a VERL trainer in a stage's folder, follow it to its end, and return the new model's folder.
 
-    def __init__(self, folder: Path, log: Path, on_step: OnStep, needed: str, timer: PhaseTimer) -> None:
-        """`needed` is the metric that every step's line has; a line of validation alone has it not."""
-        self._folder = folder
-        self._log = log
-        self._on_step = on_step
-        self._needed = needed
-        self._timer = timer
+    Args:
+        base: the model it starts from.
+        log: gets what it prints.
+        needed: the metric that every step's line has; a line of validation alone has it not.
+        weights: where a checkpoint's folder has the Hugging Face model.
 
-    def run(self, command: Command) -> None:
-        repair_checkpoint_pointer(self._folder / "checkpoints")
-        metrics = Path(command.env["VERL_FILE_LOGGER_PATH"])
-        metrics.parent.mkdir(parents=True, exist_ok=True)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        timer = TrainerTimer(self._timer)
+    Raises:
+        Failure: the trainer failed.
+    """
+    repair_checkpoint_pointer(folder / "checkpoints")
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer_timer = TrainerTimer(timer)
 
-        def on_line(line: dict[str, Any]) -> None:
-            if self._needed in line["data"]:
-                timer.on_step(line["data"])
-                self._on_step(int(line["step"]), line["data"])
+    def on_line(line: dict[str, Any]) -> None:
+        if needed in line["data"]:
+            trainer_timer.on_step(line["data"])
+            on_step(int(line["step"]), line["data"])
 
-        run_trainer(command, self._log, metrics, on_line)
+    run_trainer(command, log, Path(command.env["VERL_FILE_LOGGER_PATH"]), on_line)
+    started = time.monotonic()
+    checkpoints = folder / "checkpoints"
+    pointer = checkpoints / _POINTER
+    if not pointer.exists():
+        raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {log}")
+    _export(checkpoints / f"global_step_{pointer.read_text().strip()}" / weights, base, folder / "model")
+    timer.timing.export_s += time.monotonic() - started
+    timer.save()
+    return folder / "model"
 
-    def export(self, base: Path, weights: str) -> Path:
-        """Copy the last checkpoint's Hugging Face model out, with the prompt format of the model it came from."""
-        started = time.monotonic()
-        checkpoints = self._folder / "checkpoints"
-        pointer = checkpoints / _POINTER
-        if not pointer.exists():
-            raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {self._log}")
-        part = self._folder / ".model.part"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(checkpoints / f"global_step_{pointer.read_text().strip()}" / weights, part)
-        save_format(load_codec(base).format, part)
-        (part / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-        part.rename(self._folder / "model")
-        self._timer.timing.export_s += time.monotonic() - started
-        self._timer.save()
-        return self._folder / "model"
+
+def _export(weights: Path, base: Path, model: Path) -> None:
+    """Copy a checkpoint's Hugging Face model, with the prompt format of the model it came from."""
+    part = model.with_name(".model.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(weights, part)
+    save_format(load_codec(base).format, part)
+    (part / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    part.rename(model)
 
 
 def repair_checkpoint_pointer(checkpoints: Path) -> None:
@@ -220,7 +216,6 @@ def repair_checkpoint_pointer(checkpoints: Path) -> None:
         pointer.unlink()
 
 
-def next_metrics(folder: Path) -> Path:
-    """The metrics file of the next start of the trainer."""
-    number = 1 + sum(1 for _ in folder.glob("metrics-*.jsonl"))
-    return folder / f"metrics-{number}.jsonl"
+def next_metrics(folder: Path) -> str:
+    """The name of the metrics file of the trainer's next start."""
+    return f"metrics-{1 + sum(1 for _ in folder.glob('metrics-*.jsonl'))}.jsonl"

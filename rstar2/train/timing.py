@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rstar2.files import write_json
@@ -112,11 +111,8 @@ def read_timing(folder: Path) -> Timing:
     return Timing(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else Timing()
 
 
-def total(timings: Iterable[Timing], wall_s: float) -> Timing:
-    """The sum of phases, over a run that took `wall_s` in all."""
-    summed = Timing()
-    for timing in timings:
-        for field in fields(Timing):
-            setattr(summed, field.name, getattr(summed, field.name) + getattr(timing, field.name))
-    summed.wall_s = wall_s
-    return summed
+def run_timing(root: Path) -> Timing:
+    """Where the time of a run went: its own parts and those of all phases below its folder."""
+    parts = [asdict(read_timing(path.parent)) for path in root.glob(f"**/{TIMING_FILE}")]
+    summed = {name: sum(part[name] for part in parts) for name in asdict(Timing())}
+    return Timing(**{**summed, "wall_s": read_timing(root).wall_s})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.agent import Callbacks, Limits
+from rstar2.agent import Limits
 from rstar2.chat.conversation import Conversation
 from rstar2.chat.stream import CallSplitter, Piece, TextStream
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
@@ -121,8 +121,8 @@ async def test_what_the_model_wrote_is_never_encoded_again(codec: ChatCodec) -> 
     assert spelled != codec.tokenizer.encode(answer + END_OF_TURN)
     writer = Writer(spelled, spelled)
     chat = _chat(codec, writer)
-    await chat.ask("2 + 2?", Callbacks())
-    await chat.ask("Sure?", Callbacks())
+    await chat.ask("2 + 2?")
+    await chat.ask("Sure?")
     first = codec.prompt(codec.format.messages("2 + 2?"))
     assert writer.asked == [first, first + spelled + codec.user_turn("Sure?")]
     assert chat.history == writer.asked[1] + spelled
@@ -131,26 +131,26 @@ async def test_what_the_model_wrote_is_never_encoded_again(codec: ChatCodec) -> 
 async def test_an_answer_cut_by_its_budget_is_closed_before_the_next_question(codec: ChatCodec) -> None:
     writer = Writer(_spelled(codec, "a long answer"), _spelled(codec, "short"))
     chat = _chat(codec, writer, max_tokens=4)
-    trace = await chat.ask("x", Callbacks())
+    trace = await chat.ask("x")
     assert trace.finish == "max_tokens"
     assert chat.history == trace.prompt_ids + trace.response_ids + [codec.end_id]
 
 
 async def test_a_failed_answer_leaves_the_conversation_as_it_was(codec: ChatCodec) -> None:
     chat = _chat(codec, Writer(_spelled(codec, "yes")))
-    await chat.ask("x", Callbacks())
+    await chat.ask("x")
     before = list(chat.history)
     with pytest.raises(EngineError):
-        await chat.ask("y", Callbacks())
+        await chat.ask("y")
     assert chat.history == before
 
 
 async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) -> None:
     writer = Writer(*[_spelled(codec, "yes")] * 3)
     chat = _chat(codec, writer)
-    await chat.ask("x", Callbacks())
-    await chat.ask("x", Callbacks())
+    await chat.ask("x")
+    await chat.ask("x")
     chat.reset()
-    await chat.ask("x", Callbacks())
+    await chat.ask("x")
     assert writer.asked[2] == writer.asked[0]
     assert len(set(writer.seeds)) == 3

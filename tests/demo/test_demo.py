@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rstar2.demo.figure import write_figure
-from rstar2.demo.show import plot, table
+from rstar2.demo.show import plot, table, write_figure
 from rstar2.train.curves import curve
 
 PHASE = {

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kept_traces import training_traces
 from support.optional import needs
 
 from rstar2.demo.recipe import demo_plan
-from rstar2.train.kept_traces import training_traces
 from rstar2.train.stages import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]

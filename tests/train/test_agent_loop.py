@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.kept_traces import training_traces
 from support.optional import needs
 
 from rstar2.agent import Limits, RolloutError
 from rstar2.prompts import ChatCodec
-from rstar2.train.kept_traces import training_traces
 
 if TYPE_CHECKING:
     from rstar2.train.verl.agent_loop import RStarAgentLoop

@@ -11,14 +11,14 @@ import pytest
 from support.optional import needs
 
 from rstar2.errors import UserError
-from rstar2.train.command import StagePaths, agent_loop_yaml, sft_command, stage_command
-from rstar2.train.recipe import sft_recipe, stage_recipe
+from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command
+from rstar2.train.recipe import StageRecipe, sft_recipe, stage_recipe
 
 NEEDS_VERL = needs("verl")
 
 
-def paths(root: Path) -> StagePaths:
-    return StagePaths.of(root / "stage1", root / "a model")
+def command_of(recipe: StageRecipe, root: Path) -> Command:
+    return stage_command(recipe, root / "stage1", root / "a model")
 
 
 def composed(config: str, argv: list[str]) -> Any:
@@ -37,7 +37,7 @@ def composed(config: str, argv: list[str]) -> Any:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | None, tmp_path: Path) -> None:
     recipe = stage_recipe(stage, profile, [])
-    config = composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:])
+    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     from verl.utils.config import omega_conf_to_dataclass
 
     rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
@@ -61,9 +61,7 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:
     recipe = sft_recipe(profile, ["batch=32"])
-    command = sft_command(
-        recipe, tmp_path / "m", tmp_path / "d.parquet", tmp_path / "c", tmp_path / "x.jsonl"
-    )
+    command = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet")
     argv = command.argv[command.argv.index("verl.trainer.sft_trainer") + 1 :]
     config = composed("sft_trainer_engine", argv)
     assert config.data.train_batch_size == 32
@@ -72,16 +70,16 @@ def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) 
 
 
 def test_one_rank_needs_no_launcher_and_several_use_torchrun(tmp_path: Path) -> None:
-    one = sft_command(sft_recipe("laptop", []), *[tmp_path] * 4)
-    eight = sft_command(sft_recipe(None, []), *[tmp_path] * 4)
+    one = sft_command(sft_recipe("laptop", []), *[tmp_path] * 3)
+    eight = sft_command(sft_recipe(None, []), *[tmp_path] * 3)
     assert one.argv[:3] == [sys.executable, "-m", "verl.trainer.sft_trainer"]
     assert "torch.distributed.run" in eight.argv
     assert "--nproc-per-node=8" in eight.argv
 
 
 def test_only_the_cpu_profile_loads_the_plugin(tmp_path: Path) -> None:
-    gpu = stage_command(stage_recipe(1, None, []), paths(tmp_path))
-    cpu = stage_command(stage_recipe(1, "laptop", []), paths(tmp_path))
+    gpu = command_of(stage_recipe(1, None, []), tmp_path)
+    cpu = command_of(stage_recipe(1, "laptop", []), tmp_path)
     assert "VERL_PLATFORM" not in gpu.env
     assert cpu.env["VERL_PLATFORM"] == "cpu"
     assert cpu.env["VERL_USE_EXTERNAL_MODULES"] == "rstar2.train.verl.plugin"
@@ -111,11 +109,11 @@ def test_the_stages_are_the_papers() -> None:
 @pytest.mark.slow
 @NEEDS_VERL
 def test_a_cluster_hands_the_environment_to_rays_workers(tmp_path: Path) -> None:
-    command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
+    command = command_of(stage_recipe(1, None, []), tmp_path)
     config = composed("ppo_trainer", command.argv[3:])
     handed = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert str(tmp_path / "stage1" / "metrics-1.jsonl") == handed.VERL_FILE_LOGGER_PATH
-    assert stage_command(stage_recipe(1, "laptop", []), paths(tmp_path)).env["RAY_ADDRESS"] == "local"
+    assert command_of(stage_recipe(1, "laptop", []), tmp_path).env["RAY_ADDRESS"] == "local"
 
 
 ODD = [
@@ -151,11 +149,11 @@ def test_a_text_stays_that_text_through_hydra(
         "rstar2.train.command._environment", lambda hardware, metrics: {"ODD": text, "ONE": "1"}
     )
     recipe = stage_recipe(1, None, [])
-    place = StagePaths.of(tmp_path / (text.replace("/", "") or "x"), tmp_path / "m")
-    config = composed("ppo_trainer", stage_command(recipe, place).argv[3:])
+    folder = tmp_path / (text.replace("/", "") or "x")
+    config = composed("ppo_trainer", stage_command(recipe, folder, tmp_path / "m").argv[3:])
     ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert RuntimeEnv(**ray_init["runtime_env"])["env_vars"] == {"ODD": text, "ONE": "1"}
-    assert OmegaConf.to_container(config.data, resolve=True)["train_files"] == str(place.data)
+    assert OmegaConf.to_container(config.data, resolve=True)["train_files"] == str(folder / "train.parquet")
 
 
 @pytest.mark.slow
@@ -164,7 +162,7 @@ def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
 
-    command = stage_command(stage_recipe(1, None, []), paths(tmp_path))
+    command = command_of(stage_recipe(1, None, []), tmp_path)
     runtime_env = OmegaConf.to_container(
         composed("ppo_trainer", command.argv[3:]).ray_kwargs.ray_init.runtime_env, resolve=True
     )
@@ -175,7 +173,7 @@ def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
 @NEEDS_VERL
 def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, ["verl.trainer.test_freq=5", "verl.data.seed=9"])
-    config = composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:])
+    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
     assert (config.trainer.test_freq, config.data.seed) == (5, 9)
 
 
@@ -183,7 +181,7 @@ def test_nested_verl_keys_reach_verl_as_dotted_ones_do(tmp_path: Path) -> None:
 @NEEDS_VERL
 def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     recipe = stage_recipe(1, None, [], over={"verl": {"trainer.save_freq": 77}})
-    assert composed("ppo_trainer", stage_command(recipe, paths(tmp_path)).argv[3:]).trainer.save_freq == 77
+    assert composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:]).trainer.save_freq == 77
 
 
 @pytest.mark.parametrize(
@@ -211,9 +209,7 @@ def test_an_unknown_recipe_or_profile_names_those_there_are() -> None:
 
 
 def test_the_agent_loop_file_names_our_loop_and_the_judge(tmp_path: Path) -> None:
-    (entry,) = json.loads(
-        agent_loop_yaml(stage_recipe(1, None, []), paths(tmp_path), "http://judge:1", "secret")
-    )
+    (entry,) = json.loads(agent_loop_yaml(stage_recipe(1, None, []), tmp_path, "http://judge:1", "secret"))
     assert entry["name"] == "rstar2"
     assert entry["judge_url"] == "http://judge:1"
     assert entry["max_turns"] == 10

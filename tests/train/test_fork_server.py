@@ -15,8 +15,9 @@ import pytest
 from support.optional import needs
 
 from rstar2.train.command import Command
-from rstar2.train.launch import FORK_SERVER, run_trainer
+from rstar2.train.launch import run_trainer
 from rstar2.train.verl import fork_client
+from rstar2.train.verl.fork_client import SOCKET_VARIABLE
 
 pytestmark = [pytest.mark.slow, needs("ray")]
 CLIENT = [sys.executable, "-I", "-S", fork_client.__file__]
@@ -37,7 +38,7 @@ def server() -> Iterator[dict[str, str]]:
         process = subprocess.Popen(
             [sys.executable, "-c", LIGHT_SERVER, str(listener.fileno())], pass_fds=[listener.fileno()]
         )
-    yield {**os.environ, FORK_SERVER: name}
+    yield {**os.environ, SOCKET_VARIABLE: name}
     process.terminate()
     process.wait(WAIT_S)
 
@@ -132,7 +133,7 @@ def test_neither_end_outlives_the_other(server: dict[str, str], tmp_path: Path, 
 def test_without_a_server_the_command_runs_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
     ran = subprocess.run(
         [*CLIENT, script(tmp_path, "import sys\nprint('ray' in sys.modules)")],
-        env={**os.environ, FORK_SERVER: "rstar2-nobody-listens-here"},
+        env={**os.environ, SOCKET_VARIABLE: "rstar2-nobody-listens-here"},
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -153,13 +154,13 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
         "    answer = client.recv(8)\nexcept ConnectionError:\n    answer = b''\n"
         "sys.exit(0 if len(answer) == 8 else 5)"
     )
-    command = [sys.executable, "-c", code, server[FORK_SERVER], str(uid)]
+    command = [sys.executable, "-c", code, server[SOCKET_VARIABLE], str(uid)]
     ran = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
     assert ran.returncode == (0 if served else 5), ran.stderr
 
 
 def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:
     path = script(tmp_path, "import sys\nprint('forked' if 'ray' in sys.modules else 'fresh')")
-    command = Command([sys.executable, path], {FORK_SERVER: server[FORK_SERVER]})
+    command = Command([sys.executable, path], {SOCKET_VARIABLE: server[SOCKET_VARIABLE]})
     run_trainer(command, tmp_path / "log", tmp_path / "metrics.jsonl", lambda line: None)
     assert (tmp_path / "log").read_text() == "forked\n"

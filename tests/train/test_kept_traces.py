@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.kept_traces import training_traces
 
 from rstar2.trace import ToolCall, Trace, Turn
-from rstar2.train.kept_traces import choose, may_be_kept, training_traces, write_failed, write_step
+from rstar2.train.kept_traces import choose, may_be_kept, write_failed, write_step
 from rstar2.train.recipe import stage_recipe
 from rstar2.train.roc import Rollout
 

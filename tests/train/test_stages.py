@@ -10,7 +10,7 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
-from rstar2.train.solved import drop_solved
+from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import MAIN_METRIC, fitting, repair_checkpoint_pointer, step_metrics
 
 TRACKER = "latest_checkpointed_iteration.txt"

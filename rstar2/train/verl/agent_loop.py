@@ -80,14 +80,10 @@ class _ServerEngine:
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """One rollout.
 
-    Args (from the YAML that `rollout.agent.agent_loop_config_path` names):
-        judge_url, judge_token: where code runs.
-        max_turns: most turns of the model.
-        tool_timeout_s: wall-clock seconds a program may take.
-        traceback_lines: last lines of a traceback that the model sees.
+    Args:
+        judge_url … trace_share: from the YAML that `rstar2.train.command.agent_loop_yaml` makes; named as in the
+            recipe where they are the recipe's.
         seed: of the rollouts; see `_seed_of`.
-        reward: "answer" grades the final turn; "constant" gives every trace 1, a control that cannot learn.
-        traces, trace_share: the folder of kept traces, and the share of rollouts that may be kept; 0 keeps none.
     """
 
     def __init__(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,45 +12,29 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
 """The rollout backend's name in VERL's config."""
+_AS_TORCH_HAS_IT = ("is_available", "device_count", "current_device", "set_device", "synchronize")
+_STREAMS = ("Stream", "stream", "current_stream")
+_NOTHING = ("empty_cache", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
+_ZERO = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
 
 
-def _zero(*args: Any, **kwargs: Any) -> int:
-    return 0
-
-
 def _device_module() -> types.ModuleType:
     """What VERL asks of `torch.cuda`, answered for a CPU."""
     module = types.ModuleType("rstar2_torch_cpu")
-    for name in (
-        "empty_cache",
-        "synchronize",
-        "set_device",
-        "manual_seed",
-        "manual_seed_all",
-        "ipc_collect",
-        "reset_peak_memory_stats",
-    ):
-        setattr(module, name, _nothing)
-    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        setattr(module, name, _zero)
     answers: dict[str, Any] = {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: NAME,
+        **{name: getattr(torch.cpu, name) for name in (*_AS_TORCH_HAS_IT, *_STREAMS)},
+        **dict.fromkeys(_NOTHING, _nothing),
+        **dict.fromkeys(_ZERO, lambda *_: 0),
         "get_rng_state": torch.get_rng_state,
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "mem_get_info": lambda *_: (0, 1),
         "get_device_name": lambda *_: NAME,
-        "current_stream": lambda *_: torch.cpu.current_stream(),
-        "Stream": torch.cpu.Stream,
-        "stream": torch.cpu.stream,
     }
-    for name, answer in answers.items():
-        setattr(module, name, answer)
+    vars(module).update(answers)
     return module
 
 
@@ -62,36 +45,16 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     device_name = NAME
     vendor_name = NAME
     device_module = _device_module()
-
-    def is_available(self) -> bool:
-        return True
+    is_available = staticmethod(torch.cpu.is_available)
+    device_count = staticmethod(torch.cpu.device_count)
+    current_device = staticmethod(torch.cpu.current_device)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
+    nvtx_range = staticmethod(contextlib.nullcontext)
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
         return False  # never chosen by detection, only by VERL_PLATFORM
-
-    def current_device(self) -> str:
-        return NAME
-
-    def device_count(self) -> int:
-        return 1
-
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -102,16 +65,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
 
-    @contextlib.contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -120,6 +73,3 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None

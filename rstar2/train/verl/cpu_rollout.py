@@ -78,32 +78,16 @@ class CpuServer:
         await self._engine.call(load)
         self._global_steps = global_steps
 
-    async def wake_up(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    async def sleep(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
     async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         return {}
 
-    async def resume_generation(self, *args: Any, **kwargs: Any) -> None:
+    async def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    async def clear_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    async def release_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    async def resume_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    async def start_profile(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    async def stop_profile(self, *args: Any, **kwargs: Any) -> None:
-        return None
+    # The weights are loaded between two steps, so there is nothing to free, resume or profile.
+    wake_up = sleep = resume_generation = _nothing
+    clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
+    start_profile = stop_profile = _nothing
 
 
 def _actor_name(replica_rank: int) -> str:

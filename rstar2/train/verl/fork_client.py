@@ -7,7 +7,6 @@ forked process while that lives: passes signals on to it and ends with its exit 
 
 from __future__ import annotations
 
-import array
 import json
 import os
 import signal
@@ -32,11 +31,9 @@ def main() -> None:
         server.settimeout(ANSWER_S)
         server.connect("\0" + os.environ[SOCKET_VARIABLE])
         body = json.dumps(request).encode()
-        descriptors = array.array("i", [0, 1, 2])
-        header = len(body).to_bytes(8, "big")
-        server.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+        socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])
         server.sendall(body)
-        child = int.from_bytes(_exactly(server, 8), "big")
+        child = int.from_bytes(exactly(server, 8), "big")
     except (OSError, KeyError):
         # The server is an optimization: without it the command runs as it would have anyway.
         os.execv(sys.executable, [sys.executable, *arguments])
@@ -63,7 +60,7 @@ def _wait(server: socket.socket, child: int) -> int:
     parent = os.getppid()
     while True:
         try:
-            return int.from_bytes(_exactly(server, 8), "big")
+            return int.from_bytes(exactly(server, 8), "big")
         except TimeoutError:
             if os.getppid() != parent:
                 os._exit(1)  # the server kills the child of a client that is gone
@@ -77,12 +74,17 @@ def _umask() -> int:
     return current
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def exactly(sock: socket.socket, count: int) -> bytes:
+    """So many bytes.
+
+    Raises:
+        OSError: the other end left, or sent nothing in time.
+    """
     received = b""
     while len(received) < count:
         part = sock.recv(count - len(received))
         if not part:
-            raise ConnectionResetError("the fork server closed the connection")
+            raise ConnectionResetError("the other end closed the connection")
         received += part
     return received
 

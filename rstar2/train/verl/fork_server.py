@@ -12,7 +12,6 @@ LISTENER is the descriptor of a listening socket; LOG only tells whoever lists p
 
 from __future__ import annotations
 
-import array
 import contextlib
 import gc
 import importlib
@@ -25,9 +24,9 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from rstar2.processes import die_with
+from rstar2.train.verl.fork_client import exactly
 
 PRELOADED = (
     "transformers.models.qwen3.modeling_qwen3",
@@ -80,7 +79,8 @@ class Job:
     env: dict[str, str]
     cwd: str
     umask: int
-    descriptors: tuple[int, int, int]
+    descriptors: list[int]
+    """Standard input, output and error."""
 
 
 class ForkServer:
@@ -175,23 +175,10 @@ def _receive(connection: socket.socket) -> Job:
         OSError: the client left, or sent nothing in time.
         ValueError: what it sent is no request.
     """
-    header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(12))
-    descriptors = array.array("i")
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(data)
+    header, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
     if len(header) < 8 or len(descriptors) != 3:
         raise ValueError("not a request")
-    left = int.from_bytes(header, "big")
-    body = b""
-    while left > len(body):
-        part = connection.recv(min(1 << 20, left - len(body)))
-        if not part:
-            raise ConnectionResetError("the client left")
-        body += part
-    wanted: dict[str, Any] = json.loads(body)
-    stdin, stdout, stderr = descriptors
-    return Job(wanted["argv"], wanted["env"], wanted["cwd"], wanted["umask"], (stdin, stdout, stderr))
+    return Job(**json.loads(exactly(connection, int.from_bytes(header, "big"))), descriptors=descriptors)
 
 
 def _become(job: Job, set_by_imports: dict[str, str]) -> None:

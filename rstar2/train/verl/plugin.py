@@ -28,9 +28,7 @@ def _load_replica() -> type:
 def _init_gloo(timeout_second: int = 36000) -> tuple[int, int, int]:
     """Stands in for `initialize_global_process_group`, whose "cpu:gloo,cpu:gloo" torch refuses."""
     torch.distributed.init_process_group(
-        "gloo",
-        timeout=timedelta(seconds=timeout_second),
-        init_method=os.environ.get("DIST_INIT_METHOD"),
+        "gloo", timeout=timedelta(seconds=timeout_second), init_method=os.environ.get("DIST_INIT_METHOD")
     )
     return int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

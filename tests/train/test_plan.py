@@ -10,7 +10,7 @@ from support.optional import needs
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.train.inputs import check_model, read_conversations, with_our_template, write_conversations
+from rstar2.train.plan import check_model, read_conversations, with_our_template, write_conversations
 
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 

@@ -1,0 +1,15 @@
+"""Reads the traces that training keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rstar2.trace import Trace, read_traces
+
+
+def training_traces(stage: Path) -> Iterator[Trace]:
+    """All traces a stage's folder keeps: by step, then the failed ones."""
+    for pattern in ("step-*.jsonl", "failed-*.jsonl"):
+        for path in sorted((stage / "traces").glob(pattern)):
+            yield from read_traces(path)
