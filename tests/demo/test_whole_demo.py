@@ -33,6 +33,7 @@ SMALL = [
     "rl.traces_per_step=10",
     "stage2.steps=5",
     "stage3.steps=1",
+    "stage3.rollout.prompts=4",
     "stage3.drop_solved=2",
     "stage3.reward=constant",
 ]
