@@ -33,16 +33,16 @@ hypothesis.settings.load_profile("suite")
 LONGEST_FIRST = [
     "demo/test_whole_demo.py",
     "judge/test_faults.py",
-    "judge/service/test_service.py",
-    "cli/test_eval.py",
     "judge/sandbox/test_attacks.py",
-    "judge/test_attacks.py",
-    "judge/server/test_sessions.py",
-    "judge/client/test_client.py",
-    "cli/test_chat.py",
-    "judge/sandbox/test_faults.py",
-    "judge/server/test_websocket.py",
     "report/test_viewer.py",
+    "judge/server/test_websocket.py",
+    "judge/client/test_client.py",
+    "judge/server/test_sessions.py",
+    "judge/sandbox/test_faults.py",
+    "cli/test_eval.py",
+    "cli/test_chat.py",
+    "judge/service/test_service.py",
+    "judge/test_attacks.py",
 ]
 """The files of more than about 15 seconds: a long one at the end would leave the other processes idle."""
 

@@ -177,8 +177,8 @@ def test_a_conversation_continues_and_starts_again(standin: StandIn, judge: Judg
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn) -> None:
-    with _terminal("--url", standin.url) as person:
+def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn, judge: JudgeHandle) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url) as person:
         person.type("Hello")
         person.wait_for("question 1")
         standin.delay_s = 0.5

@@ -110,6 +110,7 @@ def test_counts_that_make_no_sense_are_refused(tmp_path: Path, problems: Path, w
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "rstar2", "data", "prepare", "dapo", "--output", str(tmp_path / "out")],

@@ -24,15 +24,16 @@ from rstar2.train.stages import step_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 
 SMALL = [
-    "traces.count=2400",
+    "traces.count=1600",
     "problems.train=64",
     "problems.held_out=64",
     "eval.samples=2",
-    "rl.steps=6",
+    "rl.steps=2",
     "rl.checkpoint.every=2",
     "rl.traces_per_step=10",
-    "stage2.steps=6",
-    "stage3.steps=2",
+    "stage2.steps=5",
+    "stage3.steps=1",
+    "stage3.rollout.prompts=4",
     "stage3.drop_solved=2",
     "stage3.reward=constant",
 ]
@@ -71,9 +72,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
     run = tmp_path_factory.mktemp("demo") / "run"
     process = start(run)
     deadline = time.monotonic() + BOUND_S
-    while not [step for step in steps(run / "stage2" / "metrics-1.jsonl") if step >= 3]:
+    while not [step for step in steps(run / "stage2" / "metrics-1.jsonl") if step >= 2]:
         assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
-        assert time.monotonic() < deadline, "stage 2 did not get to step 3"
+        assert time.monotonic() < deadline, "stage 2 did not get to step 2"
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
     process.wait(30)
@@ -101,7 +102,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[
     before, after = (steps(run / "stage2" / f"metrics-{n}.jsonl") for n in (1, 2))
     assert after[0] in (3, 5), "the second start must resume from the checkpoint of step 2 or 4"
     assert after[0] <= before[-1] + 1
-    assert after[-1] == 6
+    assert after[-1] == 5
     assert steps(run / "stage1" / "metrics-2.jsonl") == [], "a finished stage must not run again"
 
 
@@ -129,7 +130,7 @@ def test_the_summary_says_where_the_time_went(killed: tuple[Path, dict[str, Any]
 
 def test_every_step_keeps_a_sample_of_its_rollouts_as_traces(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
-    for stage, count in (("stage1", 6), ("stage2", 6), ("stage3", 2)):
+    for stage, count in (("stage1", 2), ("stage2", 5), ("stage3", 1)):
         traces = list(training_traces(run / stage))
         assert [trace.step for trace in traces] == [n for n in range(1, count + 1) for _ in range(10)]
         assert {trace.kept for trace in traces} == {True, False}

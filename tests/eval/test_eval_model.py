@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from support.optional import needs
+from typer.testing import CliRunner
 
+from rstar2.cli import app
+from rstar2.errors import UserError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.trace import read_traces
 
@@ -28,24 +29,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _eval(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rstar2", "eval", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+def _eval(*words: object) -> Result:
+    return CliRunner().invoke(app, ["eval", *map(str, words)], env={"COLUMNS": "200"})
 
 
 def test_a_local_folder_is_measured_on_the_builtin_set(
-    model: Path, tmp_path: Path, judge: JudgeHandle
+    model: Path, tmp_path: Path, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     bounds = ("-n", 2, "--limit", 4, "--max-tokens", 40)
     words = ("builtin", "--model", model, *bounds, "--run", "r", "--judge", judge.url)
-    ran = _eval(*words, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ran = _eval(*words)
+    assert ran.exit_code == 0, ran.output
     results = json.loads((tmp_path / "r" / "builtin" / "results.json").read_text())
     traces = list(read_traces(tmp_path / "r" / "builtin" / "traces.jsonl"))
     assert len(traces) == results["summary"]["samples"] == 8
@@ -60,6 +55,6 @@ def test_a_local_folder_is_measured_on_the_builtin_set(
     weights = model / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
-    refused = _eval(*words, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "model.sha256" in refused.stderr
+    refused = _eval(*words).exception
+    assert isinstance(refused, UserError)
+    assert "model.sha256" in refused.message
