@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.service.start import JudgeHandle
 
-ENDLESS = {"code": "while True: pass", "timeout_s": 60}
+ENDLESS = {"code": "while True: pass", "timeout_s": 250}
 
 
 def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientConnection:
@@ -84,10 +84,14 @@ def test_a_cancelled_program_is_ended_and_others_continue(
     judge: JudgeHandle, stream: ClientConnection
 ) -> None:
     none_left(judge)
-    ask(stream, endless=ENDLESS, stays={"code": "import time\ntime.sleep(1)\nprint(2)"})
+    ask(stream, endless=ENDLESS, stays=ENDLESS)
     status_when(judge, lambda found: unfinished(found) == 2)
     stream.send(json.dumps([{"id": "endless", "cancel": True}, {"id": "unknown", "cancel": True}]))
     assert receive(stream, 2) == {name: {"id": name, "cancelled": True} for name in ("endless", "unknown")}
+    status_when(judge, lambda found: unfinished(found) == 1)
+    ask(stream, short={"code": "print(2)"})
+    assert list(receive(stream, 1)) == ["short"]
+    stream.send(json.dumps([{"id": "stays", "cancel": True}]))
     assert list(receive(stream, 1)) == ["stays"]
     none_left(judge)
 
