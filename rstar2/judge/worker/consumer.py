@@ -33,6 +33,8 @@ MAX_HELD = 10_000
 BLOCK_MS = 300
 FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
+REMIND_S = 60.0
+"""How often a lost connection is logged while it is lost."""
 HUNG_S = 30.0
 """A program that is not over so long after its limit means that the sandbox itself hangs."""
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class Consumer:
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
+        self.next_warning = 0.0
         self.rejected: UserError | None = None
         """Why the worker may not work for this queue."""
 
@@ -97,7 +100,10 @@ class Consumer:
 
     def _disconnected(self, error: redis.RedisError) -> None:
         """The server is gone, frozen or new: results stay here until it is back."""
-        log.warning("redis: %s", error)
+        now = time.monotonic()
+        if self.local.connected or now >= self.next_warning:
+            log.warning("redis: %s; trying again until it answers", error)
+            self.next_warning = now + REMIND_S
         self.local.set_connected(False)
 
     def run(self) -> None:

@@ -16,7 +16,7 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.judge.worker import local_queue
+from rstar2.judge.worker import consumer, local_queue
 from rstar2.judge.worker import main as worker
 from rstar2.judge.worker.local_queue import LocalQueue
 from rstar2.judge.worker.sessions import WorkerSessions
@@ -159,3 +159,22 @@ def test_programs_of_one_request_go_to_all_workers_that_wait(server: EmbeddedRed
         client.execute_command(*queue.enqueue({"p": "{}", "q": "{}"}))
         assert [each.result(60) for each in waiting] == [1, 1]
     client.close()
+
+
+def test_a_lost_queue_is_logged_once_and_then_now_and_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = redis.Redis.from_url("redis://127.0.0.1:1/0", decode_responses=True)
+    local = LocalQueue()
+    lost = consumer.Consumer("w", client, local, {"isolation": "none"}, lambda run_id: None)
+    tries: list[float] = []
+    monkeypatch.setattr(consumer.time, "sleep", lambda wait_s: local.stop() if len(tries) > 20 else None)
+    register = lost._register
+    monkeypatch.setattr(lost, "_register", lambda: (tries.append(0.0), register()))
+    lost.run()
+    assert len(tries) > 20
+    assert len(caplog.messages) == 1
+    assert "127.0.0.1:1" in caplog.text
+    lost.next_warning = 0.0
+    lost._disconnected(redis.ConnectionError("still away"))
+    assert "still away" in caplog.messages[-1]
