@@ -33,6 +33,8 @@ Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
     typer.Option(help="The tier to run under; without it the best available, never none."),
 ]
+Url = Annotated[str | None, typer.Option(help="Another judge than the one that `judge up` started here.")]
+Token = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that it asks for.")]
 
 
 @app.command(
@@ -130,44 +132,62 @@ def down() -> None:
     epilog=examples(
         ("how it is doing, live in a terminal", "rstar2 judge status"),
         ("once, for a script", "rstar2 judge status --json"),
+        ("of a judge elsewhere", "rstar2 judge status --url http://judge:8088 --token $TOKEN"),
     )
 )
 def status(
     once: Annotated[bool, typer.Option("--once", help="Show it once, also in a terminal.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what /status answers.")] = False,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Show queue, workers, times and outcomes of the judge that runs."""
     from rich.live import Live
 
-    from rstar2.judge.service.state_file import current_judge
     from rstar2.judge.service.status_table import dashboard
 
-    state = current_judge()
+    address = _address(url, token)
     if json:
-        out.print_json(data=_status(state))
+        out.print_json(data=_status(*address))
     elif once or not out.is_terminal:
-        out.print(dashboard(state.url, _status(state)))
+        out.print(dashboard(address[0], _status(*address)))
     else:
-        with Live(dashboard(state.url, _status(state)), console=out, auto_refresh=False) as live:
+        with Live(dashboard(address[0], _status(*address)), console=out, auto_refresh=False) as live:
             while True:
                 time.sleep(1.0)
-                live.update(dashboard(state.url, _status(state)), refresh=True)
+                live.update(dashboard(address[0], _status(*address)), refresh=True)
 
 
-def _status(state: JudgeHandle) -> dict[str, Any]:
+def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
+    """The URL, and the token, of the judge that is named, or of the one that runs here."""
+    from rstar2.judge.service.state_file import current_judge
+
+    if url is not None:
+        return url.rstrip("/"), token
+    judge = current_judge()
+    return judge.url, judge.token
+
+
+def _status(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
-    from rstar2.errors import Failure
+    from rstar2.errors import Failure, UserError
 
-    headers = {"Authorization": f"Bearer {state.token}"} if state.token else {}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(f"{state.url}/status", headers=headers, timeout=5.0, trust_env=False)
+        answer = httpx.get(f"{url}/status", headers=headers, timeout=5.0, trust_env=False)
         answer.raise_for_status()
-    except httpx.HTTPError as error:
+        return dict(answer.json())
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise UserError(f"--url {url}: {error}", "give it as http://host:port") from error
+    except httpx.HTTPStatusError as error:
+        refused = error.response.status_code == httpx.codes.UNAUTHORIZED
+        hint = "give the judge's token with --token" if refused else "see `rstar2 judge logs` on its machine"
+        raise UserError(f"the judge at {url} answers {error.response.status_code}", hint) from error
+    except (httpx.HTTPError, ValueError) as error:
         raise Failure(
-            f"the judge at {state.url} does not answer: {error}", "see `rstar2 judge logs`"
+            f"no judge answers at {url}: {error}", "see `rstar2 judge logs` on its machine"
         ) from error
-    return dict(answer.json())
 
 
 @app.command(
@@ -241,12 +261,15 @@ def worker(
     epilog=examples(
         ("run a program", "rstar2 judge run prog.py"),
         ("with input and a shorter limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
+        ("on a judge elsewhere", "rstar2 judge run prog.py --url http://judge:8088 --token $TOKEN"),
     )
 )
 def run(
     file: Annotated[Path, typer.Argument(help="The program.", metavar="FILE.py")],
     timeout: Annotated[float, typer.Option(min=0.01, max=300, help="Seconds it may take.")] = 10.0,
     memory: Annotated[int, typer.Option(min=16, max=65536, help="MiB it may take.")] = 1024,
+    url: Url = None,
+    token: Token = None,
 ) -> None:
     """Run one program on the judge and show what it did; exit code 1 unless its outcome is ok."""
     from pydantic import ValidationError
@@ -254,7 +277,6 @@ def run(
     from rstar2.errors import UserError
     from rstar2.judge.client import SyncJudgeClient
     from rstar2.judge.schema import RunRequest
-    from rstar2.judge.service.state_file import current_judge
 
     try:
         code = file.read_bytes().decode()
@@ -266,8 +288,7 @@ def run(
         raise UserError(f"{file} or its input is not UTF-8: {error}", "save it as UTF-8") from error
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
-    state = current_judge()
-    with SyncJudgeClient(state.url, state.token, wait_s=60) as client:
+    with SyncJudgeClient(*_address(url, token), wait_s=60) as client:
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

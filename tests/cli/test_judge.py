@@ -62,6 +62,12 @@ def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     assert status.code == 0
     assert "error 1" in status.stdout
     assert "ok 1" in status.stdout
+    url = json.loads((tmp_path / "state" / "judge.json").read_text())["url"]
+    shell.environment["RSTAR2_STATE"] = str(tmp_path / "elsewhere")
+    program.write_text("print('from elsewhere')")
+    assert shell("run", str(program), "--url", url).stdout == "from elsewhere\n"
+    assert json.loads(shell("status", "--json", "--url", f"{url}/").stdout)["num_workers"] == 1
+    shell.environment["RSTAR2_STATE"] = str(tmp_path / "state")
     assert shell("down").code == 0
     assert shell("status").code == 2
 
@@ -91,6 +97,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
     [
         (("run", "absent.py"), "absent.py"),
         (("status",), "no judge is running"),
+        (("status", "--url", "ftp://judge"), "http://host:port"),
         (("down",), "no judge is running"),
         (("up", "--redis", "redis://127.0.0.1:1"), "no Redis server answers"),
         (("up", "--redis", "nonsense"), "nonsense"),

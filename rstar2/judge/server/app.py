@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from rstar2 import __version__
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
 from rstar2.judge.server.codejudge import codejudge_router
 from rstar2.judge.server.dispatcher import Dispatcher
@@ -38,7 +39,9 @@ def create_app(settings: ServerSettings) -> ASGIApp:
         yield
         await dispatcher.close()
 
-    app = FastAPI(title="rstar2 judge", lifespan=lifespan, openapi_url=None)
+    # Without a token it listens on loopback only, and there is nobody from whom to keep what it offers.
+    openapi_url = "/openapi.json" if settings.token is None else None
+    app = FastAPI(title="rstar2 judge", version=__version__, lifespan=lifespan, openapi_url=openapi_url)
     add_error_answers(app)
     for router in (
         runs_router,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from rstar2.judge.schema import Outcome, RunRequest, RunResult, encodable
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import read_json, unless_disconnected, validated, validation_message
+from rstar2.judge.server.http import described, read_json, unless_disconnected, validated, validation_message
 
 LIMIT_S = 10.0
 """code-judge's own default; its requests cannot ask for another."""
@@ -136,21 +136,21 @@ def codejudge_router(dispatcher: Dispatcher) -> APIRouter:
         results = answers if output else list(map(_without_output, answers))
         return JSONResponse({"sub_id": batch.sub_id, "results": results})
 
-    @router.post("/run")
+    @router.post("/run", **described(Submission))
     async def run(request: Request) -> Response:
         return JSONResponse(await one(request))
 
-    @router.post("/judge")
+    @router.post("/judge", **described(Submission))
     async def judge(request: Request) -> Response:
         return JSONResponse(_without_output(await one(request)))
 
-    @router.post("/run/batch")
-    @router.post("/run/long-batch")
+    @router.post("/run/batch", **described(Batch))
+    @router.post("/run/long-batch", **described(Batch))
     async def run_batch(request: Request) -> Response:
         return await many(request, output=True)
 
-    @router.post("/judge/batch")
-    @router.post("/judge/long-batch")
+    @router.post("/judge/batch", **described(Batch))
+    @router.post("/judge/long-batch", **described(Batch))
     async def judge_batch(request: Request) -> Response:
         return await many(request, output=False)
 

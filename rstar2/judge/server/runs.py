@@ -6,9 +6,16 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from rstar2.judge.schema import BatchRequest, RunRequest
+from rstar2.judge.schema import BatchRequest, RunRequest, RunResult
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import invalid_result, read_json, request_key, unless_disconnected, validated
+from rstar2.judge.server.http import (
+    described,
+    invalid_result,
+    read_json,
+    request_key,
+    unless_disconnected,
+    validated,
+)
 
 MAX_ID_CHARS = 256
 
@@ -16,15 +23,17 @@ MAX_ID_CHARS = 256
 def runs_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/runs")
+    @router.post("/v1/runs", **described(RunRequest, RunResult))
     async def run(request: Request) -> Response:
+        """Run one program and answer when it has ended."""
         key = request_key(request)
         program = validated(RunRequest, await read_json(request))
         [text] = await unless_disconnected(request, dispatcher.run([PendingRun.from_request(key, program)]))
         return Response(text, media_type="application/json")
 
-    @router.post("/v1/runs/batch")
+    @router.post("/v1/runs/batch", **described(BatchRequest))
     async def run_batch(request: Request) -> Response:
+        """Run several; `results` come in the same order, and a bad item is `invalid` alone."""
         key = request_key(request)
         good: dict[int, PendingRun] = {}
         texts: dict[int, str] = {}
@@ -41,6 +50,7 @@ def runs_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.delete("/v1/runs/{run_id}")
     async def cancel(run_id: str) -> Response:
+        """End a program that waits or runs."""
         if len(run_id) > MAX_ID_CHARS:
             raise HTTPException(422, f"id: longer than {MAX_ID_CHARS} characters")
         dispatcher.cancel(run_id)

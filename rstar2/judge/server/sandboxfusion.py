@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from rstar2.judge.schema import MAX_TIMEOUT_S, RunRequest, RunResult
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import read_json, unless_disconnected, validated
+from rstar2.judge.server.http import described, read_json, unless_disconnected, validated
 
 DEFAULT_MEMORY_MB = 1024
 
@@ -72,7 +72,7 @@ def _answer(result: RunResult) -> dict[str, Any]:
 def sandboxfusion_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/run_code")
+    @router.post("/run_code", **described(RunCode))
     async def run_code(request: Request) -> Response:
         program = _run_request(validated(RunCode, await read_json(request)))
         run = PendingRun.from_request(uuid.uuid4().hex, program)

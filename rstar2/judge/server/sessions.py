@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from rstar2.judge.queue.tasks import SessionCommand
 from rstar2.judge.schema import CellRequest, CellResult, SessionInfo, SessionRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun
-from rstar2.judge.server.http import read_json, request_key, unless_disconnected, validated
+from rstar2.judge.server.http import described, read_json, request_key, unless_disconnected, validated
 from rstar2.judge.server.metrics import living_workers
 
 OPEN_S = 30.0
@@ -42,7 +42,7 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
         [text] = await unless_disconnected(request, dispatcher.run([run]))
         return text
 
-    @router.post("/v1/sessions")
+    @router.post("/v1/sessions", **described(SessionRequest, SessionInfo))
     async def open_session(request: Request) -> Response:
         # No key holds a slash: an opening is never taken for a run or a cell under the same key.
         run_id = f"open/{request_key(request)}"
@@ -60,7 +60,7 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
         )
         return Response(info.model_dump_json(), 201, media_type="application/json")
 
-    @router.post("/v1/sessions/{session}/cells")
+    @router.post("/v1/sessions/{session}/cells", **described(CellRequest, CellResult))
     async def run_cell(session: str, request: Request) -> Response:
         key = request_key(request)
         cell = validated(CellRequest, await read_json(request))

@@ -10,7 +10,10 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.server.app import create_app
 from rstar2.judge.server.http import add_error_answers
+from rstar2.judge.server.settings import ServerSettings
 
 
 def run(http: httpx.Client, code: str, **more: Any) -> dict[str, Any]:
@@ -182,3 +185,25 @@ def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> N
     outcomes = {sample.labels["outcome"]: sample.value for sample in families["judge_runs"].samples}
     assert outcomes["ok"] >= 1
     assert families["judge_workers"].samples[0].value == 2
+
+
+@pytest.mark.parametrize("token", [None, "secret"])
+async def test_the_api_is_described_where_no_token_is_asked_for(token: str | None) -> None:
+    app: Any = create_app(
+        ServerSettings(redis_url="redis://127.0.0.1:1", socket_fd=0, token=token, max_queued=1)
+    )
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://judge", headers=headers
+    ) as http:
+        page, answer = await http.get("/docs"), await http.get("/openapi.json")
+    if token is not None:
+        assert (page.status_code, answer.status_code) == (404, 404)
+        return
+    assert "/openapi.json" in page.text
+    api = answer.json()
+    body = api["paths"]["/v1/runs"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(body["properties"]) == set(RunRequest.model_fields)
+    assert set(api["components"]["schemas"]["RunResult"]["properties"]) == set(RunResult.model_fields)
+    for path in ("/v1/sessions", "/v1/sessions/{session}/cells", "/run", "/judge/long-batch", "/run_code"):
+        assert "requestBody" in api["paths"][path]["post"], path
