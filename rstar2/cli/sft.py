@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra
+from rstar2.cli.training import ProgressRows, need_training_extra, profile_for
 
 EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data sft.parquet --run runs/sft"),
@@ -39,15 +39,18 @@ def command(
     from rstar2.train.command import sft_command
     from rstar2.train.recipe import sft_recipe
 
+    profile = profile or profile_for(model)
     resolved = sft_recipe(profile, change or [], recipe)
     if dry_run:
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, model, data).argv))
         return
     need_training_extra()
+    from rstar2.train.hardware import check_hardware
     from rstar2.train.plan import plan_sft
 
     plan = plan_sft(resolved, model, data)
+    check_hardware([resolved.hardware])
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
@@ -56,4 +59,6 @@ def command(
         with ProgressRows() as progress:
             trained = run_sft_plan(plan, opened, progress)
     out.print(f"model    [cyan]{trained}[/]")
-    out.print(f"next     [cyan]rstar2 train --stage 1 --model {trained} --data train.parquet[/]")
+    same = f" --profile {profile}" if profile else ""
+    next_line = f"rstar2 train --stage 1{same} --model {trained} --data train.parquet"
+    out.print(f"next     [cyan]{next_line}[/]", soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
+from rstar2.cli.training import ProgressRows, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft/model --data train.parquet"),
@@ -66,6 +66,7 @@ def command(
     from rstar2.train.command import stage_commands
     from rstar2.train.recipe import stage_range, stage_recipe
 
+    profile = profile or profile_for(model)
     recipes = {number: stage_recipe(number, profile, change or [], recipe) for number in stage_range(stage)}
     if dry_run:
         for number, resolved, trainer in stage_commands(recipes, model, run):
@@ -75,9 +76,11 @@ def command(
         return
     need_training_extra()
     from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.hardware import check_hardware
     from rstar2.train.plan import plan_training
 
     plan = plan_training(recipes, model, data, solved, JudgeChoice(judge, judge_token, judge_workers))
+    check_hardware(resolved.hardware for resolved in recipes.values())
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.timing import run_timing

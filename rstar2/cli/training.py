@@ -10,6 +10,8 @@ from rstar2.cli.common import out
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress, Task
     from rich.table import Table
 
@@ -31,6 +33,16 @@ def need_training_extra() -> None:
             f"training needs {', '.join(missing)}, which is not installed",
             "Without a GPU: pip install torch==2.13.0 'rstar2[laptop]'. With one: pip install 'rstar2[gpu]'.",
         )
+
+
+def profile_for(model: Path) -> str | None:
+    """The hardware profile where the user named none; says so where it is not that of the paper."""
+    from rstar2.cli.common import err
+    from rstar2.train.hardware import default_profile
+
+    if profile := default_profile(model):
+        err.print(f"no GPU here, and a tiny model: --profile {profile}")
+    return profile
 
 
 class ProgressRows:

@@ -64,7 +64,7 @@ def disk() -> Finding:
 
 def gpus() -> Finding:
     """GPUs by name. None is needed on the laptop path."""
-    names = _nvidia() or _by_torch()
+    names = gpu_names()
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
         return Finding("GPU", kinds, "ok", False)
@@ -75,6 +75,11 @@ def gpus() -> Finding:
         False,
         "Not needed for the demo. The recipe at the paper's size needs GPUs: pip install -e '.[gpu]' there.",
     )
+
+
+def gpu_names() -> list[str]:
+    """The GPUs of this machine, one name each."""
+    return _nvidia() or _by_torch()
 
 
 def _nvidia() -> list[str]:

@@ -1,0 +1,61 @@
+"""Before anything starts: which profile is taken, and that a recipe's GPUs are here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rstar2.errors import UserError
+from rstar2.train import hardware
+from rstar2.train.recipe import Hardware
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(hardware, "gpu_names", lambda: ["H200"] * count)
+
+
+@pytest.mark.parametrize(
+    ("size", "gpus", "profile"),
+    [(1, 0, "laptop"), (hardware.TINY_BYTES + 1, 0, None), (1, 1, None), (0, 0, None)],
+)
+def test_a_tiny_model_takes_the_laptop_profile_where_there_is_no_gpu(
+    size: int, gpus: int, profile: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(size)
+    assert hardware.default_profile(tmp_path) == profile
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert hardware.default_profile(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "said"),
+    [
+        ([Hardware()], 0, "needs 8 GPUs on this machine, and it has none\n.*--profile laptop"),
+        ([Hardware(device="cpu"), Hardware(gpus_per_node=4)], 2, "needs 4 .* it has 2\n.*gpus_per_node=2"),
+    ],
+)
+def test_missing_gpus_are_told_with_what_to_type(
+    wanted: list[Hardware], gpus: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    with pytest.raises(UserError) as refused:
+        hardware.check_hardware(wanted)
+    assert re.search(said, f"{refused.value.message}\n{refused.value.hint}")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    hardware.check_hardware(wanted)
+
+
+def test_what_needs_no_gpu_here_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 8)
+    hardware.check_hardware([Hardware()])
+    with_gpus(monkeypatch, 0)
+    hardware.check_hardware([Hardware(device="cpu"), Hardware(nodes=8)])
