@@ -48,6 +48,11 @@ def read_rows(path: Path, column: str) -> list[dict[str, Any]]:
     import pyarrow
     import pyarrow.parquet
 
+    if path.suffix in (".json", ".jsonl"):
+        raise UserError(
+            f"{path} is JSON, and RL trains on parquet",
+            f"Make it: rstar2 data prepare {path} --output data/mine",
+        )
     try:
         table = pyarrow.parquet.read_table(path)
     except (OSError, pyarrow.ArrowInvalid) as error:

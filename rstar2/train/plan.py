@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,16 +166,33 @@ def write_conversations(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write conversations as parquet for VERL's SFT dataset, only the `messages` column.
 
     An assistant message without a thought gets an empty one: generation always starts inside `<reason>`,
-    and the trainer masks what generation is given.
+    and the trainer masks what generation is given. Calls in `tool_calls`, as OpenAI's API writes them, follow the
+    message's text, as the model will write them.
     """
-    write_parquet(path, [{"messages": [_reasoned(m) for m in row["messages"]]} for row in rows])
+    write_parquet(path, [{"messages": [_written_out(m) for m in row["messages"]]} for row in rows])
 
 
-def _reasoned(message: dict[str, Any]) -> dict[str, str]:
-    role, content = message["role"], message["content"]
+def _written_out(message: dict[str, Any]) -> dict[str, str]:
+    role = message["role"]
+    calls = [_call_text(call["function"]) for call in message.get("tool_calls") or []]
+    content = "\n".join([*filter(None, [message.get("content")]), *calls])
     if role == "assistant" and not content.startswith("<reason>"):
         content = f"<reason></reason>\n{content}"
     return {"role": role, "content": content}
+
+
+def _call_text(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': given})}\n</tool_call>"
+
+
+def _are_calls(calls: Any) -> bool:
+    """Whether they are calls as OpenAI's API writes them; `arguments` is JSON, as text or not."""
+    try:
+        return isinstance(calls, list | tuple) and all(_call_text(call["function"]) for call in calls)
+    except (KeyError, TypeError, ValueError):
+        return False
 
 
 def _fault(messages: Any) -> str | None:
@@ -182,7 +200,12 @@ def _fault(messages: Any) -> str | None:
     if not isinstance(messages, list) or not messages:
         return "no messages"
     for place, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+        if not isinstance(message, dict):
+            return f"message {place} is no object"
+        calls = message.get("tool_calls") or []
+        if not _are_calls(calls):
+            return f"message {place} has tool_calls that are not [{{function: {{name, arguments}}}}, …]"
+        if not isinstance(message.get("content"), str) and (message.get("content") is not None or not calls):
             return f"message {place} has no text content"
         if message.get("role") not in _ROLES:
             return f"message {place} has role {message.get('role')!r}"

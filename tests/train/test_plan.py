@@ -27,6 +27,12 @@ def lines(path: Path, *rows: object) -> Path:
         ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
         ({"messages": [{"role": "user", "content": 3}]}, "row 2: message 1 has no text content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "row 2: message 1 has no text content"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]},
+            "row 2: message 1 has tool_calls",
+        ),
+        ({"messages": ["hello"]}, "row 2: message 1 is no object"),
         ({}, "row 2: no messages"),
         ([], "line 2: not a JSON object"),
     ],
@@ -51,6 +57,30 @@ def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
         write_conversations(tmp_path / "x.parquet", rows)
         rows = read_conversations(tmp_path / "x.parquet")
         assert [[dict(m) for m in row["messages"]] for row in rows] == [thoughtful]
+
+
+def test_calls_of_openais_form_are_written_as_the_model_will_write_them(tmp_path: Path) -> None:
+    arguments = {"code": "print(1)", "input": ""}
+    calls = [{"id": "1", "type": "function", "function": {"name": "run", "arguments": json.dumps(arguments)}}]
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "content": "1", "tool_call_id": "1"},
+        {"role": "assistant", "content": "<reason>so</reason>\n1", "tool_calls": None},
+    ]
+    rows = read_conversations(lines(tmp_path / "x.jsonl", {"messages": messages}))
+    write_conversations(tmp_path / "x.parquet", rows)
+    [row] = read_rows(tmp_path / "x.parquet", "messages")
+    first, last = row["messages"][1]["content"], row["messages"][3]["content"]
+    call = json.dumps({"name": "run", "arguments": arguments})
+    assert first == f"<reason></reason>\n<tool_call>\n{call}\n</tool_call>"
+    assert last == "<reason>so</reason>\n1"
+
+
+def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="RL trains on parquet") as refused:
+        read_rows(tmp_path / "mine.jsonl", "prompt")
+    assert f"rstar2 data prepare {tmp_path / 'mine.jsonl'}" in refused.value.hint
 
 
 @pytest.mark.slow
