@@ -10,6 +10,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TextIO
@@ -76,7 +77,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 
 def _write(page: RunPage, file: TextIO) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
-    head = head.replace("<!-- title -->", _escape(page.title))
+    head = head.replace("<!-- title -->", escape(page.title, quote=False))
     file.write(head.replace("/* style */", "\n".join(map(_asset, _STYLES))))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
@@ -164,7 +165,3 @@ def _data_element(name: str, value: object) -> str:
 
 def _asset(name: str) -> str:
     return files("rstar2.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
