@@ -15,6 +15,30 @@ function svgElement(tag, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
+/** The same for MathML, from a tree [tag, attributes, child, ...] where a child is a tree or a text. */
+function mathElement([tag, attributes, ...children]) {
+  const nodes = children.map((child) => typeof child === "string" ? child : mathElement(child));
+  return fill(document.createElementNS("http://www.w3.org/1998/Math/MathML", tag), attributes, nodes);
+}
+
+/** Nodes of a text, which is a string or a list of strings and formulas [source, tree]. */
+function textNodes(text) {
+  if (typeof text === "string") return [text];
+  return text.map((piece) => {
+    if (typeof piece === "string") return piece;
+    const [source, tree] = piece;
+    const math = mathElement(tree);
+    math.setAttribute("alttext", source);
+    return element("span", { class: "formula", title: source }, math);
+  });
+}
+
+/** A text as it was written. */
+const sourceText = (text) =>
+  typeof text === "string"
+    ? text
+    : text.map((piece) => typeof piece === "string" ? piece : piece[0]).join("");
+
 function fill(node, attributes, children) {
   const present = (value) => value !== undefined && value !== null;
   for (const [name, value] of Object.entries(attributes)) {
