@@ -16,13 +16,13 @@ with its delimiters and `tree` its MathML as [tag, {attribute: value}, child, ..
 _CHARACTER = r"(?:\\.|[^$\\\n]|\n(?!\s*\n))"
 _BOXED = r"\{(?:\\.|[^{}\\]|" * 5 + r"(?!)" + r")*+\}" * 5
 # Possessive, and no alternative begins where another one can: the time is linear in the length of a text, which a
-# model wrote and may be hostile.
+# model wrote and may be hostile. Each begins with its letters, by which the search skips the rest quickly.
 _FORMULA = re.compile(
-    rf"(?<!\\)\$\$(?P<dollars>{_CHARACTER}++)\$\$"
-    rf"|(?<![\\$])\$(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
-    r"|(?<!\\)\\\[(?P<brackets>(?:\\\\|\\(?![\[\]])|[^\\])++)\\\]"
-    r"|(?<!\\)\\\((?P<parentheses>(?:\\\\|\\(?![()])|[^\\])++)\\\)"
-    rf"|(?P<boxed>\\boxed{_BOXED})",
+    rf"\$\$(?<!\\\$\$)(?P<dollars>{_CHARACTER}++)\$\$"
+    rf"|\$(?<![\\$]\$)(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
+    r"|\\\[(?<!\\\\\[)(?P<brackets>(?:\\\\|\\(?![\[\]])|[^\\])++)\\\]"
+    r"|\\\((?<!\\\\\()(?P<parentheses>(?:\\\\|\\(?![()])|[^\\])++)\\\)"
+    rf"|\\(?P<boxed>boxed{_BOXED})",
     re.DOTALL,
 )
 _LONGEST = 2000
@@ -108,7 +108,8 @@ def with_formulas(text: str) -> RichText:
     end = 0
     for match in _FORMULA.finditer(text):
         kind = match.lastgroup or ""
-        tree = _mathml(match[kind], kind in ("dollars", "brackets"))
+        latex = match[0] if kind == "boxed" else match[kind]
+        tree = _mathml(latex, kind in ("dollars", "brackets"))
         if tree is None:
             continue
         if match.start() > end:

@@ -11,6 +11,8 @@ from support.browser import Browser
 from support.made_runs import made_run
 from support.report_page import open_report, search_for, texts
 
+from rstar2.eval.stored import read_json
+from rstar2.files import write_json
 from rstar2.report import write_report
 from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 
@@ -84,6 +86,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of 10,000 traces, the last of which alone has the word "needle"."""
     run = made_run(tmp_path_factory.mktemp("large"), "math500", problems=20, samples=1)
     trace = next(read_traces(run / "math500" / "traces.jsonl"))
+    write_json(run / "many" / "results.json", read_json(run / "math500" / "results.json"))
     turn = Turn(text="Some words of a thought. " * 60, start=0, end=1)
     with TraceWriter(run / "many" / "traces.jsonl") as writer:
         for sample in range(9_980):

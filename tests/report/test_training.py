@@ -10,6 +10,7 @@ from support.made_runs import keep_rollouts, made_run, staged_run
 from support.report_page import click, open_report, texts
 
 from rstar2.files import write_json
+from rstar2.report import kept
 from rstar2.report.kept import kept_traces
 
 pytestmark = pytest.mark.slow
@@ -97,15 +98,18 @@ def test_a_rollout_that_the_engine_could_not_finish_is_called_so(browser: Browse
     assert "ended by a failure of the engine, not graded" in texts(browser, ".trace .verdict")[0]
 
 
-def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(tmp_path: Path) -> None:
-    keep_rollouts(tmp_path / "stage2", steps=700, per_step=3, failed=70)
+def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_MOST_OF_STEPS", 30)
+    monkeypatch.setattr(kept, "_MOST_FAILED", 3)
+    keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
     (stage,) = kept_traces(tmp_path)
-    steps = [trace.step for trace in stage.shown() if trace.finish != "error"]
-    assert steps == list(range(1, 701, 2))
-    assert sum(trace.finish == "error" for trace in stage.shown()) == 60
-    keep_rollouts(tmp_path / "few" / "stage1", steps=10, per_step=70, failed=0)
+    assert [trace.step for trace in stage.shown() if trace.finish != "error"] == list(range(1, 36, 2))
+    assert sum(trace.finish == "error" for trace in stage.shown()) == 3
+    keep_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
     (stage,) = kept_traces(tmp_path / "few")
-    assert [trace.step for trace in stage.shown()] == [step for step in range(1, 11) for _ in range(60)]
+    assert [trace.step for trace in stage.shown()] == [step for step in range(1, 6) for _ in range(6)]
 
 
 def test_tabs_stand_in_the_order_in_which_benchmarks_were_asked_for(browser: Browser, tmp_path: Path) -> None:

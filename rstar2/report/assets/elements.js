@@ -24,12 +24,17 @@ function mathElement([tag, attributes, ...children]) {
 /** Nodes of a text, which is a string or a list of strings and formulas [source, tree]. */
 function textNodes(text) {
   if (typeof text === "string") return [text];
-  return text.map((piece) => {
-    if (typeof piece === "string") return piece;
+  const isBlock = (piece) => Array.isArray(piece) && piece[1][1].display === "block";
+  return text.map((piece, number) => {
+    if (typeof piece === "string") {
+      // A formula on lines of its own has its margins; the ends of those lines would be empty lines.
+      const begun = isBlock(text[number - 1]) ? piece.replace(/^[ \t]*\n/, "") : piece;
+      return isBlock(text[number + 1]) ? begun.replace(/\n[ \t]*$/, "") : begun;
+    }
     const [source, tree] = piece;
     const math = mathElement(tree);
     math.setAttribute("alttext", source);
-    return element("span", { class: "formula", title: source }, math);
+    return element("span", { class: isBlock(piece) ? "formula block" : "formula", title: source }, math);
   });
 }
 
