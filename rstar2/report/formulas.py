@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from html import unescape
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,53 +30,15 @@ _LONGEST = 2000
 _DEEPEST = 60
 
 # What a formula may hold. A link, a style or a size that covers the page is not among it: models write these texts.
-_TAGS = frozenset(
-    [
-        "math",
-        "mrow",
-        "mi",
-        "mn",
-        "mo",
-        "mtext",
-        "mspace",
-        "mfrac",
-        "msqrt",
-        "mroot",
-        "msup",
-        "msub",
-        "msubsup",
-        "mover",
-        "munder",
-        "munderover",
-        "mtable",
-        "mtr",
-        "mtd",
-        "mstyle",
-        "mpadded",
-        "mphantom",
-        "menclose",
-        "mmultiscripts",
-        "mprescripts",
-        "none",
-    ]
+_TAG = re.compile(
+    "math|mrow|mi|mn|mo|mtext|mspace|mfrac|msqrt|mroot|msup|msub|msubsup|mover|munder|munderover|mtable|mtr|mtd|"
+    "mstyle|mpadded|mphantom|menclose|mmultiscripts|mprescripts|none"
 )
-_ATTRIBUTES = frozenset(
-    [
-        "accent",
-        "columnalign",
-        "display",
-        "displaystyle",
-        "fence",
-        "form",
-        "linethickness",
-        "mathvariant",
-        "notation",
-        "scriptlevel",
-        "separator",
-        "stretchy",
-        "width",
-    ]
+_ATTRIBUTE = re.compile(
+    "accent|columnalign|display|displaystyle|fence|form|mathvariant|notation|scriptlevel|separator|stretchy"
 )
+_LENGTH = re.compile("linethickness|width")
+_SHORT = re.compile(r"-?[0-2]?(\.\d+)?em|0")
 _REWRITTEN = (
     (re.compile(r"\\(begin|end)\{aligned\}"), r"\\\1{split}"),
     (re.compile(r"\\(begin|end)\{align\}"), r"\\\1{align*}"),
@@ -83,13 +46,12 @@ _REWRITTEN = (
     (re.compile(r"(?<=\\\\)\[-?[\d.]+ ?[a-z]{2}\]"), ""),
 )
 """What the library reads wrongly, and the same in words that it reads: rows, numbered lines, names, row spacing."""
-_WIDTH = re.compile(r"-?[0-2]?(\.\d+)?em|0")
 _UNKNOWN = re.compile(r"\\.|&$", re.DOTALL)
 """What the library leaves of a command or a table that it does not know."""
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
-_ENTITY = re.compile(r"&#x([0-9A-Fa-f]{1,6});")
 
 
+@functools.cache
 def available() -> bool:
     """Whether the library that reads LaTeX is installed; without it, formulas stay as they were written."""
     try:
@@ -109,7 +71,7 @@ def with_formulas(text: str) -> RichText:
     for match in _FORMULA.finditer(text):
         kind = match.lastgroup or ""
         latex = match[0] if kind == "boxed" else match[kind]
-        tree = _mathml(latex, kind in ("dollars", "brackets"))
+        tree = _mathml(latex, kind in ("dollars", "brackets")) if len(latex) <= _LONGEST else None
         if tree is None:
             continue
         if match.start() > end:
@@ -121,11 +83,11 @@ def with_formulas(text: str) -> RichText:
     return [*pieces, text[end:]] if end < len(text) else pieces
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@functools.lru_cache(maxsize=1 << 12)
 def _mathml(latex: str, display: bool) -> list[Any] | None:
     """The tree of a formula, or None where it cannot be shown as its writer meant it."""
     bare = _ESCAPED.sub("", latex)
-    if len(latex) > _LONGEST or bare.count("{") != bare.count("}") or not available():
+    if bare.count("{") != bare.count("}") or not available():
         return None
     from latex2mathml.converter import convert_to_element
 
@@ -140,17 +102,17 @@ def _mathml(latex: str, display: bool) -> list[Any] | None:
 
 
 def _tree(element: Element, depth: int) -> list[Any] | None:
-    if element.tag not in _TAGS or depth == 0:
+    if not _TAG.fullmatch(element.tag) or depth == 0:
         return None
     if element.get("notation", "box") != "box" or element.get("linebreak"):
         return None  # browsers do not draw it
     if _UNKNOWN.match(element.text or ""):
         return None
-    text = _ENTITY.sub(lambda match: chr(int(match[1], 16)), element.text or "")
+    text = unescape(element.text or "")  # the library writes most characters as entities
     attributes = {
         name: value
         for name, value in element.attrib.items()
-        if name in _ATTRIBUTES and (name != "width" or _WIDTH.fullmatch(value))
+        if _ATTRIBUTE.fullmatch(name) or (_LENGTH.fullmatch(name) and _SHORT.fullmatch(value))
     }
     children = [_tree(child, depth - 1) for child in element]
     if None in children:

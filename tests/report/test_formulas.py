@@ -80,6 +80,8 @@ def test_a_formula_is_a_tree_of_mathml() -> None:
         r"\color{red}{x}",
         r"\rule{99em}{99em}x",
         r"\hspace{9999em}x",
+        r"\genfrac(){999em}0ab",
+        r"\text{&#xFFFFFF;&#xD800;}x",
     ],
 )
 def test_a_formula_carries_no_link_style_or_size_that_covers_the_page(latex: str) -> None:
@@ -144,10 +146,16 @@ def test_without_the_library_latex_stays_as_it_was_written_and_the_page_says_why
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "latex2mathml.converter", None)
-    formulas._mathml.cache_clear()
+    forget()
     open_report(browser, made_run(tmp_path, problems=1, samples=1))
     browser.wait("document.querySelector('.trace .part')")
     assert browser.run("return document.querySelectorAll('math').length") == 0
     assert "$n$ lamps" in texts(browser, ".trace .problem")[0]
     assert "latex2mathml was not installed" in texts(browser, "main")[0]
+    forget()
+
+
+def forget() -> None:
+    """Looks for the library again, and reads every formula again."""
+    formulas.available.cache_clear()
     formulas._mathml.cache_clear()
