@@ -34,7 +34,8 @@ def narrow(browser: Browser) -> Iterator[Browser]:
 def wide_run(folder: Path) -> Path:
     """A run whose names, problems, code and formulas are long and have no spaces."""
     made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
-    (traces,) = folder.glob("*/traces.jsonl")
+    made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
+    traces = next(folder.glob("a_*/traces.jsonl"))
     read = list(read_traces(traces))
     traces.unlink()
     long = "m" * 200
@@ -62,13 +63,14 @@ def train_run(folder: Path) -> Path:
 def test_no_page_scrolls_sideways_on_a_telephone(
     narrow: Browser, tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    open_report(narrow, make(tmp_path / "run"))
+    open_report(narrow, make(tmp_path / ("a_long_name_of_a_run" * 5)))
     for tab in range(max(1, len(texts(narrow, ".tabs button")))):
         narrow.run("document.querySelectorAll('.tabs button')[arguments[0]]?.click()", tab)
         narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         narrow.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
         if texts(narrow, ".row"):
             narrow.wait("document.querySelector('.trace .problem')")
+            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # a chip for its problem
         wide = narrow.run(
             "return [...document.querySelectorAll('body *')].filter((node) => "
             "node.getBoundingClientRect().right > innerWidth + 1)"
