@@ -7,32 +7,41 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.eval.stored import Measurement, measurements, read_json
+from rstar2.report.kept import KeptTraces, kept_traces
 from rstar2.runs import load_config
 
 _TRAINING_KINDS = ("demo", "train")
 """Kinds of runs with metrics of training steps."""
 _CURVES = (
-    ("failed", "Failed calls inside correct traces", "share"),
-    ("pass_rate", "Pass rate in training", "share"),
-    ("tokens", "Mean tokens in training", "tokens"),
+    ("failed", "Failed calls inside correct traces", "failed calls", "share"),
+    ("pass_rate", "Pass rate in training", "pass rate", "share"),
+    ("tokens", "Mean tokens in training", "tokens", "tokens"),
 )
 
+_SHAPE = (("layers", "layers"), ("hidden", "wide"), ("vocab", "tokens in the vocabulary"))
+"""Keys of the demo's model, and what they are called."""
+
 Chart = dict[str, Any]
-"""JSON-able: `title`, `x` (the x axis' label), `unit` (a "share" is shown in percent) and `series`, a list of
-`name` and `points`, where a point is [x, y] or [x, y, low, high]."""
+"""JSON-able: `title`, `x` and `y` (labels of the axes), `unit` (a "share" is shown in percent), `marks`, a list of
+[x, text], and `series`, a list of `name` and `points`, where a point is [x, y] or [x, y, low, high]."""
 
 
 @dataclass(frozen=True)
 class RunPage:
     """What the report page of a run is made from."""
 
+    folder: Path
     title: str
     """The name of the run's folder."""
     kind: str
     config: dict[str, Any]
     """`kind` and `config` of config.json."""
+    models: list[str]
+    """The models measured; of a training run, what it was trained from."""
     sections: list[Measurement]
-    """One per folder with a traces.jsonl, named after its path in the run's folder."""
+    """One per folder with a traces.jsonl, named after its path in the run's folder, as they were asked for."""
+    kept: list[KeptTraces]
+    """One per stage of training whose rollouts were kept as traces."""
     summary: dict[str, Any] | None
     """summary.json, which a run of several stages has: `phases` with the numbers of each."""
     charts: list[Chart]
@@ -45,14 +54,32 @@ def collect(run: Path) -> RunPage:
         UserError: it is no run's folder, or a file in it is damaged.
     """
     kind, config = load_config(run)
+    asked = list(config.get("problems") or ())
+    sections = sorted(
+        measurements(run), key=lambda each: asked.index(each.name) if each.name in asked else len(asked)
+    )
     return RunPage(
+        folder=run,
         title=run.resolve().name,
         kind=kind,
         config=config,
-        sections=measurements(run),
+        models=_models(kind, config, sections),
+        sections=sections,
+        kept=kept_traces(run),
         summary=read_json(run / "summary.json"),
         charts=_training_charts(run) if kind in _TRAINING_KINDS else [],
     )
+
+
+def _models(kind: str, config: dict[str, Any], sections: list[Measurement]) -> list[str]:
+    if kind == "demo":
+        model = config.get("demo", {}).get("model", {})
+        shape = ", ".join(f"{model[key]} {name}" for key, name in _SHAPE if key in model)
+        return [f"trained from random weights{shape and f': {shape}'}"]
+    if kind in ("train", "sft"):
+        return [f"trained from {config['model']}"] if config.get("model") else []
+    names = [section.results.get("model", {}).get("name") for section in sections]
+    return [name for name in dict.fromkeys(names) if name]
 
 
 def _training_charts(run: Path) -> list[Chart]:
@@ -62,21 +89,29 @@ def _training_charts(run: Path) -> list[Chart]:
     second line in each chart.
     """
     from rstar2.train.curves import curve
+    from rstar2.train.recipe import STAGES
+    from rstar2.train.stages import step_metrics
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}
     if len(arms) == 1:
         arms = {"this run": next(iter(arms.values()))}
+    # One arm may not have got as far as the other.
+    longest = max(run, run / "plain", key=lambda root: len(curve(root).steps))
+    names = [f"stage {number}" for number in STAGES if step_metrics(longest / f"stage{number}")]
+    marks = list(zip(curve(longest).starts, names, strict=True))
     return [
         {
             "title": title,
             "x": "steps",
+            "y": label,
             "unit": unit,
+            "marks": marks,
             "series": [
                 {"name": name, "points": list(zip(arm.steps, getattr(arm, field), strict=True))}
                 for name, arm in arms.items()
             ],
         }
-        for field, title, unit in _CURVES
+        for field, title, label, unit in _CURVES
         if arms
     ]

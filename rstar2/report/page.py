@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from rstar2.errors import Failure
 from rstar2.files import whole_file
 from rstar2.report.collect import RunPage, collect
+from rstar2.report.formulas import available, with_formulas
 from rstar2.report.segments import turn_parts
 from rstar2.trace import Trace, read_traces
 
@@ -30,6 +31,7 @@ _SCRIPTS = (
     "training_plots.js",
     "summary.js",
     "trace_parts.js",
+    "search.js",
     "viewer.js",
     "main.js",
 )
@@ -45,6 +47,7 @@ _COLUMNS = (
     "extracted",
     "chunk",
     "place",
+    "step",
 )
 
 
@@ -82,16 +85,24 @@ def _write(page: RunPage, file: TextIO) -> None:
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
         file.write(_data_element(f"chunk-{number}", chunk))
-    file.write(_data_element("index", index.columns()))
+    file.write(_data_element("index", _json(index.columns())))
     about = {
         "title": page.title,
         "kind": page.kind,
+        "models": page.models,
         "config": page.config,
         "summary": page.summary,
         "charts": page.charts,
-        "sections": [{"name": section.name, **section.results} for section in page.sections],
+        "sections": [
+            *({"name": section.name, **section.results} for section in page.sections),
+            *(
+                {"name": stage.name, "folder": str(stage.folder.relative_to(page.folder))}
+                for stage in page.kept
+            ),
+        ],
+        "formulas": available(),
     }
-    file.write(_data_element("about", about))
+    file.write(_data_element("about", _json(about)))
     file.write(tail.replace("/* script */", "\n".join(map(_asset, _SCRIPTS))))
 
 
@@ -107,12 +118,13 @@ class _TraceIndex:
         """Add a trace of a section, whose details stand at a place in a chunk."""
         problem = self._problem_numbers.setdefault((section, trace.problem_id), len(self._problem_texts))
         if problem == len(self._problem_texts):
-            self._problem_texts.append({"id": trace.problem_id, "text": trace.problem, "gold": trace.gold})
+            text = with_formulas(trace.problem)
+            self._problem_texts.append({"id": trace.problem_id, "text": text, "gold": trace.gold})
         row = {
             "section": section,
             "problem": problem,
             "sample": trace.sample,
-            "verdict": "no answer" if trace.no_answer else trace.verdict or "ungraded",
+            "verdict": _verdict(trace),
             "tokens": trace.tokens,
             "calls": len(trace.calls),
             "failed": trace.failed_calls,
@@ -120,6 +132,7 @@ class _TraceIndex:
             "extracted": (trace.extracted or "")[:60],
             "chunk": chunk,
             "place": place,
+            "step": trace.step,
         }
         for name, value in row.items():
             self._columns[name].append(value)
@@ -129,20 +142,27 @@ class _TraceIndex:
         return {"problems": self._problem_texts, "rows": self._columns}
 
 
-def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[list[Any]]:
-    """The details of all traces, about `_CHUNK_CHARACTERS` of text each; fills the index on the way."""
-    chunk: list[Any] = []
+def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
+    """The details of all traces in JSON lists of about `_CHUNK_CHARACTERS`; fills the index on the way."""
+    chunk: list[str] = []
     size = number = 0
-    for section, measurement in enumerate(page.sections):
-        for trace in read_traces(measurement.traces):
+    sections = [read_traces(measurement.traces) for measurement in page.sections]
+    for section, traces in enumerate([*sections, *(stage.shown() for stage in page.kept)]):
+        for trace in traces:
             index.add(section, trace, number, len(chunk))
-            chunk.append(_detail(trace))
-            size += sum(len(turn.text) + sum(len(call.output) for call in turn.calls) for turn in trace.turns)
+            chunk.append(_json(_detail(trace)))
+            size += len(chunk[-1])
             if size >= _CHUNK_CHARACTERS:
-                yield chunk
+                yield f"[{','.join(chunk)}]"
                 chunk, size, number = [], 0, number + 1
     if chunk:
-        yield chunk
+        yield f"[{','.join(chunk)}]"
+
+
+def _verdict(trace: Trace) -> str:
+    if trace.finish == "error":
+        return "engine failed"
+    return "no answer" if trace.no_answer else trace.verdict or "ungraded"
 
 
 def _detail(trace: Trace) -> dict[str, Any]:
@@ -152,14 +172,18 @@ def _detail(trace: Trace) -> dict[str, Any]:
         "extracted": trace.extracted,
         "rule": trace.rule,
         "wall_s": round(trace.wall_s, 2),
-        "prompt_tokens": len(trace.prompt_ids),
+        "reward": trace.reward,
+        "kept": trace.kept,
     }
 
 
-def _data_element(name: str, value: object) -> str:
-    """A script element that no browser runs, with a JSON value as gzip in base64."""
-    raw = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    packed = base64.b64encode(gzip.compress(raw, 6, mtime=0)).decode()
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _data_element(name: str, value: str) -> str:
+    """A script element that no browser runs, with JSON as gzip in base64."""
+    packed = base64.b64encode(gzip.compress(value.encode(errors="replace"), 6, mtime=0)).decode()
     return f'<script type="text/plain" id="{name}">{packed}</script>\n'
 
 

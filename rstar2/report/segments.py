@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from rstar2.report.formulas import with_formulas
 from rstar2.trace import ToolCall, Turn
 
 _TAGS = re.compile(r"(<reason>|</reason>|<answer>|</answer>|<tool_call>.*?(?:</tool_call>|\Z))", re.DOTALL)
 _KINDS = {"<reason>": "thought", "</reason>": "text", "<answer>": "answer", "</answer>": "text"}
 
 Part = dict[str, Any]
-"""JSON-able. `kind` is thought, text or answer, with `text`; or call, with `code`, `input` (its standard input),
-`status`, `output` and, where it ran, `wall_s` in seconds."""
+"""JSON-able. `kind` is thought, text or answer, with `text`, a RichText; or call, with `code`, `input` (its
+standard input), `status`, `output` and, where it ran, `wall_s` in seconds."""
 
 
 def turn_parts(turn: Turn) -> list[Part]:
@@ -26,7 +27,7 @@ def turn_parts(turn: Turn) -> list[Part]:
         elif piece.startswith("<tool_call>"):
             parts.append(_call_part(next(calls, None), piece))
         elif piece.strip():
-            parts.append({"kind": kind, "text": piece.strip("\n")})
+            parts.append({"kind": kind, "text": with_formulas(piece.strip("\n"))})
     return parts
 
 

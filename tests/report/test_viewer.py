@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.browser import Browser, open_browser
-from support.made_runs import made_run
+from support.browser import Browser
+from support.made_runs import made_run, staged_run, unfinished_run
+from support.report_page import all_tooltips, click, texts
 
 from rstar2.data.problem import Problem
 from rstar2.files import write_json
@@ -18,12 +17,6 @@ from rstar2.report import write_report
 from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -41,57 +34,6 @@ def page(browser: Browser, run: Path) -> Browser:
     browser.open((run / "report.html").as_uri())
     browser.wait("document.body.dataset.ready")
     return browser
-
-
-def staged_run(folder: Path) -> Path:
-    """A run of training stages with curves of two arms and one measured benchmark."""
-    made_run(folder, "eval/sft", problems=12, samples=2)
-    phases = [
-        {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
-         "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
-        for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
-    ]  # fmt: skip
-    write_json(folder / "summary.json", {"seed": 1, "phases": phases})
-    settings = {
-        "stages": [{"steps": 20, "lr": None}, {"steps": 10}],
-        "model": {"layers": 4},
-        "tags": ["a", "b"],
-    }
-    write_json(folder / "config.json", {"kind": "demo", "config": settings})
-    for arm in ("stage1", "plain/stage1"):
-        rows = [_step(number, 0.3 / number) for number in range(1, 21)]
-        (folder / arm).mkdir(parents=True)
-        (folder / arm / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def _step(number: int, failed: float) -> dict[str, Any]:
-    """A step's metrics, as the trainer writes them."""
-    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
-    return {"step": number, "data": data}
-
-
-def unfinished_run(folder: Path) -> Path:
-    """A run with one benchmark that has some traces, no results yet, and one that has none."""
-    made_run(folder, problems=3, samples=1)
-    (folder / "aime24" / "results.json").unlink()
-    with TraceWriter(folder / "empty" / "traces.jsonl"):
-        pass
-    return folder
-
-
-def texts(browser: Browser, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.innerText)"
-    return [str(text) for text in browser.run(script, selector)]
-
-
-def click(browser: Browser, selector: str, words: str = "") -> None:
-    script = (
-        "const found = [...document.querySelectorAll(arguments[0])].find((node) => "
-        "node.innerText?.includes(arguments[1]) || (!arguments[1])); found.dispatchEvent("
-        "new MouseEvent('click', {bubbles: true})); return found.tagName"
-    )
-    browser.run(script, selector, words)
 
 
 def test_the_page_draws_numbers_plots_and_traces_without_an_error_or_a_request(page: Browser) -> None:
@@ -241,7 +183,7 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
     ]
     assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
     assert "plain GRPO" in texts(browser, ".legend span")
-    assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 40
+    assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 50
     assert browser.errors() == []
 
 
@@ -288,10 +230,12 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
     browser.open(write_report(folder).as_uri())
     browser.wait("document.body.dataset.ready")
     shown = []
+    facts = ""
     for tab in range(len(texts(browser, ".tabs button"))):
         browser.run("document.querySelectorAll('.tabs button')[arguments[0]].click()", tab)
         browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
         browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        facts += "\n".join(texts(browser, "dl"))
         shown += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
         assert all(tooltips)
         for row in range(browser.run("return Math.min(8, document.querySelectorAll('.row').length)")):
@@ -302,19 +246,8 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
             )
             browser.wait("document.querySelector('.trace .problem')")
             shown += texts(browser, ".trace")
-    facts = "\n".join(texts(browser, "dl"))
     assert "settings.temperature\n0.6" in facts
     assert "Configuration of the run" in shown[0]
     for text in shown:
         assert not re.search(r"\[object|undefined|NaN|\bnull, |Infinity", text), text
     assert browser.errors() == []
-
-
-def all_tooltips(browser: Browser) -> list[str]:
-    return list(
-        browser.run(
-            "return [...document.querySelectorAll('.hit, circle, .range, .card')].map((node) => {"
-            "const tip = document.getElementById('tip'); tip.textContent = ' '; "
-            "node.dispatchEvent(new PointerEvent('pointermove')); return tip.textContent})"
-        )
-    )

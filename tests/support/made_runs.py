@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.files import write_json
 from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
+from rstar2.train.kept_traces import write_failed, write_step
 
 THOUGHT = (
     "The lamps that stay lit are those whose number has an odd number of divisors, $d(n) \\equiv 1$, so I "
@@ -39,7 +41,10 @@ def made_run(
     seed: int = 0,
     lift: float = 0.0,
 ) -> Path:
-    """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up."""
+    """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up.
+
+    Called again with the same folder and another name, the run has one more benchmark, asked for after the others.
+    """
     rng = random.Random(seed)
     asked = [
         Problem(
@@ -50,7 +55,10 @@ def made_run(
         )
         for number in range(problems)
     ]
-    write_json(folder / "config.json", {"kind": "eval", "config": {"problems": {name: "made"}}})
+    record = folder / "config.json"
+    stored = json.loads(record.read_text()) if record.exists() else {"kind": "eval", "config": {}}
+    stored["config"].setdefault("problems", {})[name] = "made"
+    write_json(record, stored)
     write_json(folder / "status.json", {"state": "finished", "at": 0, "attempt": 1})
     rows = []
     with TraceWriter(folder / name / "traces.jsonl") as writer:
@@ -62,7 +70,7 @@ def made_run(
                 rows.append(Row.of(trace))
     groups = by_problem(rows)
     golds = {problem.id: problem.answer for problem in asked}
-    record = {
+    results = {
         "benchmark": name,
         "complete": True,
         "missing": 0,
@@ -73,7 +81,7 @@ def made_run(
         "per_problem": problem_rows(groups, golds),
         "timing": {"wall_s": 12.5},
     }
-    write_json(folder / name / "results.json", record)
+    write_json(folder / name / "results.json", results)
     return folder
 
 
@@ -129,3 +137,61 @@ def _call_turn(failed: bool, number: int, place: int, rng: random.Random) -> Tur
             ToolCall(name="python", arguments=arguments, status=status, output=output, wall_s=rng.random())
         ],
     )
+
+
+def staged_run(folder: Path) -> Path:
+    """A run of two training stages with curves of two arms, one measured benchmark and kept rollouts."""
+    made_run(folder, "eval/sft", problems=12, samples=2)
+    phases = [
+        {"name": name, "accuracy": at, "interval": [at - 0.05, at + 0.05], "failed_call_ratio_correct": 0.1,
+         "calls_per_trace": 1.0, "mean_tokens": 80.0, "wall_s": 30.0}
+        for name, at in (("sft", 0.5), ("stage1", 0.7), ("stage2", 0.8))
+    ]  # fmt: skip
+    write_json(folder / "summary.json", {"seed": 1, "phases": phases})
+    settings = {
+        "stages": [{"steps": 20, "lr": None}, {"steps": 10}],
+        "demo": {"model": {"layers": 4}},
+        "tags": ["a", "b"],
+    }
+    write_json(folder / "config.json", {"kind": "demo", "config": settings})
+    for stage, steps in (("stage1", 20), ("stage2", 10), ("plain/stage1", 20)):
+        rows = [_step(number, 0.3 / number) for number in range(1, steps + 1)]
+        (folder / stage).mkdir(parents=True)
+        (folder / stage / "metrics-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keep_rollouts(folder / "stage1", steps=5, per_step=4)
+    return folder
+
+
+def keep_rollouts(stage: Path, steps: int, per_step: int, failed: int = 2) -> None:
+    """Kept rollouts of a stage of training, and some that the engine could not finish."""
+    rng = random.Random(0)
+    problem = Problem("rl-001", "How many lamps are lit after $n^2$ days?", "7")
+    for step in range(1, steps + 1):
+        traces = [made_trace(problem, sample, 0.5, rng) for sample in range(per_step)]
+        write_step(
+            stage / "traces",
+            step,
+            [
+                trace.model_copy(update={"step": step, "reward": float(trace.correct), "kept": trace.correct})
+                for trace in traces
+            ],
+        )
+    for sample in range(failed):
+        torn = made_trace(problem, sample, 0.0, rng)
+        change = {"finish": "error", "verdict": None, "extracted": None, "rule": "", "step": 1}
+        write_failed(stage / "traces", torn.model_copy(update=change))
+
+
+def _step(number: int, failed: float) -> dict[str, Any]:
+    """A step's metrics, as the trainer writes them."""
+    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": failed, "rstar2/tokens": 80.0}
+    return {"step": number, "data": data}
+
+
+def unfinished_run(folder: Path) -> Path:
+    """A run with one benchmark that has some traces, no results yet, and one that has none."""
+    made_run(folder, problems=3, samples=1)
+    (folder / "aime24" / "results.json").unlink()
+    with TraceWriter(folder / "empty" / "traces.jsonl"):
+        pass
+    return folder

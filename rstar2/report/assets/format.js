@@ -24,7 +24,7 @@ function formatShort(value) {
 /** The class of colours of a verdict: correct, wrong, none or unsure, as in viewer.css. */
 function verdictTone(verdict) {
   if (verdict === "correct" || verdict === "wrong") return verdict;
-  return verdict === "no answer" || verdict === "ungraded" ? "none" : "unsure";
+  return ["no answer", "ungraded", "engine failed"].includes(verdict) ? "none" : "unsure";
 }
 
 const VERDICT_TEXTS = {

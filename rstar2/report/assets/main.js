@@ -1,22 +1,47 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
-// The page carries two values. `index` is described in viewer.js. `about` is {title, kind, config, summary, charts,
-// sections}: config.json and summary.json of the run, the charts of linePlot, and one section per benchmark, which
-// is its results.json with its `name`.
+// The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
+// charts, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, whether LaTeX was
+// turned into formulas, and sections. A section is a benchmark's results.json with its `name`, or {name, folder}: a
+// stage of training that kept rollouts in a folder.
 
-/** A benchmark's nodes and its viewer. */
+/** A section's nodes and its viewer. */
 function sectionPage(section, number, index) {
   const viewer = new Viewer(index, number);
+  return { viewer, nodes: section.folder ? trainingNodes(section, viewer) : benchmarkNodes(section, viewer) };
+}
+
+/** What the plots of a section count: [{value, verdict}] of a column of the index. */
+function columnOf(viewer, name) {
+  const { rows, traces } = viewer;
+  return traces.map((trace) => ({ value: rows[name][trace], verdict: rows.verdict[trace] }));
+}
+
+function trainingNodes(section, viewer) {
+  const text =
+    "Rollouts of training that were kept: the first few of each step, and some that the engine could " +
+    `not finish. All that were kept are in ${section.folder}. A sample like this is no measurement.`;
+  return [
+    element("p", { class: "muted" }, text),
+    element(
+      "div",
+      { class: "plots" },
+      lengthPlot(columnOf(viewer, "tokens")),
+      toolCallPlot(columnOf(viewer, "calls")),
+    ),
+    viewer.node,
+  ];
+}
+
+function benchmarkNodes(section, viewer) {
   const onPick = (problemId) => viewer.pick(problemId);
-  const column = (name) =>
-    viewer.traces.map((trace) => ({ value: index.rows[name][trace], verdict: index.rows.verdict[trace] }));
   const plots = () =>
     element(
       "div",
       { class: "plots" },
       accuracyPlot(section.per_problem, onPick),
-      lengthPlot(column("tokens")),
-      toolCallPlot(column("calls")),
+      lengthPlot(columnOf(viewer, "tokens")),
+      toolCallPlot(columnOf(viewer, "calls")),
     );
   const { settings = {}, model = {}, versions = {}, judge = {}, timing = {} } = section;
   const nodes = [
@@ -27,7 +52,7 @@ function sectionPage(section, number, index) {
     problemTable(section.per_problem, onPick),
     settingsFold("Settings, versions and timing", { settings, model, versions, judge, timing }),
   ];
-  return { viewer, nodes: nodes.filter(Boolean) };
+  return nodes.filter(Boolean);
 }
 
 function incompleteNote(section) {
@@ -40,12 +65,11 @@ function setTheme(theme) {
 }
 
 function drawHeader(about) {
-  const models = [...new Set(about.sections.map((section) => section.model?.name).filter(Boolean))];
   const toggle = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   byId("top").append(
     element("h1", {}, about.title),
     element("span", { class: "badge" }, about.kind),
-    element("span", { class: "muted" }, models.join(", ")),
+    element("span", { class: "muted model" }, about.models.join(", ")),
     element("button", { id: "theme", onclick: toggle }, "light / dark"),
   );
 }
@@ -60,13 +84,14 @@ class Sections {
     this.viewer = null;
     if (sections.length > 1) {
       this.tabs.append(...sections.map((section, number) => {
-        const accuracy = element("small", {}, formatShare(section.summary.accuracy));
+        const accuracy = section.summary ? element("small", {}, formatShare(section.summary.accuracy)) : null;
         return element("button", { role: "tab", onclick: () => this.show(number) }, section.name, accuracy);
       }));
     }
   }
 
   show(number) {
+    this.viewer?.stop();
     const { viewer, nodes } = sectionPage(this.sections[number], number, this.index);
     this.viewer = viewer;
     [...this.tabs.children].forEach((tab, at) => tab.setAttribute("aria-selected", at === number));
@@ -76,14 +101,18 @@ class Sections {
 
   /** Shows what an address "#section/problem/sample" names, as Viewer.open writes it. */
   async showAddress(hash) {
-    const [section, problem, sample] = hash.slice(1).split("/").map(decodeURIComponent);
+    const [section, problem, sample, step] = hash.slice(1).split("/").map(decodeURIComponent);
     this.show(this.sections[+section] ? +section : 0);
-    const trace = this.sections[+section] ? this.viewer.find(problem, +sample) : undefined;
+    const trace = this.sections[+section] ? this.viewer.find(problem, +sample, step) : undefined;
     if (trace === undefined) return;
     await this.viewer.open(trace);
     this.viewer.scrollToCurrent();
   }
 }
+
+const NO_FORMULAS =
+  "Formulas are shown as they were written, in LaTeX: the Python package latex2mathml was not " +
+  "installed where this page was made.";
 
 async function start() {
   setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -96,6 +125,7 @@ async function start() {
     sections.tabs,
     sections.body,
     settingsFold("Configuration of the run", about.config),
+    about.formulas ? null : element("p", { class: "muted" }, NO_FORMULAS),
   ];
   byId("page").append(...page.filter(Boolean));
   if (about.sections.length) {

@@ -1,7 +1,7 @@
 // Plots of one benchmark, drawn as SVG at the width they are given, and again when that changes.
 
 /** How much of a plot's canvas its axes leave: bars start at `left`, and stand between `top` and `bottom`. */
-const AREA = { height: 190, left: 44, top: 8, bottom: 164 };
+const AREA = { height: 208, left: 62, top: 8, bottom: 164 };
 
 /** [name, colour], in the order in which a bar is stacked. */
 const VERDICT_COLORS = [["correct", "var(--good)"], ["wrong", "var(--bad)"], ["other", "var(--none)"]];
@@ -33,11 +33,12 @@ function plotPanel(title, height, draw, { legend = [], wide = false } = {}) {
   );
 }
 
-/** Round numbers between two values, about `wanted` of them. */
-function ticks(low, high, wanted = 4) {
-  const rough = (high - low) / wanted || 1;
+/** Round numbers between two values, about `wanted` of them; `whole` leaves out fractions. */
+function ticks(low, high, wanted = 4, whole = false) {
+  const rough = Math.max((high - low) / wanted || 1, whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const factors = whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10];
+  const step = power * factors.find((factor) => factor * power >= rough * 0.999);
   const values = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-6; value += step) {
     values.push(+value.toPrecision(12));
@@ -58,6 +59,16 @@ function drawYAxis(canvas, width, left, y, values, label) {
   }
 }
 
+/** The names of the axes of a plot whose axes cross at `left`, `bottom`. */
+function drawAxisNames(canvas, width, { left, top, bottom }, xName, yName) {
+  const turned = `translate(12,${(top + bottom) / 2}) rotate(-90)`;
+  const attributes = { class: "axis", "text-anchor": "middle" };
+  canvas.append(
+    svgElement("text", { ...attributes, transform: turned }, yName),
+    svgElement("text", { ...attributes, x: (left + width) / 2, y: bottom + 36 }, xName),
+  );
+}
+
 /**
  * One bar per problem; more than 60 are sorted.
  * @param problems [{id, accuracy, correct, samples, mean_tokens, calls_per_trace}]
@@ -71,6 +82,7 @@ function accuracyPlot(problems, onPick) {
   const y = (share) => bottom - share * (bottom - top);
   const draw = (canvas, width) => {
     drawYAxis(canvas, width, left, y, [0, 0.5, 1], (share) => `${100 * share} %`);
+    drawAxisNames(canvas, width, AREA, sorted ? "problems, the easiest first" : "problem", "accuracy");
     const step = (width - left) / Math.max(1, shown.length);
     const labelEvery = Math.ceil(30 / step);
     shown.forEach((problem, number) => {
@@ -107,10 +119,11 @@ function drawProblemBar(canvas, problem, x, step, onPick) {
 /**
  * Bars of counts, stacked by verdict.
  * @param rows [{value, verdict}]
+ * @param xName what the values are
  * @param bins the lowest value of each bar
  * @param label (number, brief): the text of a bar, in an axis when brief
  */
-function histogram(title, rows, bins, label) {
+function histogram(title, xName, rows, bins, label) {
   const counts = bins.map(() => [0, 0, 0]);
   for (const row of rows) {
     const bin = Math.max(0, bins.findLastIndex((low) => row.value >= low));
@@ -120,7 +133,8 @@ function histogram(title, rows, bins, label) {
   const { height, left, top, bottom } = AREA;
   const y = (value) => bottom - (value / most) * (bottom - top);
   const draw = (canvas, width) => {
-    drawYAxis(canvas, width, left, y, ticks(0, most, 3).filter(Number.isInteger), formatShort);
+    drawYAxis(canvas, width, left, y, ticks(0, most, 4, true), formatShort);
+    drawAxisNames(canvas, width, AREA, xName, "traces");
     const step = (width - left) / bins.length;
     const labelEvery = Math.ceil(46 / step);
     counts.forEach((stack, number) => {
@@ -157,7 +171,7 @@ function drawStack(canvas, stack, x, step, most, label) {
 /** rows: [{value: tokens, verdict}] */
 function lengthPlot(rows) {
   const most = Math.max(1, ...rows.map((row) => row.value));
-  const step = ticks(0, most, 24)[1] ?? 1;
+  const step = ticks(0, most, 24, true)[1] ?? 1;
   const bins = Array.from(
     { length: Math.max(1, Math.ceil((most + 1e-9) / step)) },
     (_, number) => number * step,
@@ -165,6 +179,7 @@ function lengthPlot(rows) {
   const range = (number) => `${formatCount(bins[number])} to ${formatCount(bins[number] + step)} tokens`;
   return histogram(
     "Length in tokens",
+    "tokens",
     rows,
     bins,
     (number, brief) => brief ? formatShort(bins[number]) : range(number),
@@ -176,7 +191,7 @@ function toolCallPlot(rows) {
   const most = Math.min(16, Math.max(...rows.map((row) => row.value), 1));
   const bins = Array.from({ length: most + 1 }, (_, number) => number);
   const more = rows.some((row) => row.value > most);
-  return histogram("Tool calls per trace", rows, bins, (number, brief) => {
+  return histogram("Tool calls per trace", "calls", rows, bins, (number, brief) => {
     const calls = `${number}${more && number === most ? "+" : ""}`;
     return brief ? calls : `${calls} ${number === 1 ? "call" : "calls"}`;
   });

@@ -41,7 +41,9 @@ function card(value, label, hint) {
 }
 
 function accuracyCard(summary) {
-  const sizes = `avg@${summary.n}, ${formatCount(summary.problems)} problems × ${summary.n} samples`;
+  const sizes = `avg@${summary.n}, ${formatCount(summary.problems)} problems × ${
+    plural(summary.n, "sample")
+  }`;
   const accuracy = (100 * summary.accuracy).toFixed(1);
   return element(
     "div",

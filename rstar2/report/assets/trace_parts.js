@@ -4,15 +4,16 @@ const FINISH_TEXTS = {
   answer: "",
   max_turns: " · ended by the turn limit",
   max_tokens: " · ended by the token limit",
+  error: " · ended by a failure of the engine, not graded",
 };
 
 /**
  * The nodes of a trace.
- * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish}, from the page's index
- * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s}, from a chunk of the page
+ * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
+ * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page
  */
 function traceNodes(row, detail) {
-  const sample = `${row.problem.id}, sample ${row.sample + 1}`;
+  const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
   const turns = detail.turns.map((turn, number) => [
     element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
     turn.parts.map((part) => part.kind === "call" ? callNodes(part) : textNode(part, row.verdict)),
@@ -20,16 +21,25 @@ function traceNodes(row, detail) {
   return [
     verdictBar(row, detail),
     element("p", { class: "muted sample" }, sample),
-    element("div", { class: "problem" }, row.problem.text),
+    element("div", { class: "problem" }, textNodes(row.problem.text)),
     ...turns.flat(Infinity),
   ];
+}
+
+/** What training did with a rollout; nothing for one of a benchmark. */
+function trainingFacts(row, detail) {
+  return [
+    isNumber(row.step) ? `step ${row.step}` : null,
+    isNumber(detail.reward) ? `reward ${detail.reward}` : null,
+    detail.kept === null ? null : detail.kept ? "used for the update" : "not used for the update",
+  ].filter(Boolean);
 }
 
 function verdictBar(row, detail) {
   const facts = [
     `${formatCount(row.tokens)} tokens`,
     plural(detail.turns.length, "turn"),
-    `${row.calls} calls`,
+    plural(row.calls, "call"),
     `${formatSeconds(detail.wall_s)}${FINISH_TEXTS[row.finish]}`,
   ];
   return element(
@@ -49,13 +59,13 @@ function verdictBar(row, detail) {
   );
 }
 
-/** part: {kind: thought, text or answer; text} */
+/** part: {kind: thought, text or answer; text, as textNodes takes it} */
 function textNode(part, verdict) {
   return element(
     "div",
     { class: `part ${part.kind}`, "data-tone": verdictTone(verdict) },
     element("div", { class: "label" }, part.kind),
-    element("div", { class: "body" }, part.text),
+    element("div", { class: "body" }, textNodes(part.text)),
   );
 }
 

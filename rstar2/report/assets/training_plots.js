@@ -11,11 +11,12 @@ const LINE_COLORS = [
 
 /**
  * Lines with points, and bars where a point has an interval.
- * @param chart {title, x, unit, series: [{name, points: [[x, y] or [x, y, low, high]]}]}; x is a number or a
- *   word, the unit "share" is shown in percent
+ * @param chart {title, x, y, unit, marks: [[x, text]], series: [{name, points: [[x, y] or [x, y, low, high]]}]};
+ *   `x` and `y` are the names of the axes, a point's x is a whole number or a word, the unit "share" is shown
+ *   in percent
  */
 function linePlot(chart) {
-  const height = 210;
+  const height = 218;
   const labels = yLabels(chart);
   const legend = chart.series.length > 1
     ? chart.series.map((series, number) => [series.name, LINE_COLORS[number % LINE_COLORS.length]])
@@ -23,11 +24,15 @@ function linePlot(chart) {
   const draw = (canvas, width) => {
     const scales = lineScales(chart, width);
     drawYAxis(canvas, width, scales.left, scales.y, ticks(scales.low, scales.high, 4), labels);
-    drawXAxis(canvas, width, chart, scales);
+    drawXAxis(canvas, scales);
+    drawAxisNames(canvas, width, scales, chart.x, chart.y);
+    drawMarks(canvas, width, chart.marks ?? [], scales);
     chart.series.forEach((series, number) => {
       drawLine(canvas, series, LINE_COLORS[number % LINE_COLORS.length], scales, (point) => {
         const interval = isNumber(point[2]) ? ` [${labels(point[2])}, ${labels(point[3])}]` : "";
-        return `${series.name}\n${chart.x ?? ""} ${point[0]}: ${labels(point[1])}${interval}`;
+        return `${series.name}\n${chart.x === "steps" ? "step" : chart.x} ${point[0]}: ${
+          labels(point[1])
+        }${interval}`;
       });
     });
   };
@@ -41,7 +46,7 @@ const drawnPoints = (series) => series.points.filter((point) => isNumber(point[1
 
 /**
  * Where values lie on a canvas of this width.
- * @returns {x, y: value → pixels; low, high: the ends of y; left, bottom: the axes; marks: values labelled on x}
+ * @returns {x, y: value → pixels; low, high: the ends of y; left, top, bottom: the axes; labelled: values on x}
  */
 function lineScales(chart, width) {
   const points = chart.series.flatMap(drawnPoints);
@@ -54,29 +59,40 @@ function lineScales(chart, width) {
   const high = chart.unit === "share"
     ? Math.min(1, Math.max(0.01, ...ys) * 1.08)
     : Math.max(...ys, 1e-9) * 1.08;
-  const left = 52, top = 8, bottom = chart.x ? 168 : 182, margin = isNamed ? 36 : 6;
+  const left = 66, top = chart.marks?.length ? 22 : 8, bottom = 174, margin = isNamed ? 36 : 6;
   const first = Math.min(...xs);
   const span = Math.max(...xs) - first || 1;
   return {
     low,
     high,
     left,
+    top,
     bottom,
     x: (value) => left + margin + ((position(value) - first) / span) * (width - left - 2 * margin),
     y: (value) => bottom - ((value - low) / (high - low)) * (bottom - top),
-    marks: isNamed ? names : ticks(first, first + span, Math.max(2, Math.floor(width / 90))),
+    labelled: isNamed ? names : ticks(first, Math.max(...xs), Math.max(2, Math.floor(width / 60)), true),
   };
 }
 
-function drawXAxis(canvas, width, chart, { x, left, bottom, marks }) {
-  for (const mark of marks) {
-    const text = typeof mark === "string" ? mark : formatShort(mark);
-    canvas.append(svgElement("text", { x: x(mark), y: bottom + 16, "text-anchor": "middle" }, text));
+function drawXAxis(canvas, { x, bottom, labelled }) {
+  for (const value of labelled) {
+    const text = typeof value === "string" ? value : formatShort(value);
+    canvas.append(svgElement("text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, text));
   }
-  if (chart.x) {
-    const middle = left + (width - left) / 2;
-    canvas.append(svgElement("text", { x: middle, y: 206, "text-anchor": "middle" }, chart.x));
-  }
+}
+
+/** Upright lines with a text above: where the stages of a run begin. marks: [[x, text]] */
+function drawMarks(canvas, width, marks, { x, top, bottom }) {
+  marks.forEach(([value, text], number) => {
+    const next = number + 1 < marks.length ? x(marks[number + 1][0]) : width;
+    const at = x(value);
+    const room = Math.floor((next - at) / 6.5);
+    const shown = text.length <= room ? text : text.replace(/^\D+/, "");
+    canvas.append(
+      svgElement("line", { class: "mark", x1: at, x2: at, y1: top - 12, y2: bottom }),
+      withTooltip(svgElement("text", { class: "mark", x: at + 4, y: top - 5 }, shown), `${text} begins`),
+    );
+  });
 }
 
 function drawLine(canvas, series, color, { x, y }, tooltip) {
@@ -98,21 +114,21 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
 }
 
 const PHASE_PLOTS = [
-  ["accuracy", "Accuracy on held-out problems", "share"],
-  ["failed_call_ratio_correct", "Failed calls inside correct traces", "share"],
-  ["mean_tokens", "Mean tokens", undefined],
+  ["accuracy", "Accuracy on held-out problems", "accuracy", "share"],
+  ["failed_call_ratio_correct", "Failed calls inside correct traces", "failed calls", "share"],
+  ["mean_tokens", "Mean tokens", "tokens", "tokens"],
 ];
 
 /** The phases of a staged run: a table and plots. `summary` is summary.json or null. */
 function phasePanels(summary) {
   const phases = summary?.phases ?? [];
   if (!phases.length) return [];
-  const plots = PHASE_PLOTS.map(([key, title, unit]) => {
+  const plots = PHASE_PLOTS.map(([key, title, y, unit]) => {
     const interval = (phase) => (key === "accuracy" ? phase.interval ?? [] : []);
     const points = phases.map((phase) => [phase.name, phase[key], ...interval(phase)]);
-    return linePlot({ title, unit, series: [{ name: title, points }] });
+    return linePlot({ title, x: "phase", y, unit, series: [{ name: title, points }] });
   });
-  const table = element("section", { class: "panel wide" }, phaseTable(phases));
+  const table = element("section", { class: "panel wide scroll" }, phaseTable(phases));
   return [element("div", { class: "plots small" }, table, plots)];
 }
 

@@ -17,7 +17,8 @@ const ORDER_NAMES = {
 /**
  * A trace is named by its place in the columns of the index.
  * index: {problems: [{id, text, gold}], rows: {section, problem, sample, verdict, tokens, calls, failed, finish,
- * extracted, chunk, place}}, where each of rows is a column with one value per trace of the run.
+ * extracted, chunk, place, step}}, where each of rows is a column with one value per trace of the run; a step is
+ * null outside of training.
  */
 class Viewer {
   /** section: the number of the benchmark whose traces are listed. */
@@ -29,6 +30,9 @@ class Viewer {
     this.filters = { verdicts: new Set(), failedCalls: false, words: "", problem: null };
     this.order = "order";
     this.chunks = new Map();
+    this.problemTexts = index.problems.map(({ id, text }) => `${id}\n${sourceText(text)}`.toLowerCase());
+    /** The search of the traces' texts for the words of the filter; null without words. */
+    this.textSearch = null;
     this.listed = [];
     this.current = null;
     this.build();
@@ -37,11 +41,10 @@ class Viewer {
 
   build() {
     const onSearch = () => {
-      this.filters.words = this.search.value.toLowerCase();
       this.filters.problem = null;
-      this.applyFilters();
+      this.searchFor(this.search.value);
     };
-    const placeholder = "problem id or words in it";
+    const placeholder = "words in problems, thoughts, code, output";
     this.search = element("input", {
       type: "search",
       placeholder,
@@ -52,7 +55,9 @@ class Viewer {
       this.order = event.target.value;
       this.applyFilters();
     };
-    const options = Object.entries(ORDER_NAMES).map(([value, name]) => element("option", { value }, name));
+    const isTraining = this.rows.step[this.traces[0]] != null;
+    const names = { ...ORDER_NAMES, ...(isTraining ? { order: "by training step" } : {}) };
+    const options = Object.entries(names).map(([value, name]) => element("option", { value }, name));
     const order = element("select", { "aria-label": "order", onchange: onOrder }, options);
     this.chips = element("div", { class: "chips" });
     this.spacer = element("div", { class: "spacer" });
@@ -105,13 +110,27 @@ class Viewer {
     return element("button", attributes, `${name} ${formatCount(number)}`);
   }
 
+  /** Lists the traces with these words: at once where the problem has them, and as they are found elsewhere. */
+  searchFor(typed) {
+    const words = typed.trim().toLowerCase();
+    this.stop();
+    this.filters.words = words;
+    this.textSearch = words ? new TextSearch(this.traces, this.rows, words) : null;
+    this.applyFilters();
+    this.textSearch?.run(() => this.fillList());
+  }
+
+  /** Ends a search that is under way. */
+  stop() {
+    this.textSearch?.stop();
+  }
+
   fits(trace) {
     const { verdicts, failedCalls, words, problem: picked } = this.filters;
-    const problem = this.problemOf(trace);
     return (!verdicts.size || verdicts.has(this.rows.verdict[trace])) &&
       (!failedCalls || this.rows.failed[trace] > 0) &&
-      (picked === null || problem.id === picked) &&
-      (problem.id.toLowerCase().includes(words) || problem.text.toLowerCase().includes(words));
+      (picked === null || this.problemOf(trace).id === picked) &&
+      (this.problemTexts[this.rows.problem[trace]].includes(words) || this.textSearch.found.has(trace));
   }
 
   compare(a, b) {
@@ -133,12 +152,19 @@ class Viewer {
   }
 
   applyFilters() {
+    this.list.scrollTop = 0;
+    this.fillList();
+  }
+
+  /** Lists what fits, the place scrolled to unchanged. */
+  fillList() {
     this.listed = this.traces.filter((trace) => this.fits(trace)).sort((a, b) => this.compare(a, b));
     this.spacer.style.height = `${this.listed.length * ROW_HEIGHT}px`;
-    this.list.scrollTop = 0;
-    this.counter.textContent = `${formatCount(this.listed.length)} of ${
-      formatCount(this.traces.length)
-    } traces`;
+    const total = formatCount(this.traces.length);
+    const searching = this.textSearch?.isRunning
+      ? ` · searched ${formatCount(this.textSearch.searched)} …`
+      : "";
+    this.counter.textContent = `${formatCount(this.listed.length)} of ${total} traces${searching}`;
     this.drawChips();
     this.drawList();
     if (!this.listed.includes(this.current)) this.open(this.listed[0]);
@@ -172,7 +198,7 @@ class Viewer {
       element(
         "span",
         { class: "what" },
-        `${row.problem.id} · ${row.sample + 1}`,
+        `${row.step === null ? "" : `step ${row.step} · `}${row.problem.id} · ${row.sample + 1}`,
         element("small", {}, answer),
       ),
       element(
@@ -204,8 +230,8 @@ class Viewer {
   /** Lists one problem's traces. */
   pick(problemId) {
     this.filters.problem = problemId;
-    this.filters.words = this.search.value = "";
-    this.applyFilters();
+    this.search.value = "";
+    this.searchFor("");
     this.node.scrollIntoView({ behavior: "smooth" });
   }
 
@@ -214,14 +240,16 @@ class Viewer {
     this.current = trace ?? null;
     this.drawList();
     if (trace === undefined) {
-      const reason = this.traces.length ? "No trace fits the filter." : "This run has no traces yet.";
+      const none = this.textSearch?.isRunning ? "Searching …" : "No trace fits the filter.";
+      const reason = this.traces.length ? none : "This run has no traces yet.";
       this.pane.replaceChildren(element("p", { class: "muted" }, reason));
       return;
     }
     const row = this.row(trace);
     const detail = (await this.chunk(row.chunk))[row.place];
     if (this.current !== trace) return;
-    const address = [this.section, row.problem.id, row.sample].map(encodeURIComponent).join("/");
+    const step = row.step === null ? [] : [row.step];
+    const address = [this.section, row.problem.id, row.sample, ...step].map(encodeURIComponent).join("/");
     history.replaceState(null, "", `#${address}`);
     this.pane.replaceChildren(...traceNodes(row, detail));
     this.pane.scrollTop = 0;
@@ -246,10 +274,11 @@ class Viewer {
     return { ...Object.fromEntries(values), problem: this.problemOf(trace) };
   }
 
-  /** The trace that an address names by problem and sample; undefined without one. */
-  find(problemId, sample) {
+  /** The trace that an address names by problem, sample and, in training, step; undefined without one. */
+  find(problemId, sample, step) {
     return this.traces.find((trace) =>
-      this.problemOf(trace).id === problemId && this.rows.sample[trace] === sample
+      this.problemOf(trace).id === problemId && this.rows.sample[trace] === sample &&
+      (step === undefined || this.rows.step[trace] === +step)
     );
   }
 }

@@ -1,0 +1,81 @@
+"""The report page on a telephone: 390 pixels wide, it is never wider than its window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from support.made_runs import made_run, staged_run, unfinished_run
+from support.report_page import open_report, texts
+
+from rstar2.files import write_json
+from rstar2.trace import TraceWriter, read_traces
+
+pytestmark = pytest.mark.slow
+
+WIDTH = 390
+CUT = """
+  const scrolls = (node) => node && (getComputedStyle(node).overflowX === "auto" || scrolls(node.parentElement));
+  return [...document.querySelectorAll(".trace math, table")].filter((node) =>
+    node.getBoundingClientRect().right > innerWidth && !scrolls(node.parentElement)).map((node) => node.tagName);
+"""
+"""Formulas and tables that are wider than the page, and that nobody can scroll to."""
+
+
+@pytest.fixture
+def narrow(browser: Browser) -> Iterator[Browser]:
+    browser.resize(WIDTH, 844)
+    yield browser
+    browser.devtools("Emulation.clearDeviceMetricsOverride")
+
+
+def wide_run(folder: Path) -> Path:
+    """A run whose names, problems, code and formulas are long and have no spaces."""
+    made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
+    made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
+    traces = next(folder.glob("a_*/traces.jsonl"))
+    read = list(read_traces(traces))
+    traces.unlink()
+    long = "m" * 200
+    with TraceWriter(traces) as writer:
+        for trace in read:
+            for turn in trace.turns:
+                turn.text = f"$${'x+' * 200}1$$ $\\frac{{{'y+' * 90}1}}{{2}}$ {long} {turn.text}"
+                for call in turn.calls:
+                    call.output = long
+            more = {"problem_id": long + trace.problem_id, "problem": long, "extracted": long}
+            writer.write(trace.model_copy(update=more))
+    results = traces.parent / "results.json"
+    results.unlink()
+    write_json(results, {"complete": False, "model": {"name": f"/models/{long}"}, "summary": {"samples": 0}})
+    return folder
+
+
+def train_run(folder: Path) -> Path:
+    staged_run(folder)
+    write_json(folder / "config.json", {"kind": "train", "config": {"model": "/models/" + "m" * 200}})
+    return folder
+
+
+@pytest.mark.parametrize("make", [made_run, staged_run, train_run, unfinished_run, wide_run])
+def test_no_page_scrolls_sideways_on_a_telephone(
+    narrow: Browser, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    open_report(narrow, make(tmp_path / ("a_long_name_of_a_run" * 5)))
+    for tab in range(max(1, len(texts(narrow, ".tabs button")))):
+        narrow.run("document.querySelectorAll('.tabs button')[arguments[0]]?.click()", tab)
+        narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
+        narrow.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        if texts(narrow, ".row"):
+            narrow.wait("document.querySelector('.trace .problem')")
+            narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # a chip for its problem
+        wide = narrow.run(
+            "return [...document.querySelectorAll('body *')].filter((node) => "
+            "node.getBoundingClientRect().right > innerWidth + 1)"
+            ".map((node) => `${node.tagName}.${node.getAttribute('class')}`).slice(0, 12)"
+        )
+        assert narrow.run("return document.documentElement.scrollWidth") <= WIDTH, wide
+        assert narrow.run(CUT) == []
+    assert narrow.errors() == []

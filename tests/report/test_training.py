@@ -1,0 +1,122 @@
+"""Training runs on the report page: their curves, their model and the rollouts that were kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from support.made_runs import keep_rollouts, made_run, staged_run
+from support.report_page import click, open_report, texts
+
+from rstar2.files import write_json
+from rstar2.report import kept
+from rstar2.report.kept import kept_traces
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return staged_run(tmp_path_factory.mktemp("staged") / "run")
+
+
+def test_every_plot_names_both_axes(browser: Browser, run: Path) -> None:
+    open_report(browser, run)
+    browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+    names = browser.run(
+        "return [...document.querySelectorAll('.plots svg')].map((svg) => "
+        "[...svg.querySelectorAll('.axis')].map((node) => node.textContent))"
+    )
+    assert len(names) == 9
+    assert all(len(pair) == 2 and all(pair) for pair in names), names
+    assert ["pass rate", "steps"] in names
+    assert ["traces", "tokens"] in names
+
+
+def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Browser, tmp_path: Path) -> None:
+    run = staged_run(tmp_path)
+    for steps in (30, 4, 1):  # so few that a plot has room for fractions
+        if steps < 30:
+            (run / "stage2" / "metrics-1.jsonl").unlink(missing_ok=True)
+            for arm in (run, run / "plain"):
+                path = arm / "stage1" / "metrics-1.jsonl"
+                path.write_text("".join(path.read_text().splitlines(keepends=True)[:steps]))
+        open_report(browser, run)
+        browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        curves = browser.run(
+            "return [...document.querySelectorAll('.plots.small svg')].filter((svg) => "
+            "[...svg.querySelectorAll('.axis')].some((node) => node.textContent === 'steps')).map((svg) => "
+            "({marks: [...svg.querySelectorAll('text.mark')].map((node) => node.textContent), "
+            "lines: [...svg.querySelectorAll('line.mark')].map((node) => +node.getAttribute('x1')), "
+            "points: [...svg.querySelectorAll('circle')].map((node) => +node.getAttribute('cx')), "
+            "ticks: [...svg.querySelectorAll('text[text-anchor=middle]:not(.axis)')]"
+            ".map((node) => node.textContent)}))"
+        )
+        assert len(curves) == 3
+        for curve in curves:
+            assert curve["marks"] == (["stage 1", "stage 2"] if steps == 30 else ["stage 1"])
+            assert curve["lines"] == [curve["points"][0], *([curve["points"][20]] if steps == 30 else [])]
+            assert curve["ticks"]
+            assert all(tick.isdigit() and 1 <= int(tick) <= steps for tick in curve["ticks"]), curve["ticks"]
+
+
+def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:
+    open_report(browser, run)
+    assert texts(browser, "#top .model") == ["trained from random weights: 4 layers"]
+    for kind in ("train", "sft"):
+        write_json(tmp_path / kind / "config.json", {"kind": kind, "config": {"model": "/models/base-14b"}})
+        open_report(browser, tmp_path / kind)
+        assert texts(browser, "#top .model") == ["trained from /models/base-14b"]
+    open_report(browser, made_run(tmp_path / "eval", problems=2, samples=1))
+    assert texts(browser, "#top .model") == ["made-up-14b"]
+
+
+def test_kept_rollouts_have_a_tab_with_step_reward_and_use(browser: Browser, run: Path) -> None:
+    open_report(browser, run)
+    click(browser, ".tabs button", "training, stage 1")
+    assert "22 of 22 traces" in texts(browser, ".count")[0]
+    assert "stage1/traces" in texts(browser, "main p.muted")[0]
+    assert texts(browser, ".row .what")[0].startswith("step 1 · rl-001 · 1")
+    facts = texts(browser, ".trace .sample")[0]
+    assert "step 1 · reward " in facts
+    assert "used for the update" in facts
+    browser.run("[...document.querySelectorAll('.row')][9].click()")
+    browser.wait("document.querySelector('.trace .sample').innerText.includes('sample 2 · step 3')")
+    address = browser.run("return location.href")
+    assert address.endswith("/rl-001/1/3")
+    browser.open(address)
+    browser.wait("document.querySelector('.trace .sample')?.innerText.includes('sample 2 · step 3')")
+    assert browser.errors() == []
+
+
+def test_a_rollout_that_the_engine_could_not_finish_is_called_so(browser: Browser, run: Path) -> None:
+    open_report(browser, run)
+    click(browser, ".tabs button", "training, stage 1")
+    click(browser, ".chips button", "engine failed 2")
+    browser.wait("document.querySelector('.trace .verdict')?.textContent.startsWith('engine failed')")
+    assert "ended by a failure of the engine, not graded" in texts(browser, ".trace .verdict")[0]
+
+
+def test_a_long_stage_shows_a_bounded_number_of_traces_of_all_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "_MOST_OF_STEPS", 30)
+    monkeypatch.setattr(kept, "_MOST_FAILED", 3)
+    keep_rollouts(tmp_path / "stage2", steps=35, per_step=3, failed=5)
+    (stage,) = kept_traces(tmp_path)
+    assert [trace.step for trace in stage.shown() if trace.finish != "error"] == list(range(1, 36, 2))
+    assert sum(trace.finish == "error" for trace in stage.shown()) == 3
+    keep_rollouts(tmp_path / "few" / "stage1", steps=5, per_step=8, failed=0)
+    (stage,) = kept_traces(tmp_path / "few")
+    assert [trace.step for trace in stage.shown()] == [step for step in range(1, 6) for _ in range(6)]
+
+
+def test_tabs_stand_in_the_order_in_which_benchmarks_were_asked_for(browser: Browser, tmp_path: Path) -> None:
+    names = ("math500", "aime25", "hmmt25", "aime24")
+    for name in names:
+        made_run(tmp_path, name, problems=2, samples=1)
+    open_report(browser, tmp_path)
+    tabs = texts(browser, ".tabs button")
+    assert len(tabs) == len(names)
+    assert all(tab.startswith(name) for tab, name in zip(tabs, names, strict=True)), tabs

@@ -1,0 +1,48 @@
+"""What tests ask of a report page that a browser has open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.browser import Browser
+
+from rstar2.report import write_report
+
+
+def open_report(browser: Browser, run: Path) -> None:
+    """Write a run's page and open it."""
+    browser.open(write_report(run).as_uri())
+    browser.wait("document.body.dataset.ready")
+
+
+def search_for(browser: Browser, words: str) -> None:
+    """Type words in the search box of the list, without waiting for what they find."""
+    browser.run(
+        "const input = document.querySelector('.filters input'); input.value = arguments[0]; "
+        "input.dispatchEvent(new Event('input'))",
+        words,
+    )
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map((node) => node.innerText)"
+    return [str(text) for text in browser.run(script, selector)]
+
+
+def click(browser: Browser, selector: str, words: str = "") -> None:
+    script = (
+        "const found = [...document.querySelectorAll(arguments[0])].find((node) => "
+        "node.innerText?.includes(arguments[1]) || (!arguments[1])); found.dispatchEvent("
+        "new MouseEvent('click', {bubbles: true})); return found.tagName"
+    )
+    browser.run(script, selector, words)
+
+
+def all_tooltips(browser: Browser) -> list[str]:
+    return list(
+        browser.run(
+            "return [...document.querySelectorAll('.hit, circle, .range, .card')].map((node) => {"
+            "const tip = document.getElementById('tip'); tip.textContent = ' '; "
+            "node.dispatchEvent(new PointerEvent('pointermove')); return tip.textContent})"
+        )
+    )
