@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,13 +13,19 @@ from rstar2.errors import UserError
 
 
 def read_objects(
-    path: Path, hint: str, *, decimals_as_text: bool = False
+    path: Path,
+    hint: str,
+    *,
+    decimals_as_text: bool = False,
+    on_fault: Callable[[int, str], None] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file (jsonlines.org), each with the number of its line; blank lines are skipped.
 
     Args:
         hint: what to do about a file that is not as it should be.
         decimals_as_text: give a number with a decimal point as text, with the digits it was written with.
+        on_fault: called with a line's number and what is wrong with it, and the next line is read; without it the
+            first fault is raised.
 
     Raises:
         UserError: it cannot be read, is not UTF-8, or a line is not one JSON object.
@@ -35,14 +41,19 @@ def read_objects(
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
+        fault = ""
         try:
             value = json.loads(line, parse_float=str if decimals_as_text else float, parse_constant=_refuse)
+            if not isinstance(value, dict):
+                fault = f"not a JSON object but {type(value).__name__}"
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: not JSON: {error}", hint) from error
-        if not isinstance(value, dict):
-            kind = type(value).__name__
-            raise UserError(f"{path}, line {number}: not a JSON object but {kind}", hint)
-        yield number, value
+            fault = f"not JSON: {error}"
+        if not fault:
+            yield number, value
+        elif on_fault is None:
+            raise UserError(f"{path}, line {number}: {fault}", hint)
+        else:
+            on_fault(number, fault)
 
 
 def _refuse(text: str) -> None:

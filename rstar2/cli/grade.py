@@ -12,16 +12,27 @@ from rstar2.cli.common import err, examples
 if TYPE_CHECKING:
     from collections import Counter
 
+SHOWN_FAULTS = 5
+
 EPILOG = examples(
     ("grade a file and keep the verdicts", "rstar2 grade outputs.jsonl --output graded.jsonl"),
     ("count the correct ones", 'rstar2 grade outputs.jsonl | grep -c \'"verdict": "correct"\''),
     ("on eight processes, with five processor seconds a row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
+    (
+        "from another program, with keys of its own",
+        "cat outputs.jsonl | rstar2 grade - --gold-key answer --pred-key output",
+    ),
+    ("the traces of an evaluation again", "rstar2 grade runs/night/aime24/traces.jsonl"),
 )
 
 
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE.jsonl", help="Rows with `gold`, `pred`, perhaps `id`.")
+        Path,
+        typer.Argument(
+            metavar="FILE.jsonl|-",
+            help="Rows with `gold`, `pred`, perhaps `id`, or traces; - is standard input.",
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -33,28 +44,39 @@ def command(
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.1, help="Processor seconds for one row.")
     ] = 1.5,
+    gold_key: Annotated[str, typer.Option(help="The key of the gold answer.")] = "gold",
+    pred_key: Annotated[str, typer.Option(help="The key of the answer to grade.")] = "pred",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first row that cannot be graded.")
+    ] = False,
 ) -> None:
     """Grade answers that were made elsewhere.
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
-    answer or a whole model output); either may be null. One line comes out
-    for each, in order: `id`, `verdict` (correct, wrong, unparsed, timeout or
-    invalid), the `extracted` answer and the `rule` that decided.
+    answer or a whole model output); either may be a number or null. One line
+    comes out for each, in order: `id`, `verdict` (correct, wrong, unparsed,
+    timeout or invalid), the `extracted` answer and the `rule` that decided.
+    A row that cannot be graded is invalid, and told.
     """
     from collections import Counter
 
     from rich.progress import track
 
     from rstar2.eval.grader import GraderPool
-    from rstar2.eval.grader.offline import graded, read_rows, writer
+    from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
 
-    rows = read_rows(file)
+    rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     with writer(output) as write, GraderPool(workers, timeout) as pool:
-        for row in track(graded(rows, pool), "grading", total=len(rows), console=err, transient=True):
-            write(row)
-            counts[row["verdict"]] += 1
+        for verdict in track(graded(rows, pool), "grading", total=len(rows), console=err, transient=True):
+            write(verdict)
+            counts[verdict["verdict"]] += 1
     _summary(counts, output)
+    bad = [row for row in rows if row.fault]
+    for row in bad[:SHOWN_FAULTS]:
+        err.print(f"line {row.id['line']}: {row.fault}", markup=False, soft_wrap=True)
+    if bad:
+        err.print(f"{len(bad)} of {len(rows)} rows could not be graded; --strict stops at the first")
 
 
 def _summary(counts: Counter[str], output: Path | None) -> None:

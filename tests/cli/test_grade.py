@@ -12,6 +12,8 @@ from pathlib import Path
 
 from support.commands import Ran, largest_file, rstar2
 
+from rstar2.trace import Trace
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = [
     {"id": "a", "gold": "42", "pred": "so it is \\boxed{42}"},
@@ -61,10 +63,59 @@ def test_an_empty_file_is_no_rows(tmp_path):
     assert "0 rows" in result.stderr
 
 
-def test_a_malformed_line_is_the_users_mistake_and_nothing_is_written(tmp_path):
+def test_numbers_are_answers_and_keys_may_have_other_names(tmp_path):
+    rows = [{"answer": 3, "output": "3"}, {"answer": 0.1, "output": 0.10}, {"answer": "1/4", "output": 0.5}]
+    result = run(write(tmp_path / "in.jsonl", rows), "--gold-key", "answer", "--pred-key", "output")
+    assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()] == [
+        "correct",
+        "correct",
+        "wrong",
+    ]
+
+
+def test_the_traces_of_an_evaluation_are_rows(tmp_path):
+    turn = {"text": "<answer>\\boxed{42}</answer>", "start": 0, "end": 1, "calls": []}
+    ids = {"prompt_ids": [1], "response_ids": [2], "response_mask": [1], "logprobs": [-0.5]}
+    trace = Trace(problem_id="p", sample=2, gold="42", turns=[turn], finish="answer", **ids)
+    source = tmp_path / "traces.jsonl"
+    source.write_text(trace.model_dump_json() + "\n")
+    [row] = map(json.loads, run(str(source)).stdout.splitlines())
+    assert (row["id"], row["verdict"]) == ("p/2", "correct")
+
+
+def test_standard_input_is_a_file_too(tmp_path):
+    source = Path(write(tmp_path / "in.jsonl", ROWS))
+    with source.open() as stdin:
+        piped = subprocess.run(
+            [sys.executable, "-m", "rstar2", "grade", "-"],
+            stdin=stdin, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+    assert [json.loads(line) for line in piped.stdout.splitlines()] == GRADED, piped.stderr
+
+
+def test_a_bad_row_is_told_and_the_others_are_graded(tmp_path):
+    source = tmp_path / "in.jsonl"
+    bad = ["[1]", "{", '{"gold": "1"}', '{"gold": [1], "pred": "1"}', '{"gold": true, "pred": "1"}']
+    good = json.dumps(ROWS[0])
+    source.write_text("\n".join([good, *bad, good]) + "\n")
+    result = run(str(source))
+    assert result.code == 0
+    graded = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["verdict"] for row in graded] == ["correct", *["invalid"] * 5, "correct"]
+    assert graded[3] == {
+        "line": 4,
+        "verdict": "invalid",
+        "extracted": None,
+        "rule": "bad row: `pred` is missing",
+    }
+    assert "line 2: not a JSON object but list" in result.stderr
+    assert "5 of 7 rows could not be graded" in result.stderr
+
+
+def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(ROWS[0]) + "\n[1]\n" + json.dumps(ROWS[0]) + "\n")
-    result = run(str(source), "-o", str(tmp_path / "out.jsonl"))
+    result = run(str(source), "--strict", "-o", str(tmp_path / "out.jsonl"))
     assert result.code == 2
     shown = " ".join(result.stderr.split())
     assert "line 2: not a JSON object but list" in shown

@@ -65,7 +65,16 @@ class Verdict:
         return self.verdict == "correct"
 
 
-def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] | None = None) -> Verdict:
+Given = str | int | float | None
+"""A gold answer or a model's output as a caller may have it."""
+
+
+def as_text(given: Given) -> str | None:
+    """A number as Python prints it; text and None as they are."""
+    return given if given is None or isinstance(given, str) else str(given)
+
+
+def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = None) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
     Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises.
@@ -74,7 +83,7 @@ def grade(gold: str | None, pred: str | None, work_out: Callable[[Node], Node] |
         work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
             take long. Without it answers that hinge on one are not verified.
     """
-    found = _answers(gold, pred)
+    found = _answers(as_text(gold), as_text(pred))
     if isinstance(found, Verdict):
         return found
     wanted, extracted = found

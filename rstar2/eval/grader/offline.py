@@ -6,44 +6,89 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import ValidationError
+
 from rstar2.errors import Failure, UserError
+from rstar2.eval.grader.grade import Given, Verdict
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.files import read_objects, whole_file
+from rstar2.trace import Trace
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""
 _ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so it is \\\\boxed{42}"}.'
+STANDARD_INPUT = Path("/dev/stdin")
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file: `gold` and `pred`, each text or None, and perhaps `id`.
+@dataclass(frozen=True)
+class OfflineRow:
+    """One line of a file of outputs."""
+
+    id: dict[str, Any]
+    """`id` as the line has it, empty without one; `line`, its number, where there is a fault."""
+    gold: Given = None
+    pred: Given = None
+    fault: str = ""
+    """Why the line cannot be graded."""
+
+
+def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[OfflineRow]:
+    """The rows of a JSON Lines file: gold answers and outputs, each text, a number or null, or an evaluation's traces.
+
+    Args:
+        strict: raise at the first row that cannot be graded, instead of keeping it with its fault.
 
     Raises:
-        UserError: there is no such file, or a line is not a row; names the line and the field.
+        UserError: there is no such file, or, where `strict`, a line is not a row.
     """
-    rows: list[dict[str, Any]] = []
-    for number, row in read_objects(path, _ROW):
-        for field in ("gold", "pred"):
-            if field not in row:
-                raise UserError(f"{path}, line {number}: `{field}` is missing", _ROW)
-            if not isinstance(row[field], str | None):
-                kind = type(row[field]).__name__
-                raise UserError(f"{path}, line {number}: `{field}` is {kind}, not text or null", _ROW)
-        rows.append({name: row[name] for name in ("id", "gold", "pred") if name in row})
+    rows: list[OfflineRow] = []
+
+    def refused(number: int, fault: str) -> None:
+        if strict:
+            raise UserError(f"{path}, line {number}: {fault}", _ROW)
+        rows.append(OfflineRow({"line": number}, fault=fault))
+
+    for number, value in read_objects(path, _ROW, decimals_as_text=True, on_fault=refused):
+        is_trace = "turns" in value and pred_key not in value
+        row = _as_row(value) if is_trace else value
+        if fault := _fault(row, (gold_key, pred_key) if not is_trace else ("gold", "pred")):
+            refused(number, fault)
+        else:
+            gold, pred = (row["gold"], row["pred"]) if is_trace else (row[gold_key], row[pred_key])
+            rows.append(OfflineRow({name: row[name] for name in row if name == "id"}, gold, pred))
     return rows
 
 
-def graded(rows: list[dict[str, Any]], pool: GraderPool) -> Iterator[dict[str, Any]]:
+def _as_row(value: dict[str, Any]) -> dict[str, Any]:
+    """A trace as a row; as it is where it is none, so that its faults are told."""
+    try:
+        trace = Trace.model_validate(value)
+    except ValidationError:
+        return value
+    return {"id": f"{trace.problem_id}/{trace.sample}", "gold": trace.gold, "pred": trace.final_text}
+
+
+def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
+    for name in names:
+        if name not in row:
+            return f"`{name}` is missing"
+        if isinstance(row[name], bool) or not isinstance(row[name], Given):
+            return f"`{name}` is {type(row[name]).__name__}, not text, a number or null"
+    return ""
+
+
+def graded(rows: list[OfflineRow], pool: GraderPool) -> Iterator[dict[str, Any]]:
     """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`."""
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
-        verdicts = pool.grade_many([(row["gold"], row["pred"]) for row in batch])
-        for row, verdict in zip(batch, verdicts, strict=True):
-            yield {name: row[name] for name in row if name == "id"} | asdict(verdict)
+        verdicts = iter(pool.grade_many([(row.gold, row.pred) for row in batch if not row.fault]))
+        for row in batch:
+            verdict = Verdict("invalid", None, f"bad row: {row.fault}") if row.fault else next(verdicts)
+            yield row.id | asdict(verdict)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import rstar2
-from rstar2.eval.grader.grade import Verdict, grade_quickly
+from rstar2.eval.grader.grade import Given, Verdict, as_text, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
@@ -140,16 +140,18 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
             worker.stop()
         self._threads.shutdown()
 
-    def grade(self, gold: str | None, pred: str | None) -> Verdict:
+    def grade(self, gold: Given, pred: Given) -> Verdict:
         """Grade one answer; waits for an idle worker where the quick rules do not decide."""
+        gold, pred = as_text(gold), as_text(pred)
         return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 
-    def grade_many(self, pairs: Iterable[tuple[str | None, str | None]]) -> list[Verdict]:
+    def grade_many(self, pairs: Iterable[tuple[Given, Given]]) -> list[Verdict]:
         """Grade (gold, pred) pairs on all workers; the verdicts come in the order of the pairs."""
         return list(self._threads.map(lambda pair: self.grade(*pair), list(pairs)))
 
-    async def agrade(self, gold: str | None, pred: str | None) -> Verdict:
+    async def agrade(self, gold: Given, pred: Given) -> Verdict:
         """Grade one answer without blocking the event loop."""
+        gold, pred = as_text(gold), as_text(pred)
         loop = asyncio.get_running_loop()
         quick = grade_quickly(gold, pred)
         if quick is not None:
