@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from rich.console import Console
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class QuietConsole(Console):
+    """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read."""
+
+    def on_broken_pipe(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, (sys.stderr if self.stderr else sys.stdout).fileno())
+        os.close(nowhere)
+
+
+out = QuietConsole(highlight=False)
+err = QuietConsole(stderr=True, highlight=False)
 
 
 def examples(*lines: tuple[str, str]) -> str:

@@ -1,0 +1,49 @@
+"""A reader that goes away, as in `rstar2 … | head -1`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import sys
+from pathlib import Path
+from rstar2.cli.common import err, out
+from rstar2.runs import open_run
+with open_run(Path(sys.argv[1]), "eval", {}):
+    for number in range(20_000):
+        out.print(number)
+        err.print(number)
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_run_continues_and_finishes(tmp_path: Path, stream: str) -> None:
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | {stream: subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path / "run")], **streams)  # type: ignore[call-overload]
+    reader = getattr(process, stream)
+    assert reader.readline() == b"0\n"
+    reader.close()
+    assert process.wait(120) == 0
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"
+
+
+def test_a_filter_ends_as_filters_do(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"gold": "1", "pred": "1"}) + "\n")
+    rows.write_text(rows.read_text() * 20_000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rstar2", "grade", str(rows)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert b"correct" in process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    said = process.stderr.read()
+    assert process.wait(120) == 1
+    assert b"Traceback" not in said
+    assert b"BrokenPipe" not in said
