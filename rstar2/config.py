@@ -6,15 +6,13 @@ import json
 import tomllib
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rstar2.errors import UserError
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", frozen=True):
     """The base of every recipe model: unknown keys are refused, values do not change later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,11 +30,7 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve(model: type[Model], values: dict[str, Any], overrides: list[str], where: str) -> Model:
-    """Values and overrides into a model.
-
-    Raises:
-        UserError: a key is unknown or a value wrong; the message names each.
-    """
+    """Values and overrides into a model; a UserError names each unknown key and wrong value."""
     merged: dict[str, Any] = json.loads(json.dumps(values))
     for override in overrides:
         _apply(merged, override)

@@ -26,12 +26,7 @@ State = Literal["running", "finished", "failed", "stopped"]
 
 
 class Run:
-    """One run's folder.
-
-    Args:
-        path: the folder; made by `open_run`.
-        attempt: the number of this start, from 1.
-    """
+    """One run's folder, which `open_run` makes; `attempt` is the number of this start, from 1."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.path = path
@@ -49,12 +44,8 @@ class Run:
 def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
     """Make or resume a run's folder and hold its lock.
 
-    Args:
-        kind: what makes it (demo, eval, train, sft); another kind's folder is refused.
-        config: JSON-able; compared key by key with what the folder was made with.
-
-    Raises:
-        UserError: the folder holds something else, was made with another config, or is in use.
+    `kind` is what makes it (demo, eval, train, sft); `config` is JSON-able. UserError where the folder holds
+    something else or another kind, was made with another config (the keys are named), or is in use.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
@@ -89,11 +80,7 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
 
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The kind and the config a run folder was made with.
-
-    Raises:
-        UserError: there is no readable run at `path`.
-    """
+    """The kind and the config a run folder was made with; UserError where there is no readable run at `path`."""
     record = path / "config.json"
     try:
         stored = json.loads(record.read_text(encoding="utf-8"))
@@ -103,10 +90,7 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """A run's status.json; empty where there is none.
-
-    The state is `killed` where the file says `running` and no process holds the run's lock.
-    """
+    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock."""
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -161,11 +145,7 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Keep settings in `record`, or compare them with those stored.
-
-    Raises:
-        UserError: they differ; the message names the keys.
-    """
+    """Keep settings in `record`, or compare them with those stored; a UserError names the keys that differ."""
     if not record.exists():
         write_json(record, settings)
         return

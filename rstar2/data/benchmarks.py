@@ -109,15 +109,10 @@ NAMES = (*SOURCES, BUILTIN)
 
 
 def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[Problem]:
-    """The problems of a benchmark, in its own order.
+    """The problems of a benchmark, one of `NAMES` or the path of a JSON-lines file, in its own order.
 
-    Args:
-        name: one of `NAMES`, or the path of a JSON-lines file.
-        data: read this JSON-lines file in place of the hub.
-        seed: draws the built-in problems; the others do not depend on it.
-
-    Raises:
-        UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
+    `data` is a JSON-lines file to read in place of the hub; `seed` draws the built-in problems alone. UserError
+    where the name is unknown, a row is wrong, or the data cannot be loaded.
     """
     if data is not None and name not in NAMES:
         raise UserError(
@@ -138,12 +133,9 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSON lines.
+    """Problems from JSON lines; rows without an `id` are named after their line.
 
-    Rows without an `id` are named after their line.
-
-    Raises:
-        UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
+    A UserError says that the file cannot be read or is empty, or which line and field are wrong.
     """
     rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
     placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
@@ -232,14 +224,9 @@ def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping
 
 
 def load_hub(name: str, source: Source, config: str | None) -> Any:
-    """The rows of a source, from the hub or the local cache: a `datasets.Dataset`.
+    """The rows of one of a source's configs, from the hub or the local cache: a `datasets.Dataset`.
 
-    Args:
-        name: what the user calls it.
-        config: one of the source's.
-
-    Raises:
-        UserError: they cannot be loaded.
+    A UserError, which calls it by `name`, says that they cannot be loaded.
     """
     import datasets
 

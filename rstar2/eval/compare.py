@@ -75,11 +75,7 @@ class Comparison:
 
 
 def compare_runs(a: Path, b: Path) -> list[Comparison]:
-    """Every benchmark that both runs measured.
-
-    Raises:
-        UserError: a folder is no run, or the two have no benchmark in common.
-    """
+    """Every benchmark that both runs measured; UserError where a folder is no run, or they share no benchmark."""
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
     if not common:

@@ -106,10 +106,7 @@ def _isolation(url: str, token: str | None) -> str:
 
 
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool]:
-    """Sample and grade every benchmark into `run.path / NAME`.
-
-    Returns:
-        The results, and whether Ctrl-C ended it; they are then those so far.
+    """Sample and grade every benchmark into `run.path / NAME`. → the results, and whether Ctrl-C ended it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
@@ -127,11 +124,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         stack.enter_context(view)
         if isolation == "none":
             view.note("judge isolation is none here: the model's programs can read what you can read")
-        about = {
-            "model": plan.opened.identity,
-            "versions": versions(),
-            "judge": {"isolation": isolation},
-        }
+        about = {"model": plan.opened.identity, "versions": versions(), "judge": {"isolation": isolation}}
         client = JudgeClient(url, token, wait_s=plan.settings.wait_s)
 
         async def work() -> tuple[list[EvalResult], bool]:

@@ -25,8 +25,7 @@ _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "nu
 class Target:
     """Which model to measure, as a user names it: a folder, a server, or the oracle.
 
-    Raises:
-        UserError: nothing is named, or two things that exclude each other.
+    UserError where nothing is named, or two things that exclude each other.
     """
 
     model: Path | None = None
@@ -68,8 +67,7 @@ class Opened:
 def reach_server(target: Target, wait_s: float) -> ServerModel | None:
     """The target's server, once it answers; None where the target is on no server.
 
-    Raises:
-        UserError: nothing answers there for `wait_s` seconds, or not with that model.
+    UserError where nothing answers there for `wait_s` seconds, or not with that model.
     """
     if target.url is None:
         return None
@@ -82,14 +80,9 @@ def reach_server(target: Target, wait_s: float) -> ServerModel | None:
 def open_target(
     target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | None
 ) -> Opened:
-    """Load the model, or take the one that the server holds.
+    """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
 
-    Args:
-        problems: those it will be asked; only the oracle looks at them.
-        server: from `reach_server`.
-
-    Raises:
-        UserError: there is no such model, no tokenizer with it, or what would run it is not installed.
+    UserError where there is no such model, no tokenizer with it, or what would run it is not installed.
     """
     if target.oracle:
         from rstar2.engines.oracle import OracleEngine, byte_codec

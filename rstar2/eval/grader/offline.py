@@ -22,8 +22,7 @@ _ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file: `gold` and `pred`, each text or None, and perhaps `id`.
 
-    Raises:
-        UserError: there is no such file, or a line is not a row; names the line and the field.
+    A UserError says that there is no such file, or which line and field are wrong.
     """
     rows: list[dict[str, Any]] = []
     for number, row in read_objects(path, _ROW):
@@ -50,9 +49,7 @@ def graded(rows: list[dict[str, Any]], pool: GraderPool) -> Iterator[dict[str, A
 def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
 
-    Raises:
-        UserError: the folder of the file is not there.
-        Failure: the file cannot be written.
+    UserError where the folder of the file is not there, Failure where the file cannot be written.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)

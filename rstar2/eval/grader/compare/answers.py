@@ -22,11 +22,7 @@ _ORDER = {">": "<", ">=": "<="}
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Whether two answers are equal, and by which rule.
-
-    Raises:
-        NoValue: it cannot be verified.
-    """
+    """Whether two answers are equal, and by which rule; NoValue where it cannot be verified."""
     golds, preds = _with_signs(gold), _with_signs(pred)
     gold, pred = golds[0], preds[0]
     outcome = _compare(gold, with_letter_of(gold, pred))

@@ -13,8 +13,7 @@ _WHOLE = frozenset("klmn")
 def with_letter_of(gold: Node, pred: Node, *, certain: bool = True) -> Node:
     """The answer with the letter for a whole number named as in the gold answer, where each has just one.
 
-    Args:
-        certain: both letters are known to stand for every whole number; otherwise it is enough that one is.
+    With `certain` both letters are known to stand for every whole number; otherwise it is enough that one is.
     """
     wanted, given = _whole_letter(gold), _whole_letter(pred)
     if not certain and (wanted or given):

@@ -33,11 +33,7 @@ _contexts = threading.local()
 
 
 def equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal.
-
-    Raises:
-        NoValue: one of them cannot be evaluated, so nothing is verified.
-    """
+    """Whether two expressions are equal; NoValue where one cannot be evaluated, so that nothing is verified."""
     if a == b:
         return True
     ends = infinite(a), infinite(b)
@@ -87,11 +83,7 @@ def functions(node: Node) -> set[str]:
 
 
 def real_value(node: Node) -> Any:
-    """The value of a constant as an mpmath real, with infinities.
-
-    Raises:
-        NoValue: it has variables, is not real, or cannot be computed.
-    """
+    """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
     context = _context(_LOW_DIGITS)
     sign = infinite(node)
     if sign:

@@ -36,11 +36,7 @@ def is_unsolved(node: nodes.Node) -> bool:
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
-    """The value of an expression.
-
-    Raises:
-        NoValue: it has none, or the guards do not let it be computed.
-    """
+    """The value of an expression; NoValue where it has none, or the guards do not let it be computed."""
     try:
         return _value(node, setting)
     except (ArithmeticError, ValueError, TypeError, MemoryError) as error:

@@ -63,11 +63,7 @@ def is_region(node: Node) -> bool:
 
 
 def region_of(node: Node) -> tuple[Node | None, Region]:
-    """The variable, if one is named, and the numbers an interval, inequality or set of numbers describes.
-
-    Raises:
-        NoValue: it describes none, or has ends that are not known numbers.
-    """
+    """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:
         case nodes.Brackets(
             opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)

@@ -41,11 +41,7 @@ class Answer(Expression):
         self._labels = 0
 
     def read(self) -> Node:
-        """The whole of the tokens as one node.
-
-        Raises:
-            ParseError: something is left over or does not fit.
-        """
+        """The whole of the tokens as one node; ParseError where something is left over or does not fit."""
         node = self._listing()
         if self._labels == 1:
             raise ParseError("a label before a single value is no part of the answer")

@@ -117,14 +117,9 @@ def _last_side(text: str, thousands: bool) -> Node | None:
 
 
 def parse(text: str, thousands: bool = True) -> Node:
-    """Read an answer.
+    """Read LaTeX, plain text or Python-like mathematics, with or without `$`; `thousands` reads 1,234 as one number.
 
-    Args:
-        text: LaTeX, plain text or Python-like mathematics, with or without `$`.
-        thousands: read 1,234 outside brackets as one number.
-
-    Raises:
-        ParseError: the text is outside the grammar, too long or too deep.
+    ParseError where the text is outside the grammar, too long or too deep.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
