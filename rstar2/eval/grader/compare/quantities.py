@@ -39,20 +39,15 @@ def _with_letter_unit(node: Node) -> Node:
     match node:
         case nodes.Quotient(over=over, under=nodes.Symbol(name=name)) if units.measure(name):
             speed = _with_letter_unit(over)
-            return (
-                nodes.Quantity(speed.value, f"{speed.unit} / {name}")
-                if isinstance(speed, nodes.Quantity)
-                else node
-            )
+            if isinstance(speed, nodes.Quantity):
+                return nodes.Quantity(speed.value, f"{speed.unit} / {name}")
         case nodes.Product(factors=(*numbers, last)):
             base, power = (last.base, last.exponent) if isinstance(last, nodes.Power) else (last, number(1))
             value = nodes.Product(tuple(numbers))
-            if isinstance(base, nodes.Symbol) and units.measure(base.name) and not variables(value):
-                return (
-                    nodes.Quantity(value, f"{base.name}^{power.value}")
-                    if isinstance(power, nodes.Number)
-                    else node
-                )
+            match base, power:
+                case nodes.Symbol(name=unit), nodes.Number(value=times):
+                    if units.measure(unit) and not variables(value):
+                        return nodes.Quantity(value, f"{unit}^{times}")
     return node
 
 

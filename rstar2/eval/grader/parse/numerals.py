@@ -28,11 +28,8 @@ def numeral(text: str) -> Node:
 def repeating(before: str, period: str) -> Number:
     """The decimal that begins with `before` and repeats `period`; ParseError where one is no digits, or too long."""
     whole, _, fixed = before.partition(".")
-    if (
-        not (f"0{whole}{fixed}".isdigit() and period.isdigit())
-        or len(before) > MAX_DIGITS
-        or len(period) > 100
-    ):
+    digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
+    if not digits or len(before) > MAX_DIGITS or len(period) > 100:
         raise ParseError("only digits repeat")
     start = Fraction(f"{whole or 0}.{fixed or 0}")
     return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))

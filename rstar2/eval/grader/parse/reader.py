@@ -117,9 +117,10 @@ def _last_side(text: str, thousands: bool) -> Node | None:
 
 
 def parse(text: str, thousands: bool = True) -> Node:
-    """Read LaTeX, plain text or Python-like mathematics, with or without `$`; `thousands` reads 1,234 as one number.
+    """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
 
-    ParseError where the text is outside the grammar, too long or too deep.
+    `thousands` reads 1,234 outside brackets as one number. ParseError where the text is outside the grammar, too long
+    or too deep.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
