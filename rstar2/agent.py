@@ -59,11 +59,8 @@ def _parse_call(body: str) -> ToolCall | tuple[str, dict[str, Any]]:
     required = TOOL_SCHEMAS[name]["function"]["parameters"]["required"]
     if not isinstance(arguments, dict) or any(not isinstance(arguments.get(key), str) for key in required):
         needs = " and ".join(f'"{key}"' for key in required)
-        return ToolCall(
-            name=name,
-            status="invalid_arguments",
-            output=f"{name} needs {needs}, each a string, in its arguments.",
-        )
+        output = f"{name} needs {needs}, each a string, in its arguments."
+        return ToolCall(name=name, status="invalid_arguments", output=output)
     return name, arguments
 
 

@@ -23,9 +23,9 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         current = result.get(key)
-        result[key] = (
-            merged(current, value) if isinstance(current, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(current, dict) and isinstance(value, dict):
+            value = merged(current, value)
+        result[key] = value
     return result
 
 
@@ -53,9 +53,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise UserError(
-                f"--set {override}: {part} is a value, not a table", "Name the key that holds it."
-            )
+            message = f"--set {override}: {part} is a value, not a table"
+            raise UserError(message, "Name the key that holds it.")
         node = child
     node[parts[-1]] = value
 

@@ -153,9 +153,8 @@ def load_codec(model: str | Path) -> ChatCodec:
     UserError where no tokenizer can be loaded from there.
     """
     if isinstance(model, Path) and not model.is_dir():
-        raise UserError(
-            f"no model folder at {model}", "Give the folder that holds config.json and the weights."
-        )
+        hint = "Give the folder that holds config.json and the weights."
+        raise UserError(f"no model folder at {model}", hint)
     from transformers import AutoTokenizer
 
     try:
@@ -181,6 +180,5 @@ def _stored_format(folder: Path) -> PromptFormat:
     try:
         return PromptFormat.model_validate_json(record.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise UserError(
-            f"{record} is not a prompt format", "Copy it again from the trained model."
-        ) from error
+        hint = "Copy it again from the trained model."
+        raise UserError(f"{record} is not a prompt format", hint) from error

@@ -6,6 +6,7 @@ line, at the end; readers skip it and `TraceWriter` removes it before it appends
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,12 +149,11 @@ def read_traces(path: Path) -> Iterator[Trace]:
             try:
                 yield Trace.model_validate_json(line)
             except ValidationError as error:
-                raise UserError(
-                    f"{path}, line {number}: not a trace ({error.error_count()} fields wrong)"
-                ) from error
+                wrong = f"not a trace ({error.error_count()} fields wrong)"
+                raise UserError(f"{path}, line {number}: {wrong}") from error
 
 
-class TraceWriter:
+class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
     """Appends traces to a JSON-lines file, each with one write; OSError where that fails (a full disk, say)."""
 
     def __init__(self, path: Path) -> None:
@@ -168,14 +168,8 @@ class TraceWriter:
             # The second write raises what is wrong itself, a full disk most often.
             raise OSError(f"short writes to {self._file.name}")
 
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._file.close()
 
 
 def drop_torn_line(path: Path) -> None:

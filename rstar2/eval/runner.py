@@ -164,9 +164,8 @@ class _Benchmark:
         if len(self.groups) != len(problems):
             raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
         out.mkdir(parents=True, exist_ok=True)
-        refuse_changed(
-            out / "settings.json", {**shared.settings.protocol(), "problems": fingerprint(problems)}
-        )
+        made_with = {**shared.settings.protocol(), "problems": fingerprint(problems)}
+        refuse_changed(out / "settings.json", made_with)
         self._done = set(self._count_stored())
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.settings.in_flight)
 

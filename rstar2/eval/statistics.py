@@ -125,12 +125,9 @@ def share(hits: int, total: int) -> Interval:
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Each problem's share of correct samples [P] and number of samples [P]."""
-    if not len(correct):
-        raise ValueError("no problems")
-    empty = next((i for i, row in enumerate(correct) if not len(row)), None)
-    if empty is not None:
-        raise ValueError(f"problem {empty} has no samples")
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
+    if not len(sizes) or not sizes.all():
+        raise ValueError(f"problem {sizes.argmin()} has no samples" if len(sizes) else "no problems")
     return np.array([sum(map(bool, row)) for row in correct], dtype=np.float64) / sizes, sizes
 
 

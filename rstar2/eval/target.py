@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import platform
 from collections.abc import Sequence
@@ -35,15 +36,13 @@ class Target:
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
-            raise UserError(
-                "no model to measure", "Give --model DIR, --url URL of a vLLM server, or --oracle."
-            )
+            hint = "Give --model DIR, --url URL of a vLLM server, or --oracle."
+            raise UserError("no model to measure", hint)
         if self.oracle and (self.model or self.url):
             raise UserError("--oracle stands in for a model", "Leave out --model and --url, or --oracle.")
         if self.model is not None and not self.model.is_dir():
-            raise UserError(
-                f"no model folder at {self.model}", "Give the folder that holds config.json and the weights."
-            )
+            hint = "Give the folder that holds config.json and the weights."
+            raise UserError(f"no model folder at {self.model}", hint)
         if self.model_name and not self.url:
             raise UserError("--model-name names a model on a server", "Give the server with --url.")
 
@@ -112,8 +111,6 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the packages that take part in a measurement, where installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader.pool import GraderPool
@@ -52,7 +51,7 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
     UserError where the folder of the file is not there, Failure where the file cannot be written.
     """
     if path is None:
-        yield lambda row: _write(sys.stdout, row)
+        yield lambda row: print(json.dumps(row))
         return
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
@@ -60,10 +59,6 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
         raise UserError(f"{path} is a folder", "Name a file for --output.")
     try:
         with whole_file(path) as file:
-            yield lambda row: _write(file, row)
+            yield lambda row: print(json.dumps(row), file=file)
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
-
-
-def _write(file: TextIO, row: dict[str, Any]) -> None:
-    file.write(json.dumps(row) + "\n")
