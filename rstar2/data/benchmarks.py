@@ -21,8 +21,6 @@ from rstar2.files import read_objects
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
-
-
 UNCHECKED = "see its hub page"
 
 
@@ -196,7 +194,14 @@ def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
 
 def _from_hub(name: str, source: Source) -> Iterator[tuple[str, Problem]]:
     for config in source.configs:
-        for index, row in enumerate(_hub_rows(name, source, config)):
+        rows = load_hub(name, source, config)
+        missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
+        if missing:
+            raise UserError(
+                f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
+                f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
+            )
+        for index, row in enumerate(rows):
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
             yield place, _from_row(place, row, source, f"{config}-{index}" if config else str(index))
 
@@ -210,17 +215,6 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
         text, answer = str(row[source.problem]), _text(place, row, source.answer)
     name = _text(place, row, source.id) if source.id else number
     return Problem(id=name, problem=text, answer=answer)
-
-
-def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    rows = load_hub(name, source, config)
-    missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
-    if missing:
-        raise UserError(
-            f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
-            f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
-        )
-    yield from rows
 
 
 def load_hub(name: str, source: Source, config: str | None) -> Any:

@@ -122,9 +122,8 @@ def run_trusted(code: str) -> tuple[str, bool]:
 def _take(seed: int, held_out: bool, count: int) -> list[Question]:
     taken = list(islice(questions(seed, held_out), count))
     if len(taken) < count:
-        raise UserError(
-            f"{count} problems asked for, but only {len(taken)} differ", f"Ask for at most {len(taken)}."
-        )
+        message = f"{count} problems asked for, but only {len(taken)} differ"
+        raise UserError(message, f"Ask for at most {len(taken)}.")
     return taken
 
 

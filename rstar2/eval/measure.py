@@ -63,16 +63,10 @@ def prepare(
     data: Path | None = None,
     limit: int | None = None,
 ) -> EvalPlan:
-    """Check the judge, load the problems, and open the model.
+    """Check the judge, load the problems, and open the model; `server` is the target's, from `reach_server`.
 
-    Args:
-        server: the target's, from `reach_server`.
-        benchmarks: names of benchmarks, or JSON-lines files.
-        data: JSON lines in place of the dataset hub, for the one benchmark.
-        limit: only the first so many problems of each.
-
-    Raises:
-        UserError: the judge does not answer, or a benchmark, a file or the model cannot be used.
+    `benchmarks` are names, or JSON-lines files; `data` stands in for the hub, for the one benchmark; `limit` takes only
+    the first so many problems of each. UserError where the judge does not answer, or something cannot be used.
     """
     if data is not None and len(benchmarks) > 1:
         raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")

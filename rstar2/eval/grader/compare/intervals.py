@@ -186,12 +186,8 @@ def _combined(kind: str, a: Region, b: Region) -> Region:
 
 def _overlap(a: Piece, b: Piece) -> Piece:
     low, high = max(a.low, b.low), min(a.high, b.high)
-    return Piece(
-        low,
-        high,
-        all(one.has_low for one in (a, b) if one.low == low),
-        all(one.has_high for one in (a, b) if one.high == high),
-    )
+    has_low = all(one.has_low for one in (a, b) if one.low == low)
+    return Piece(low, high, has_low, all(one.has_high for one in (a, b) if one.high == high))
 
 
 def _complement(region: Region) -> Region:

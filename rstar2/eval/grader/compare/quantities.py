@@ -17,9 +17,8 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
                 turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
                 return units.measure(unit) == units.measure("radian") and same(value, turned)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
-    written = [
-        node.unit for node in (a, b) if isinstance(node, nodes.Quantity) and not units.no_unit(node.unit)
-    ]
+    given = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
+    written = [unit for unit in given if not units.no_unit(unit)]
     if len(written) < 2 or units.same_words(*written):
         return same(values[0], values[1])
     one, other = (units.measure(unit) for unit in written)

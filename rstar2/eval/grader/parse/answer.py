@@ -263,9 +263,8 @@ class Answer(Expression):
                 self._refuse_list(before)
             is_row = opening == "[" and isinstance(items[0], nodes.Brackets) and items[0].opening == "["
             return nodes.Brackets("[", "]", (items[0],)) if is_row else items[0]
-        return nodes.Brackets(
-            "(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items)
-        )
+        outer = "(" if opening == "]" else opening, ")" if closing == "[" else closing
+        return nodes.Brackets(*outer, tuple(items))
 
     def _collection(self) -> Node | None:
         tokens, token = self._tokens, self._tokens.next
@@ -295,9 +294,10 @@ class Answer(Expression):
     def _number_set(self) -> Node:
         name = self._tokens.take().text
         if name == "R" and self._tokens.at("sign", "^", "_"):
+            infinity = nodes.Symbol("infinity")
             ends: dict[str, tuple[Node, Node]] = {
-                "+": (number(0), nodes.Symbol("infinity")),
-                "-": (negative(nodes.Symbol("infinity")), number(0)),
+                "+": (number(0), infinity),
+                "-": (negative(infinity), number(0)),
             }
             for size in (1, 3):
                 written = "".join(self._tokens.peek(i).text for i in range(1, 1 + size))

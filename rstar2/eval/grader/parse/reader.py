@@ -143,11 +143,9 @@ def _without_condition(cleaned: str) -> tuple[str, str]:
 
 def _without_quantifier(cleaned: str) -> str:
     """The answer without `for all x` or `for all real x` at its end, which bound nothing."""
-    found = (
-        _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
-        if "for" in cleaned
-        else None
-    )
+    if "for" not in cleaned:
+        return cleaned
+    found = _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
     if found is None or not found.start():
         return cleaned
     plain = " ".join(_WRAPPER.sub(" ", cleaned[found.start() :]).replace("}", " ").split())
