@@ -65,7 +65,7 @@ def filter_problems(
 
 
 class Contamination:
-    """Whether a text shares `GRAM` words in a row, or all of fewer, with any of the measured problems."""
+    """Whether a text shares `GRAM` words in a row, or all the words of one with fewer, with a measured problem."""
 
     def __init__(self, measured: Iterable[Problem]) -> None:
         self._grams = {gram for problem in measured for gram in _grams(problem.problem)}

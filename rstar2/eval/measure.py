@@ -100,7 +100,7 @@ def _isolation(url: str, token: str | None) -> str:
 
 
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool]:
-    """Sample and grade every benchmark into `run.path / NAME`. → the results, and whether Ctrl-C ended it.
+    """Sample and grade every benchmark into `run.path / NAME`. → the results so far, and whether Ctrl-C ended it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.

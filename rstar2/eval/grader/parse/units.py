@@ -35,12 +35,12 @@ _SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilom
 DEGREES = frozenset({"degree", "degrees", "deg"})
 PERCENTS = frozenset({"percent", "percentage", "pct", "per cent", "percents", "percentage points"})
 SCALES = {
-    "dozen": 12,
     "hundred": 100,
     "thousand": 1000,
     "million": 10**6,
     "billion": 10**9,
     "trillion": 10**12,
+    "dozen": 12,
 }
 _AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
 """Read as variables or functions unless they stand in `\\text{}`."""
