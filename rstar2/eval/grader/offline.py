@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader.pool import GraderPool
@@ -21,7 +22,8 @@ _ROW = 'Each line is a JSON object such as {"id": "1", "gold": "42", "pred": "so
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON Lines file: `gold` and `pred`, each text or None, and perhaps `id`.
 
-    A UserError says that there is no such file, or which line and field are wrong.
+    Raises:
+        UserError: there is no such file, or a line is not a row; names the line and the field.
     """
     rows: list[dict[str, Any]] = []
     for number, row in read_objects(path, _ROW):
@@ -48,10 +50,12 @@ def graded(rows: list[dict[str, Any]], pool: GraderPool) -> Iterator[dict[str, A
 def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
 
-    UserError where the folder of the file is not there, Failure where the file cannot be written.
+    Raises:
+        UserError: the folder of the file is not there.
+        Failure: the file cannot be written.
     """
     if path is None:
-        yield lambda row: print(json.dumps(row))
+        yield lambda row: _write(sys.stdout, row)
         return
     if not path.parent.is_dir():
         raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
@@ -59,6 +63,10 @@ def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
         raise UserError(f"{path} is a folder", "Name a file for --output.")
     try:
         with whole_file(path) as file:
-            yield lambda row: print(json.dumps(row), file=file)
+            yield lambda row: _write(file, row)
     except OSError as error:
         raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
+
+
+def _write(file: TextIO, row: dict[str, Any]) -> None:
+    file.write(json.dumps(row) + "\n")
