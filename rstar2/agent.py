@@ -34,10 +34,7 @@ class ToolRunner(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """The budgets that end a rollout.
-
-    max_turns counts the model's turns; max_tokens counts every token after the prompt, tool output included.
-    """
+    """The budgets that end a rollout: the model's turns, and every token after the prompt, tool output included."""
 
     max_turns: int = 10
     max_tokens: int = 8192
@@ -62,21 +59,13 @@ def _parse_call(body: str) -> ToolCall | tuple[str, dict[str, Any]]:
     required = TOOL_SCHEMAS[name]["function"]["parameters"]["required"]
     if not isinstance(arguments, dict) or any(not isinstance(arguments.get(key), str) for key in required):
         needs = " and ".join(f'"{key}"' for key in required)
-        return ToolCall(
-            name=name,
-            status="invalid_arguments",
-            output=f"{name} needs {needs}, each a string, in its arguments.",
-        )
+        output = f"{name} needs {needs}, each a string, in its arguments."
+        return ToolCall(name=name, status="invalid_arguments", output=output)
     return name, arguments
 
 
 class RolloutError(EngineError):
-    """The engine failed in the middle of a rollout.
-
-    Args:
-        cause: what the engine said.
-        trace: the rollout up to there; its `finish` is "error".
-    """
+    """The engine failed in the middle of a rollout; `trace` is the rollout up to there, its `finish` is "error"."""
 
     def __init__(self, cause: EngineError, trace: Trace) -> None:
         super().__init__(cause.message, cause.hint)
@@ -96,14 +85,10 @@ async def rollout(
     on_tokens: OnTokens | None = None,
     on_call: OnCall | None = None,
 ) -> Trace:
-    """Let the model work on a prompt until it answers or a limit ends it.
+    """Let the model work on a prompt until it answers or a limit ends it; RolloutError where the engine fails.
 
-    Args:
-        prompt_ids: shape (P,), from `ChatCodec.prompt`.
-        sampling: per turn; its max_tokens is replaced by what is left of the budget.
-
-    Raises:
-        RolloutError: the engine could not generate.
+    `prompt_ids` has shape (P,), from `ChatCodec.prompt`; `sampling` is per turn, and its max_tokens is replaced by
+    what is left of the budget.
     """
     started = time.monotonic()
     trace = Trace(

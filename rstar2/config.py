@@ -6,15 +6,13 @@ import json
 import tomllib
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rstar2.errors import UserError
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", frozen=True):
     """The base of every recipe model: unknown keys are refused, values do not change later."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -25,18 +23,14 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         current = result.get(key)
-        result[key] = (
-            merged(current, value) if isinstance(current, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(current, dict) and isinstance(value, dict):
+            value = merged(current, value)
+        result[key] = value
     return result
 
 
 def resolve(model: type[Model], values: dict[str, Any], overrides: list[str], where: str) -> Model:
-    """Values and overrides into a model.
-
-    Raises:
-        UserError: a key is unknown or a value wrong; the message names each.
-    """
+    """Values and overrides into a model; a UserError names each unknown key and wrong value."""
     merged: dict[str, Any] = json.loads(json.dumps(values))
     for override in overrides:
         _apply(merged, override)
@@ -59,9 +53,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
     for part in parts[:-1]:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
-            raise UserError(
-                f"--set {override}: {part} is a value, not a table", "Name the key that holds it."
-            )
+            message = f"--set {override}: {part} is a value, not a table"
+            raise UserError(message, "Name the key that holds it.")
         node = child
     node[parts[-1]] = value
 

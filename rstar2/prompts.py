@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rstar2.errors import UserError
 from rstar2.files import write_json
@@ -33,7 +33,7 @@ TOOL_SCHEMAS: dict[str, dict[str, Any]] = {
                 "required": ["code", "input"],
             },
         },
-    },
+    }
 }
 
 SYSTEM = """\
@@ -76,10 +76,8 @@ GENERATION_PROMPT = "<|im_start|>assistant\n<reason>"
 """Generation starts inside the reasoning, as in the released code."""
 
 
-class PromptFormat(BaseModel):
+class PromptFormat(BaseModel, extra="forbid", frozen=True):
     """The words around a problem."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     system: str = SYSTEM
     """The system text; `{tools}` becomes the tools' JSON schemas, one a line."""
@@ -96,14 +94,9 @@ class PromptFormat(BaseModel):
 
 
 class ChatCodec:
-    """Text to token ids and back, for one tokenizer.
+    """Text to token ids and back, for a Hugging Face tokenizer; UserError where it has no `<|im_end|>` token.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer that knows `<|im_end|>` as one token.
-        prompt_format: the words around a problem; the paper's by default.
-
-    Raises:
-        UserError: the tokenizer has no `<|im_end|>` token.
+    `prompt_format` holds the words around a problem; the paper's by default.
     """
 
     def __init__(self, tokenizer: Any, prompt_format: PromptFormat | None = None) -> None:
@@ -157,13 +150,11 @@ class ChatCodec:
 def load_codec(model: str | Path) -> ChatCodec:
     """The codec of a model folder or hub id, with the words that a model trained here was trained with.
 
-    Raises:
-        UserError: no tokenizer can be loaded from there.
+    UserError where no tokenizer can be loaded from there.
     """
     if isinstance(model, Path) and not model.is_dir():
-        raise UserError(
-            f"no model folder at {model}", "Give the folder that holds config.json and the weights."
-        )
+        hint = "Give the folder that holds config.json and the weights."
+        raise UserError(f"no model folder at {model}", hint)
     from transformers import AutoTokenizer
 
     try:
@@ -189,6 +180,5 @@ def _stored_format(folder: Path) -> PromptFormat:
     try:
         return PromptFormat.model_validate_json(record.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise UserError(
-            f"{record} is not a prompt format", "Copy it again from the trained model."
-        ) from error
+        hint = "Copy it again from the trained model."
+        raise UserError(f"{record} is not a prompt format", hint) from error

@@ -26,12 +26,7 @@ State = Literal["running", "finished", "failed", "stopped"]
 
 
 class Run:
-    """One run's folder.
-
-    Args:
-        path: the folder; made by `open_run`.
-        attempt: the number of this start, from 1.
-    """
+    """One run's folder, which `open_run` makes; `attempt` is the number of this start, from 1."""
 
     def __init__(self, path: Path, attempt: int) -> None:
         self.path = path
@@ -40,33 +35,24 @@ class Run:
 
     def status(self, state: State, **more: Any) -> None:
         """Replace status.json."""
-        write_json(
-            self.path / "status.json", {"state": state, "at": time.time(), "attempt": self.attempt, **more}
-        )
+        status = {"state": state, "at": time.time(), "attempt": self.attempt, **more}
+        write_json(self.path / "status.json", status)
 
 
 @contextlib.contextmanager
 def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
     """Make or resume a run's folder and hold its lock.
 
-    Args:
-        kind: what makes it (demo, eval, train, sft); another kind's folder is refused.
-        config: JSON-able; compared key by key with what the folder was made with.
-
-    Raises:
-        UserError: the folder holds something else, was made with another config, or is in use.
+    `kind` is what makes it (demo, eval, train, sft); `config` is JSON-able. UserError where the folder holds
+    something else or another kind, was made with another config (the keys are named), or is in use.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
     record = path / "config.json"
-    if (
-        path.is_dir()
-        and any(not entry.name.startswith(".") for entry in path.iterdir())
-        and not record.exists()
-    ):
-        raise UserError(f"{path} is not empty and not a run", "Give an empty or new folder with --run.")
     if record.exists():
         _refuse_other(record, kind, config)
+    elif path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        raise UserError(f"{path} is not empty and not a run", "Give an empty or new folder with --run.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,21 +65,16 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         try:
             yield run
         except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             # A full disk must not hide what went wrong.
             with contextlib.suppress(OSError):
-                run.status(
-                    "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed", kind=kind
-                )
+                run.status("stopped" if stopped else "failed", kind=kind)
             raise
         run.status("finished", kind=kind)
 
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The kind and the config a run folder was made with.
-
-    Raises:
-        UserError: there is no readable run at `path`.
-    """
+    """The kind and the config a run folder was made with; UserError where there is no readable run at `path`."""
     record = path / "config.json"
     try:
         stored = json.loads(record.read_text(encoding="utf-8"))
@@ -103,10 +84,7 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """A run's status.json; empty where there is none.
-
-    The state is `killed` where the file says `running` and no process holds the run's lock.
-    """
+    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock."""
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -118,29 +96,21 @@ def load_status(path: Path) -> dict[str, Any]:
 
 def _in_use(path: Path) -> bool:
     try:
-        with (path / ".lock").open() as lock:
+        with contextlib.suppress(FileNotFoundError), (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:
-        return False
     return False
 
 
 def list_runs(root: Path) -> list[Path]:
     """The run folders below `root`, at most two levels down, oldest first."""
-    found = [record for pattern in ("*", "*/*") for record in root.glob(f"{pattern}/config.json")]
-    runs = [record for record in found if _is_run(record)]
+    runs = []
+    for record in (*root.glob("*/config.json"), *root.glob("*/*/config.json")):
+        with contextlib.suppress(UserError):  # a model's folder has a config.json too
+            load_config(record.parent)
+            runs.append(record)
     return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
-
-
-def _is_run(record: Path) -> bool:
-    """Whether a config.json is a run's; a model's folder has one too."""
-    try:
-        load_config(record.parent)
-    except UserError:
-        return False
-    return True
 
 
 def config_digest(config: dict[str, Any]) -> str:
@@ -161,11 +131,7 @@ def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:
 
 
 def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
-    """Keep settings in `record`, or compare them with those stored.
-
-    Raises:
-        UserError: they differ; the message names the keys.
-    """
+    """Keep settings in `record`, or compare them with those stored; a UserError names the keys that differ."""
     if not record.exists():
         write_json(record, settings)
         return
@@ -200,9 +166,8 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise UserError(
-                f"{path} is in use by another process", "Wait for it, or use another folder."
-            ) from error
+            hint = "Wait for it, or use another folder."
+            raise UserError(f"{path} is in use by another process", hint) from error
         yield
 
 

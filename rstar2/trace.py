@@ -6,27 +6,20 @@ line, at the end; readers skip it and `TraceWriter` removes it before it appends
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from rstar2.errors import UserError
 
 CallStatus = Literal[
-    "ok",
-    "error",
-    "timeout",
-    "memory",
-    "output_limit",
-    "refused",
-    "lost",
-    "parse_error",
-    "unknown_tool",
+    "ok", "error", "timeout", "memory", "output_limit", "refused", "lost", "parse_error", "unknown_tool",
     "invalid_arguments",
-]
+]  # fmt: skip
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
 Finish = Literal["answer", "max_turns", "max_tokens", "error"]
@@ -34,10 +27,8 @@ Finish = Literal["answer", "max_turns", "max_tokens", "error"]
 such a rollout is not measured, only training keeps it, for those who look into the fault."""
 
 
-class ToolCall(BaseModel):
+class ToolCall(BaseModel, extra="forbid"):
     """One call the model asked for, and the output it was shown."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = ""
     """The tool's name as the model wrote it; empty where the call did not parse."""
@@ -55,10 +46,8 @@ class ToolCall(BaseModel):
         return self.status not in ("ok", "lost")
 
 
-class Turn(BaseModel):
+class Turn(BaseModel, extra="forbid"):
     """One thing the model wrote, with the calls in it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     text: str
     """What the model wrote, special tokens left out."""
@@ -69,10 +58,8 @@ class Turn(BaseModel):
     calls: list[ToolCall] = Field(default_factory=list)
 
 
-class Trace(BaseModel):
+class Trace(BaseModel, extra="forbid"):
     """A whole rollout."""
-
-    model_config = ConfigDict(extra="forbid")
 
     problem_id: str
     sample: int = 0
@@ -149,8 +136,7 @@ class Trace(BaseModel):
 def read_traces(path: Path) -> Iterator[Trace]:
     """Yield the traces of a JSON-lines file; a torn last line is left out.
 
-    Raises:
-        UserError: the file is missing, or a line other than a torn last one is not a trace.
+    UserError where the file is missing, or another line is not a trace.
     """
     try:
         file = path.open("rb")
@@ -163,17 +149,12 @@ def read_traces(path: Path) -> Iterator[Trace]:
             try:
                 yield Trace.model_validate_json(line)
             except ValidationError as error:
-                raise UserError(
-                    f"{path}, line {number}: not a trace ({error.error_count()} fields wrong)"
-                ) from error
+                wrong = f"not a trace ({error.error_count()} fields wrong)"
+                raise UserError(f"{path}, line {number}: {wrong}") from error
 
 
-class TraceWriter:
-    """Appends traces to a JSON-lines file, each with one write.
-
-    Raises:
-        OSError: the file cannot be opened or written (a full disk, say).
-    """
+class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
+    """Appends traces to a JSON-lines file, each with one write; OSError where that fails (a full disk, say)."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,14 +168,8 @@ class TraceWriter:
             # The second write raises what is wrong itself, a full disk most often.
             raise OSError(f"short writes to {self._file.name}")
 
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> TraceWriter:
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._file.close()
 
 
 def drop_torn_line(path: Path) -> None:

@@ -21,8 +21,6 @@ from rstar2.files import read_objects
 BUILTIN = "builtin"
 BUILTIN_COUNT = 200
 _FORMAT_HINT = 'Each line is an object such as {"problem": "What is 1+1?", "answer": "2"}; "id" may be added.'
-
-
 UNCHECKED = "see its hub page"
 
 
@@ -109,15 +107,10 @@ NAMES = (*SOURCES, BUILTIN)
 
 
 def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[Problem]:
-    """The problems of a benchmark, in its own order.
+    """The problems of a benchmark, one of `NAMES` or the path of a JSON-lines file, in its own order.
 
-    Args:
-        name: one of `NAMES`, or the path of a JSON-lines file.
-        data: read this JSON-lines file in place of the hub.
-        seed: draws the built-in problems; the others do not depend on it.
-
-    Raises:
-        UserError: the name is unknown, a row is wrong, or the data cannot be loaded.
+    `data` is a JSON-lines file to read in place of the hub; `seed` draws the built-in problems alone. UserError
+    where the name is unknown, a row is wrong, or the data cannot be loaded.
     """
     if data is not None and name not in NAMES:
         raise UserError(
@@ -138,12 +131,9 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSON lines.
+    """Problems from JSON lines; rows without an `id` are named after their line.
 
-    Rows without an `id` are named after their line.
-
-    Raises:
-        UserError: the file cannot be read or is empty, or a row is wrong; the line and field are named.
+    A UserError says that the file cannot be read or is empty, or which line and field are wrong.
     """
     rows = read_objects(path, _FORMAT_HINT, decimals_as_text=True)
     placed = ((f"{path}, line {number}", row, str(number)) for number, row in rows)
@@ -204,7 +194,14 @@ def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
 
 def _from_hub(name: str, source: Source) -> Iterator[tuple[str, Problem]]:
     for config in source.configs:
-        for index, row in enumerate(_hub_rows(name, source, config)):
+        rows = load_hub(name, source, config)
+        missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
+        if missing:
+            raise UserError(
+                f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
+                f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
+            )
+        for index, row in enumerate(rows):
             place = f"{source.hub_id}{f' ({config})' if config else ''}, row {index}"
             yield place, _from_row(place, row, source, f"{config}-{index}" if config else str(index))
 
@@ -220,26 +217,10 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
     return Problem(id=name, problem=text, answer=answer)
 
 
-def _hub_rows(name: str, source: Source, config: str | None) -> Iterator[Mapping[str, Any]]:
-    rows = load_hub(name, source, config)
-    missing = {*source.columns, *filter(None, [source.id])} - set(rows.column_names)
-    if missing:
-        raise UserError(
-            f"{name}: {source.hub_id} has no column {', '.join(sorted(missing))}",
-            f"It has {', '.join(rows.column_names)}; give the problems as a file: --data FILE.jsonl.",
-        )
-    yield from rows
-
-
 def load_hub(name: str, source: Source, config: str | None) -> Any:
-    """The rows of a source, from the hub or the local cache: a `datasets.Dataset`.
+    """The rows of one of a source's configs, from the hub or the local cache: a `datasets.Dataset`.
 
-    Args:
-        name: what the user calls it.
-        config: one of the source's.
-
-    Raises:
-        UserError: they cannot be loaded.
+    A UserError, which calls it by `name`, says that they cannot be loaded.
     """
     import datasets
 

@@ -68,12 +68,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def questions(seed: int, held_out: bool) -> Iterator[Question]:
-    """Distinct questions, all families in turn, until none is left.
-
-    Args:
-        seed: which stream.
-        held_out: which side of the split.
-    """
+    """Distinct questions of one side of the split, all families in turn, until none is left."""
     rng = random.Random(f"{seed}-{held_out}")
     seen: set[str] = set()
     while len(seen) < len(FAMILIES) * len(OPERANDS) ** 2:
@@ -103,10 +98,9 @@ def training(seed: int, count: int, skip: int = 0) -> list[Problem]:
 def traces(seed: int, count: int, flaws: dict[str, float]) -> Iterator[list[dict[str, str]]]:
     """Synthetic tool-use conversations for SFT, part of them flawed on purpose.
 
-    Args:
-        flaws: the share of each kind: `repaired` (a call that fails, then one that works), `guessed` (a
-            number without a call), `wrong` (not the number that the call gave), `missing` (no answer block),
-            `repeated` (two answer blocks). The rest is clean.
+    `flaws` is the share of each kind: `repaired` (a call that fails, then one that works), `guessed` (a number
+    without a call), `wrong` (not the number that the call gave), `missing` (no answer block), `repeated` (two
+    answer blocks). The rest is clean.
     """
     rng = random.Random(f"traces-{seed}")
     kinds, weights = [*flaws, "clean"], [*flaws.values(), 1.0 - sum(flaws.values())]
@@ -128,9 +122,8 @@ def run_trusted(code: str) -> tuple[str, bool]:
 def _take(seed: int, held_out: bool, count: int) -> list[Question]:
     taken = list(islice(questions(seed, held_out), count))
     if len(taken) < count:
-        raise UserError(
-            f"{count} problems asked for, but only {len(taken)} differ", f"Ask for at most {len(taken)}."
-        )
+        message = f"{count} problems asked for, but only {len(taken)} differ"
+        raise UserError(message, f"Ask for at most {len(taken)}.")
     return taken
 
 

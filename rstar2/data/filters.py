@@ -33,16 +33,10 @@ def integer_answer(text: str, max_digits: int) -> str | None:
 def filter_problems(
     problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int
 ) -> tuple[list[Problem], Counter[str]]:
-    """Keep what is fit for training.
+    """Keep what is fit for training, in the same order, with no more than `max_digits` digits in an answer.
 
-    Args:
-        problems: in the order in which they are to be kept.
-        measured: the problems of the benchmarks that the model will be measured on.
-        max_digits: an integer with more digits than this is huge.
-
-    Returns:
-        The kept, their answers as plain integers; and how many were dropped for which reason: empty, not an
-        integer, huge, contradicted (the same text with different answers), double, contaminated.
+    Returns the kept, their answers as plain integers; and how many were dropped for which reason: empty, not an
+    integer, huge, contradicted (the same text with different answers), double, contaminated (by the `measured`).
     """
     rows = list(problems)
     contradicted = _contradicted(rows)
@@ -71,10 +65,7 @@ def filter_problems(
 
 
 class Contamination:
-    """Whether a text shares `GRAM` words in a row with any of the measured problems.
-
-    One of fewer words is matched as a whole.
-    """
+    """Whether a text shares `GRAM` words in a row, or all the words of one with fewer, with a measured problem."""
 
     def __init__(self, measured: Iterable[Problem]) -> None:
         self._grams = {gram for problem in measured for gram in _grams(problem.problem)}

@@ -19,11 +19,9 @@ HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
 def rl_rows(
     problems: Iterable[Problem], words: PromptFormat, rollouts: int, source: str
 ) -> list[dict[str, Any]]:
-    """One row per problem, as VERL's RL dataset expects it.
+    """One row per problem of `source`, by which VERL groups its metrics, as VERL's RL dataset expects it.
 
-    Args:
-        rollouts: 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.
-        source: where the problems come from, for VERL's per-source metrics.
+    `rollouts` is 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.
     """
     return [
         {
@@ -40,11 +38,7 @@ def rl_rows(
 
 
 def read_rows(path: Path, column: str) -> list[dict[str, Any]]:
-    """All rows of a parquet file.
-
-    Raises:
-        UserError: the file is missing, is not parquet, has no rows or lacks the column.
-    """
+    """All rows of a parquet file; UserError where it is missing, is not parquet, has no rows or lacks the column."""
     import pyarrow
     import pyarrow.parquet
 

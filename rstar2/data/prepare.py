@@ -58,8 +58,7 @@ class Prepared:
 def prepare(settings: PrepareSettings, output: Path) -> Prepared:
     """Write `train.parquet`, the same problems as `train.jsonl`, and `prepared.json` with settings and counts.
 
-    Raises:
-        UserError: the source is unknown or cannot be loaded, a row is wrong, or nothing is left to train on.
+    UserError where the source is unknown or cannot be loaded, a row is wrong, or nothing is left to train on.
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")

@@ -6,7 +6,7 @@ samples than between two averages with intervals of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,8 @@ class Comparison:
     @property
     def flipped(self) -> list[Pair]:
         """The problems that flipped, the largest change first."""
-        return sorted(
-            (pair for pair in self.pairs if pair.flipped), key=lambda pair: (-abs(pair.b - pair.a), pair.id)
-        )
+        found = (pair for pair in self.pairs if pair.flipped)
+        return sorted(found, key=lambda pair: (-abs(pair.b - pair.a), pair.id))
 
     @property
     def shown(self) -> bool:
@@ -60,7 +59,6 @@ class Comparison:
         return low > 0 or high < 0
 
     def as_json(self) -> dict[str, Any]:
-        flipped = [{"id": pair.id, "a": pair.a, "b": pair.b} for pair in self.flipped]
         return {
             "benchmark": self.name,
             "a": self.a,
@@ -70,16 +68,12 @@ class Comparison:
             "problems": len(self.pairs),
             "unpaired": self.unpaired,
             "changed_settings": self.changed,
-            "flipped": flipped,
+            "flipped": [asdict(pair) for pair in self.flipped],
         }
 
 
 def compare_runs(a: Path, b: Path) -> list[Comparison]:
-    """Every benchmark that both runs measured.
-
-    Raises:
-        UserError: a folder is no run, or the two have no benchmark in common.
-    """
+    """Every benchmark that both runs measured; UserError where a folder is no run, or they share no benchmark."""
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
     if not common:

@@ -34,11 +34,8 @@ class LiveView:
             self._live.update(self._layout(progress))
         elif time.monotonic() - self._printed_at >= _PRINT_EVERY_S or progress.done == progress.total:
             self._printed_at = time.monotonic()
-            shown = [
-                *_facts(progress),
-                _eta(progress),
-                f"waiting: {progress.trouble}" if progress.trouble else "",
-            ]
+            trouble = f"waiting: {progress.trouble}" if progress.trouble else ""
+            shown = [*_facts(progress), _eta(progress), trouble]
             self._console.print(" · ".join(filter(None, shown)), soft_wrap=True, markup=False)
 
     def note(self, note: str) -> None:

@@ -63,16 +63,10 @@ def prepare(
     data: Path | None = None,
     limit: int | None = None,
 ) -> EvalPlan:
-    """Check the judge, load the problems, and open the model.
+    """Check the judge, load the problems, and open the model; `server` is the target's, from `reach_server`.
 
-    Args:
-        server: the target's, from `reach_server`.
-        benchmarks: names of benchmarks, or JSON-lines files.
-        data: JSON lines in place of the dataset hub, for the one benchmark.
-        limit: only the first so many problems of each.
-
-    Raises:
-        UserError: the judge does not answer, or a benchmark, a file or the model cannot be used.
+    `benchmarks` are names, or JSON-lines files; `data` stands in for the hub, for the one benchmark; `limit` takes only
+    the first so many problems of each. UserError where the judge does not answer, or something cannot be used.
     """
     if data is not None and len(benchmarks) > 1:
         raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
@@ -106,10 +100,7 @@ def _isolation(url: str, token: str | None) -> str:
 
 
 def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool]:
-    """Sample and grade every benchmark into `run.path / NAME`.
-
-    Returns:
-        The results, and whether Ctrl-C ended it; they are then those so far.
+    """Sample and grade every benchmark into `run.path / NAME`. → the results so far, and whether Ctrl-C ended it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
@@ -127,11 +118,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         stack.enter_context(view)
         if isolation == "none":
             view.note("judge isolation is none here: the model's programs can read what you can read")
-        about = {
-            "model": plan.opened.identity,
-            "versions": versions(),
-            "judge": {"isolation": isolation},
-        }
+        about = {"model": plan.opened.identity, "versions": versions(), "judge": {"isolation": isolation}}
         client = JudgeClient(url, token, wait_s=plan.settings.wait_s)
 
         async def work() -> tuple[list[EvalResult], bool]:

@@ -44,12 +44,7 @@ class Progress:
 
 
 class Meter:
-    """Reads a run's counters.
-
-    Args:
-        problems: of all benchmarks, each problem's rows, as they fill.
-        samples: wanted per problem.
-    """
+    """Reads a run's counters: `problems` are each problem's rows, as they fill, to `samples` each."""
 
     def __init__(
         self, engine: RetryingEngine, tools: RetryingTools, problems: list[list[Row]], samples: int

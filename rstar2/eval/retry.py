@@ -13,13 +13,8 @@ from rstar2.trace import ToolCall
 class RetryingTools:
     """A tool runner whose lost calls are run again, and counted.
 
-    A call that stays lost while the judge answers others is given to the model as lost.
-
-    Args:
-        wait_s: seconds the judge may answer nobody.
-
-    Raises:
-        ServiceGone: from `run`, when nobody is answered.
+    A call that stays lost while the judge answers others is given to the model as lost; where nobody is answered
+    for `wait_s` seconds, `run` raises ServiceGone.
     """
 
     def __init__(self, tools: ToolRunner, wait_s: float) -> None:

@@ -164,9 +164,8 @@ class _Benchmark:
         if len(self.groups) != len(problems):
             raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
         out.mkdir(parents=True, exist_ok=True)
-        refuse_changed(
-            out / "settings.json", {**shared.settings.protocol(), "problems": fingerprint(problems)}
-        )
+        made_with = {**shared.settings.protocol(), "problems": fingerprint(problems)}
+        refuse_changed(out / "settings.json", made_with)
         self._done = set(self._count_stored())
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.settings.in_flight)
 
@@ -216,7 +215,9 @@ class _Benchmark:
                     for _ in range(workers):
                         samplers.create_task(self._sample(jobs, meter))
             except* RStarError as errors:
-                self.failure = _with_hint(_first(errors))
+                self.failure = failure = _first(errors)
+                if isinstance(failure, ServiceGone):
+                    failure.hint = f"{_KEPT} {failure.hint}".rstrip()
             for _ in range(_GRADERS):
                 await self._finished.put(None)
 
@@ -293,12 +294,6 @@ class _Benchmark:
         """Of the last start that sampled anything."""
         stored = read_json(self._out / "results.json") or {}
         return stored.get("timing") or {} if not sampled else {"wall_s": wall_s, "samples": sampled}
-
-
-def _with_hint(error: RStarError) -> RStarError:
-    if isinstance(error, ServiceGone):
-        error.hint = f"{_KEPT} {error.hint}".rstrip()
-    return error
 
 
 def _first(errors: BaseExceptionGroup[Any]) -> Any:

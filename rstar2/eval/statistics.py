@@ -5,7 +5,8 @@ if the same problems were sampled again. *Clustered by problem*: how far it woul
 these. The second is the wider by far, and is the one to compare models with. Both are reported, by name.
 
 All functions are pure. Correctness is one row per problem and one entry per sample (bools or 0/1); rows may
-differ in length, and every problem weighs the same.
+differ in length, and every problem weighs the same. Without problems, or with one that has no samples, they
+raise ValueError.
 """
 
 from __future__ import annotations
@@ -61,27 +62,17 @@ def avg_at_n(correct: Samples) -> AvgAtN:
     mean, which is an upper bound on average.
     Clustered by problem: Student's t over the problems' means together with two pseudo-problems, one at 0 and
     one at 1 (Agresti and Coull's device), which keeps the coverage of small or one-sided benchmarks.
-
-    Raises:
-        ValueError: no problems, or a problem without samples.
     """
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
-    return AvgAtN(
-        mean=mean,
-        run_to_run=_run_to_run(rates, sizes),
-        by_problem=_by_problem(rates, (0.0, 1.0)),
-    )
+    return AvgAtN(mean=mean, run_to_run=_run_to_run(rates, sizes), by_problem=_by_problem(rates, (0.0, 1.0)))
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
     """The unbiased chance, for each problem, that at least one of k samples is correct: 1 - C(n-c,k)/C(n,k).
 
     Source: Chen et al., arXiv 2107.03374, equation 1. With fewer than k samples of some problem pass@k is not
-    a number, and None is returned.
-
-    Raises:
-        ValueError: k < 1, no problems, or a problem without samples.
+    a number, and None is returned; ValueError for k < 1.
     """
     if k < 1:
         raise ValueError(f"pass@k needs k >= 1, not {k}")
@@ -96,10 +87,8 @@ def maj_at_n(answers: Sequence[Sequence[str | None]], correct: Samples) -> list[
 
     `answers` names each sample's equivalence class, None where there is no answer; equal answers must have
     equal names. Samples without an answer have no vote. Where classes tie, the problem scores the share of
-    the tied classes that are correct, which is the expectation of breaking the tie at random.
-
-    Raises:
-        ValueError: the two tables differ in shape.
+    the tied classes that are correct, which is the expectation of breaking the tie at random. ValueError where
+    the two tables differ in shape.
     """
     if [len(row) for row in answers] != [len(row) for row in correct]:
         raise ValueError("answers and correct must have the same shape")
@@ -123,11 +112,7 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
 
 
 def share(hits: int, total: int) -> Interval:
-    """Wilson's interval of a share of independent cases.
-
-    Raises:
-        ValueError: total < 1, or hits outside 0..total.
-    """
+    """Wilson's interval of a share of independent cases; ValueError for total < 1, or hits outside 0..total."""
     if total < 1 or not 0 <= hits <= total:
         raise ValueError(f"{hits} of {total} is not a share")
     z = float(special.ndtri(0.5 + LEVEL / 2))
@@ -140,12 +125,9 @@ def share(hits: int, total: int) -> Interval:
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Each problem's share of correct samples [P] and number of samples [P]."""
-    if not len(correct):
-        raise ValueError("no problems")
-    empty = next((i for i, row in enumerate(correct) if not len(row)), None)
-    if empty is not None:
-        raise ValueError(f"problem {empty} has no samples")
     sizes = np.array([len(row) for row in correct], dtype=np.int64)
+    if not len(sizes) or not sizes.all():
+        raise ValueError(f"problem {sizes.argmin()} has no samples" if len(sizes) else "no problems")
     return np.array([sum(map(bool, row)) for row in correct], dtype=np.float64) / sizes, sizes
 
 

@@ -24,11 +24,7 @@ class Measurement:
 
 
 def measurements(run: Path) -> list[Measurement]:
-    """Every folder with a traces.jsonl in or below a run's folder, by name.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """Every folder with a traces.jsonl in or below a run's folder, by name; UserError where a file is damaged."""
     return [_measurement(path, run) for path in sorted(run.glob("**/traces.jsonl"))]
 
 
@@ -48,22 +44,14 @@ def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
         golds[trace.problem_id] = trace.gold or ""
         rows.append(Row.of(trace))
     groups = by_problem(rows)
-    found = {
-        "complete": False,
-        "summary": summarise(groups),
-        "per_problem": problem_rows(groups, golds),
-    }
+    found = {"complete": False, "summary": summarise(groups), "per_problem": problem_rows(groups, golds)}
     if "missing" in held:
         found["missing"] = held["missing"] + held["summary"]["samples"] - len(rows)
     return found
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file's value, None where there is no such file.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """A JSON file's value, None where there is no such file; UserError where it cannot be read."""
     if not path.exists():
         return None
     try:

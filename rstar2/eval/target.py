@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import platform
 from collections.abc import Sequence
@@ -25,8 +26,7 @@ _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "nu
 class Target:
     """Which model to measure, as a user names it: a folder, a server, or the oracle.
 
-    Raises:
-        UserError: nothing is named, or two things that exclude each other.
+    UserError where nothing is named, or two things that exclude each other.
     """
 
     model: Path | None = None
@@ -36,15 +36,13 @@ class Target:
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
-            raise UserError(
-                "no model to measure", "Give --model DIR, --url URL of a vLLM server, or --oracle."
-            )
+            hint = "Give --model DIR, --url URL of a vLLM server, or --oracle."
+            raise UserError("no model to measure", hint)
         if self.oracle and (self.model or self.url):
             raise UserError("--oracle stands in for a model", "Leave out --model and --url, or --oracle.")
         if self.model is not None and not self.model.is_dir():
-            raise UserError(
-                f"no model folder at {self.model}", "Give the folder that holds config.json and the weights."
-            )
+            hint = "Give the folder that holds config.json and the weights."
+            raise UserError(f"no model folder at {self.model}", hint)
         if self.model_name and not self.url:
             raise UserError("--model-name names a model on a server", "Give the server with --url.")
 
@@ -68,8 +66,7 @@ class Opened:
 def reach_server(target: Target, wait_s: float) -> ServerModel | None:
     """The target's server, once it answers; None where the target is on no server.
 
-    Raises:
-        UserError: nothing answers there for `wait_s` seconds, or not with that model.
+    UserError where nothing answers there for `wait_s` seconds, or not with that model.
     """
     if target.url is None:
         return None
@@ -82,14 +79,9 @@ def reach_server(target: Target, wait_s: float) -> ServerModel | None:
 def open_target(
     target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | None
 ) -> Opened:
-    """Load the model, or take the one that the server holds.
+    """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
 
-    Args:
-        problems: those it will be asked; only the oracle looks at them.
-        server: from `reach_server`.
-
-    Raises:
-        UserError: there is no such model, no tokenizer with it, or what would run it is not installed.
+    UserError where there is no such model, no tokenizer with it, or what would run it is not installed.
     """
     if target.oracle:
         from rstar2.engines.oracle import OracleEngine, byte_codec
@@ -119,8 +111,6 @@ def versions() -> dict[str, str]:
     """The versions of Python and of the packages that take part in a measurement, where installed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found

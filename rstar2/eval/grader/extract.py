@@ -80,10 +80,9 @@ _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
 
 def extract_answer(text: str) -> str | None:
-    """The answer stated in a model's final turn, or None where none is.
+    """The answer stated in the turn that a model wrote last, without prompt and tool output; None where none is.
 
-    `text` is the turn the model itself wrote last: no prompt and no tool output. A bare answer comes back as
-    it is.
+    A bare answer comes back as it is.
     """
     turn = _final_turn(text)
     _, opening, rest = turn.rpartition("<answer>")

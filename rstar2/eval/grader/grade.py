@@ -22,18 +22,9 @@ QUICK_CHARS = 20_000
 SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
 _SIMPLE = (
-    nodes.Number
-    | nodes.Symbol
-    | nodes.Text
-    | nodes.Sum
-    | nodes.Product
-    | nodes.Quotient
-    | nodes.Brackets
-    | nodes.SetOf
-    | nodes.Listing
-    | nodes.Relation
-    | nodes.Quantity
-)
+    nodes.Number | nodes.Symbol | nodes.Text | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Brackets
+    | nodes.SetOf | nodes.Listing | nodes.Relation | nodes.Quantity
+)  # fmt: skip
 _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
@@ -77,11 +68,9 @@ def as_text(given: Given) -> str | None:
 def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = None) -> Verdict:
     """Compare a model's output, or a bare answer, with the gold answer.
 
-    Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises.
-
-    Args:
-        work_out: finds the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may
-            take long. Without it answers that hinge on one are not verified.
+    Pure: no process, no deadline; guards on size, depth and exponent keep it short. Never raises. `work_out` finds
+    the values of limits, integrals and long sums, as `symbolic.worked_out` does; it may take long. Without it
+    answers that hinge on one are not verified.
     """
     found = _answers(as_text(gold), as_text(pred))
     if isinstance(found, Verdict):

@@ -56,11 +56,7 @@ class _Worker:
         self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
-        """Send one pair and wait for its verdict.
-
-        Raises:
-            _Stopped: the process ended first.
-        """
+        """Send one pair and wait for its verdict; _Stopped where the process ended first."""
         with self._busy:
             assert self._process.stdin is not None
             try:

@@ -22,11 +22,7 @@ _ORDER = {">": "<", ">=": "<="}
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Whether two answers are equal, and by which rule.
-
-    Raises:
-        NoValue: it cannot be verified.
-    """
+    """Whether two answers are equal, and by which rule; NoValue where it cannot be verified."""
     golds, preds = _with_signs(gold), _with_signs(pred)
     gold, pred = golds[0], preds[0]
     outcome = _compare(gold, with_letter_of(gold, pred))
@@ -212,18 +208,13 @@ def _one_relation(a: Node, b: Node) -> Outcome:
 def _relations(a: nodes.Relation, b: nodes.Relation) -> bool:
     b = with_arguments_of(a, b)
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
-    if (
-        name is not None
-        and other is not None
-        and (
-            assignments.same_name(name, other)
-            or not (assignments.is_name(name) or assignments.is_name(other))
-        )
-    ):
-        if _same(left, right):
-            return True
-        if len(a.sides) > 2 or len(b.sides) > 2:
-            return False
+    if name is not None and other is not None:
+        unnamed = not (assignments.is_name(name) or assignments.is_name(other))
+        if unnamed or assignments.same_name(name, other):
+            if _same(left, right):
+                return True
+            if len(a.sides) > 2 or len(b.sides) > 2:
+                return False
     a, b = _ascending(a), _ascending(b)
     if a.operators != b.operators and set(a.operators) | set(b.operators) != assignments.EQUALS:
         return False
@@ -238,11 +229,8 @@ def _written_alike(a: nodes.Relation, b: nodes.Relation) -> bool:
     try:
         if in_order(a.sides, b.sides, _same):
             return True
-        return (
-            set(a.operators) <= {"=", "~", "!="}
-            and len(a.sides) == 2
-            and in_order(a.sides, b.sides[::-1], _same)
-        )
+        symmetric = set(a.operators) <= {"=", "~", "!="} and len(a.sides) == 2
+        return symmetric and in_order(a.sides, b.sides[::-1], _same)
     except NoValue:
         if len(a.sides) == 2:
             return False
@@ -275,13 +263,12 @@ def _matrices(a: Node, b: Node) -> bool:
     if table is None:
         raise NoValue("not a matrix")
     entries = matrices.vector(table)
-    if (
-        entries is not None
-        and isinstance(plain, nodes.Brackets)
-        and plain.opening + plain.closing in {"()", "[]", "<>"}
-    ):
-        return in_order(entries, plain.items, _same)
-    return len(entries or ()) == 1 and _same(entries[0], plain) if entries else False
+    if entries is None:
+        return False
+    match plain:
+        case nodes.Brackets(items=items) if plain.opening + plain.closing in {"()", "[]", "<>"}:
+            return in_order(entries, items, _same)
+    return len(entries) == 1 and _same(entries[0], plain)
 
 
 def _without_base(a: Node, b: Node) -> bool:

@@ -53,10 +53,8 @@ def _open(node: Node) -> bool:
     """Whether an expression has variables to solve for, rather than names of points, lengths or probabilities."""
     inside = {arg for part in walk(node) if isinstance(part, nodes.Apply) for arg in part.args}
     names = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and part not in inside}
-    return any(
-        name in variables(node) and not name[0].isupper() and name not in {"angle", "triangle"}
-        for name in names
-    )
+    free = names & variables(node) - {"angle", "triangle"}
+    return not all(name[0].isupper() for name in free)
 
 
 def same_name(a: Node, b: Node) -> bool:
@@ -87,16 +85,10 @@ def states_a_value(node: nodes.Relation) -> bool:
 
 def expanded(name: Node | None, value: Node) -> Node | None:
     """(a, b) = (1, 2) as a = 1, b = 2."""
-    if (
-        isinstance(name, nodes.Brackets)
-        and isinstance(value, nodes.Brackets)
-        and len(name.items) == len(value.items)
-    ):
-        return nodes.Listing(
-            tuple(
-                nodes.Relation((part, one), ("=",)) for part, one in zip(name.items, value.items, strict=True)
-            )
-        )
+    match name, value:
+        case nodes.Brackets(items=names), nodes.Brackets(items=values) if len(names) == len(values):
+            pairs = zip(names, values, strict=True)
+            return nodes.Listing(tuple(nodes.Relation(pair, ("=",)) for pair in pairs))
     return None
 
 
@@ -112,6 +104,5 @@ def unnamed(items: Sequence[Node]) -> tuple[Node, ...]:
 
 def one_variable(names: Sequence[Node]) -> bool:
     """Whether the names are one variable, as in x = 1, x = 2 or x_1 = 1, x_2 = 2."""
-    return (
-        len({name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}) == 1
-    )
+    given = {name.name if isinstance(name, nodes.Apply | nodes.Symbol) else str(name) for name in names}
+    return len(given) == 1

@@ -13,8 +13,7 @@ _WHOLE = frozenset("klmn")
 def with_letter_of(gold: Node, pred: Node, *, certain: bool = True) -> Node:
     """The answer with the letter for a whole number named as in the gold answer, where each has just one.
 
-    Args:
-        certain: both letters are known to stand for every whole number; otherwise it is enough that one is.
+    With `certain` both letters are known to stand for every whole number; otherwise it is enough that one is.
     """
     wanted, given = _whole_letter(gold), _whole_letter(pred)
     if not certain and (wanted or given):
@@ -98,9 +97,8 @@ def _is_step(term: Node, letter: nodes.Symbol) -> bool:
         factors = [*_factors(term.args[0]), nodes.Symbol("pi")]
     else:
         factors = _factors(term)
-    angle = nodes.Symbol("pi") in factors or any(
-        isinstance(one, nodes.Call) and one.name == "degree" for one in factors
-    )
+    degrees = any(isinstance(one, nodes.Call) and one.name == "degree" for one in factors)
+    angle = degrees or nodes.Symbol("pi") in factors
     left = [one for one in factors if one != nodes.Symbol("pi") and letter.name in variables(one)]
     rest = [one for one in factors if one not in left]
     constant = all(isinstance(one, nodes.Number | nodes.Call) or one == nodes.Symbol("pi") for one in rest)
@@ -115,10 +113,8 @@ def _is_odd_number(node: Node, letter: nodes.Symbol) -> bool:
     if len(steps) != 1 or not all(isinstance(term, nodes.Number) for term in node.terms if term not in steps):
         return False
     factors = _factors(steps[0])
-    sizes = [one.value for one in factors if isinstance(one, nodes.Number)]
-    return (
-        factors.count(letter) == 1 and len(factors) == len(sizes) + 1 and any(abs(one) > 1 for one in sizes)
-    )
+    sizes = [abs(one.value) for one in factors if isinstance(one, nodes.Number)]
+    return factors.count(letter) == 1 and len(factors) == len(sizes) + 1 and max(sizes, default=0) > 1
 
 
 def _factors(node: Node) -> list[Node]:

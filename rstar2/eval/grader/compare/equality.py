@@ -33,11 +33,7 @@ _contexts = threading.local()
 
 
 def equal(a: Node, b: Node) -> bool:
-    """Whether two expressions are equal.
-
-    Raises:
-        NoValue: one of them cannot be evaluated, so nothing is verified.
-    """
+    """Whether two expressions are equal; NoValue where one cannot be evaluated, so that nothing is verified."""
     if a == b:
         return True
     ends = infinite(a), infinite(b)
@@ -87,11 +83,7 @@ def functions(node: Node) -> set[str]:
 
 
 def real_value(node: Node) -> Any:
-    """The value of a constant as an mpmath real, with infinities.
-
-    Raises:
-        NoValue: it has variables, is not real, or cannot be computed.
-    """
+    """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
     context = _context(_LOW_DIGITS)
     sign = infinite(node)
     if sign:
@@ -120,13 +112,12 @@ def proportional(a: Node, b: Node) -> Fraction | None:
         if top == 0 or bottom == 0:
             return None
         ratios.append(+setting.inexact(top) / +setting.inexact(bottom))
-    if len(ratios) < 3 or any(
-        abs(ratio - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30 for ratio in ratios
-    ):
+    noise = context.mpf(10) ** -30
+    if len(ratios) < 3 or any(abs(ratio - ratios[0]) > abs(ratios[0]) * noise for ratio in ratios):
         if work.several_values:
             raise NoValue("a power of a negative number that is not real")
         return None
-    if abs(context.im(ratios[0])) > context.mpf(10) ** -30:
+    if abs(context.im(ratios[0])) > noise:
         return None
     return Fraction(1 if context.re(ratios[0]) > 0 else -1)
 
@@ -223,10 +214,8 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
         return False
     left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
-    is_real = max(abs(context.im(left)), abs(context.im(right))) <= scale * context.mpf(10) ** (
-        5 - context.dps
-    )
-    return abs(left - right), scale, is_real
+    imaginary = max(abs(context.im(left)), abs(context.im(right)))
+    return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
 
 
 def _rounds(node: Node, value: Value, setting: Setting) -> bool:

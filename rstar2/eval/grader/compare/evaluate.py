@@ -36,11 +36,7 @@ def is_unsolved(node: nodes.Node) -> bool:
 
 
 def evaluate(node: nodes.Node, setting: Setting) -> Value:
-    """The value of an expression.
-
-    Raises:
-        NoValue: it has none, or the guards do not let it be computed.
-    """
+    """The value of an expression; NoValue where it has none, or the guards do not let it be computed."""
     try:
         return _value(node, setting)
     except (ArithmeticError, ValueError, TypeError, MemoryError) as error:
@@ -102,11 +98,7 @@ def _fold(parts: tuple[nodes.Node, ...], setting: Setting, join: Callable[[Value
 
 def _determinant(matrix: nodes.Node, setting: Setting) -> Value:
     """By elimination, exact where the entries are."""
-    if (
-        not isinstance(matrix, nodes.Matrix)
-        or len(matrix.rows) != len(matrix.rows[0])
-        or len(matrix.rows) > 12
-    ):
+    if not isinstance(matrix, nodes.Matrix) or not len(matrix.rows) == len(matrix.rows[0]) <= 12:
         raise NoValue("not a square matrix")
     rows = [[_value(cell, setting) for cell in row] for row in matrix.rows]
     total: Value = Fraction(1)
@@ -144,9 +136,8 @@ def _series(node: nodes.Series, setting: Setting) -> Value:
 
 
 def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
-    inner = replace(
-        setting, symbols={**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
-    )
+    symbols = {**setting.symbols, node.index: Fraction(1009, 733), "none": Fraction(7, 3)}
+    inner = replace(setting, symbols=symbols)
     bounds = [
         _fraction_of(str(part)) if part == nodes.Symbol("infinity") else _value(part, inner)
         for part in (node.low, node.high)

@@ -23,11 +23,7 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:
-    """The value of a function.
-
-    Raises:
-        NoValue: it is none of the functions that are known, or has no value there.
-    """
+    """The value of a function; NoValue where it is none of those known, or has no value there."""
     if name in _PLAIN and len(values) == 1:
         return _plain(_PLAIN[name], values[0], setting)
     if name in _SPECIAL:

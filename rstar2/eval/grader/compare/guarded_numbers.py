@@ -31,11 +31,7 @@ class Work:
         """Whether a negative number was raised to a power that is no whole number."""
 
     def spend(self) -> None:
-        """Take one step.
-
-        Raises:
-            NoValue: none is left.
-        """
+        """Take one step; NoValue where none is left."""
         self.left -= 1
         if self.left < 0:
             raise NoValue("too much work")

@@ -63,11 +63,7 @@ def is_region(node: Node) -> bool:
 
 
 def region_of(node: Node) -> tuple[Node | None, Region]:
-    """The variable, if one is named, and the numbers an interval, inequality or set of numbers describes.
-
-    Raises:
-        NoValue: it describes none, or has ends that are not known numbers.
-    """
+    """The variable, if one is named, and the numbers described; NoValue for no set, or ends that are not numbers."""
     match node:
         case nodes.Brackets(
             opening=("(" | "[") as opening, closing=(")" | "]") as closing, items=(low, high)
@@ -190,12 +186,8 @@ def _combined(kind: str, a: Region, b: Region) -> Region:
 
 def _overlap(a: Piece, b: Piece) -> Piece:
     low, high = max(a.low, b.low), min(a.high, b.high)
-    return Piece(
-        low,
-        high,
-        all(one.has_low for one in (a, b) if one.low == low),
-        all(one.has_high for one in (a, b) if one.high == high),
-    )
+    has_low = all(one.has_low for one in (a, b) if one.low == low)
+    return Piece(low, high, has_low, all(one.has_high for one in (a, b) if one.high == high))
 
 
 def _complement(region: Region) -> Region:

@@ -68,11 +68,7 @@ def _covered(members: Sequence[Node], by: Sequence[Node], same: Same) -> bool:
 
 
 def flattened(node: Node, *, other_signs: bool = False) -> Node:
-    """The answer with every ± written out, and lists inside lists opened.
-
-    Args:
-        other_signs: read several ± in a tuple the other way than `_both` says.
-    """
+    """The answer with ± written out and lists in lists opened; `other_signs` reads ± in a tuple unlike `_both`."""
     if isinstance(node, nodes.SetOf):
         return nodes.SetOf(tuple(part for item in node.items for part in _opened(item, other_signs)))
     items = node.items if isinstance(node, nodes.Listing) else (node,)

@@ -17,9 +17,8 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
                 turned = nodes.Quotient(nodes.Product((degrees, nodes.Symbol("pi"))), number(180))
                 return units.measure(unit) == units.measure("radian") and same(value, turned)
     values = [node.value if isinstance(node, nodes.Quantity) else node for node in (a, b)]
-    written = [
-        node.unit for node in (a, b) if isinstance(node, nodes.Quantity) and not units.no_unit(node.unit)
-    ]
+    given = [node.unit for node in (a, b) if isinstance(node, nodes.Quantity)]
+    written = [unit for unit in given if not units.no_unit(unit)]
     if len(written) < 2 or units.same_words(*written):
         return same(values[0], values[1])
     one, other = (units.measure(unit) for unit in written)
@@ -39,20 +38,15 @@ def _with_letter_unit(node: Node) -> Node:
     match node:
         case nodes.Quotient(over=over, under=nodes.Symbol(name=name)) if units.measure(name):
             speed = _with_letter_unit(over)
-            return (
-                nodes.Quantity(speed.value, f"{speed.unit} / {name}")
-                if isinstance(speed, nodes.Quantity)
-                else node
-            )
+            if isinstance(speed, nodes.Quantity):
+                return nodes.Quantity(speed.value, f"{speed.unit} / {name}")
         case nodes.Product(factors=(*numbers, last)):
             base, power = (last.base, last.exponent) if isinstance(last, nodes.Power) else (last, number(1))
             value = nodes.Product(tuple(numbers))
-            if isinstance(base, nodes.Symbol) and units.measure(base.name) and not variables(value):
-                return (
-                    nodes.Quantity(value, f"{base.name}^{power.value}")
-                    if isinstance(power, nodes.Number)
-                    else node
-                )
+            match base, power:
+                case nodes.Symbol(name=unit), nodes.Number(value=times):
+                    if units.measure(unit) and not variables(value):
+                        return nodes.Quantity(value, f"{unit}^{times}")
     return node
 
 

@@ -41,11 +41,7 @@ class Answer(Expression):
         self._labels = 0
 
     def read(self) -> Node:
-        """The whole of the tokens as one node.
-
-        Raises:
-            ParseError: something is left over or does not fit.
-        """
+        """The whole of the tokens as one node; ParseError where something is left over or does not fit."""
         node = self._listing()
         if self._labels == 1:
             raise ParseError("a label before a single value is no part of the answer")
@@ -92,10 +88,7 @@ class Answer(Expression):
 
     def _chain(self) -> Node:
         sides, operators = [self._side()], list[str]()
-        while True:
-            operator = self._operator()
-            if operator is None:
-                break
+        while (operator := self._operator()) is not None:
             operators.append(operator)
             sides.append(self._side())
         return nodes.Relation(tuple(sides), tuple(operators)) if operators else sides[0]
@@ -208,19 +201,13 @@ class Answer(Expression):
 
     def _compound(self, first: nodes.Quantity) -> Node:
         """1 hour 30 minutes, in the first unit."""
-        second = self._side()
-        sizes = measure(first.unit), measure(second.unit) if isinstance(second, nodes.Quantity) else None
-        if (
-            not isinstance(second, nodes.Quantity)
-            or not sizes[0]
-            or not sizes[1]
-            or sizes[0][1] != sizes[1][1]
-        ):
-            raise ParseError("two quantities that do not add up")
-        return nodes.Quantity(
-            nodes.Sum((first.value, nodes.Product((second.value, nodes.Number(sizes[1][0] / sizes[0][0]))))),
-            first.unit,
-        )
+        match self._side():
+            case nodes.Quantity(value=second, unit=unit):
+                size, other = measure(first.unit), measure(unit)
+                if size and other and size[1] == other[1]:
+                    more = nodes.Product((second, nodes.Number(other[0] / size[0])))
+                    return nodes.Quantity(nodes.Sum((first.value, more)), first.unit)
+        raise ParseError("two quantities that do not add up")
 
     def _scaled(self, node: Node) -> Node:
         while self._tokens.next.is_words and self._tokens.next.text.lower() in SCALES:
@@ -234,17 +221,16 @@ class Answer(Expression):
         return token.kind == "word" and token.text not in _BETWEEN and is_unit_word(token)
 
     def _unit_words(self) -> str:
-        if not self._starts_unit():
-            return ""
-        taken = [self._tokens.take().text]
-        while True:
+        taken = [self._tokens.take().text] if self._starts_unit() else []
+        while taken:
             between = self._tokens.next.text.lower() in _BETWEEN
             if (self._tokens.next.is_words and not between) or self._tokens.at("sign", "/"):
                 taken.append(self._tokens.take().text)
             elif self._tokens.at("sign", "^", "**"):
                 taken.append(self._unit_power())
             else:
-                return " ".join(taken)
+                break
+        return " ".join(taken)
 
     def _unit_power(self) -> str:
         self._tokens.take()
@@ -277,9 +263,8 @@ class Answer(Expression):
                 self._refuse_list(before)
             is_row = opening == "[" and isinstance(items[0], nodes.Brackets) and items[0].opening == "["
             return nodes.Brackets("[", "]", (items[0],)) if is_row else items[0]
-        return nodes.Brackets(
-            "(" if opening == "]" else opening, ")" if closing == "[" else closing, tuple(items)
-        )
+        outer = "(" if opening == "]" else opening, ")" if closing == "[" else closing
+        return nodes.Brackets(*outer, tuple(items))
 
     def _collection(self) -> Node | None:
         tokens, token = self._tokens, self._tokens.next
@@ -309,9 +294,10 @@ class Answer(Expression):
     def _number_set(self) -> Node:
         name = self._tokens.take().text
         if name == "R" and self._tokens.at("sign", "^", "_"):
+            infinity = nodes.Symbol("infinity")
             ends: dict[str, tuple[Node, Node]] = {
-                "+": (number(0), nodes.Symbol("infinity")),
-                "-": (negative(nodes.Symbol("infinity")), number(0)),
+                "+": (number(0), infinity),
+                "-": (negative(infinity), number(0)),
             }
             for size in (1, 3):
                 written = "".join(self._tokens.peek(i).text for i in range(1, 1 + size))

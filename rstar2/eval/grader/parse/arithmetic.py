@@ -18,13 +18,10 @@ FUNCTION_THEN_LETTER = re.compile(r"(sin|cos|tan|cot|sec|csc|log|ln|sqrt|exp)[a-
 """A function and its argument typed without a space, as in sinx."""
 _TIMES = {("sign", "*"), ("command", "cdot"), ("command", "times"), ("command", "ast"), ("command", "cdotp")}
 _OVER = {("sign", "/"), ("command", "div"), ("command", "slash")}
-_FIRST_COMMANDS = frozenset({"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"}).union(
-    vocabulary.DOTS,
-    vocabulary.LETTERS,
-    vocabulary.DECORATIONS,
-    vocabulary.FUNCTIONS,
-    vocabulary.PAIRED,
-    vocabulary.CONSTANTS,
+_NAMED = vocabulary.FUNCTIONS.union(vocabulary.LETTERS, vocabulary.CONSTANTS)
+_FIRST_COMMANDS = _NAMED.union(
+    {"frac", "sqrt", "binom", "sum", "prod", "lim", "int", "|"},
+    (*vocabulary.DOTS, *vocabulary.DECORATIONS, *vocabulary.PAIRED),
 )
 """Commands with which a factor begins."""
 _DEGREE = frozenset({"circ", "degree"})
@@ -200,7 +197,7 @@ class Arithmetic(ABC):
         """An index: a base for numerals, part of the name otherwise."""
         self._tokens.expect("sign", "_")
         if isinstance(base, nodes.Number):
-            return based(str(base.value), self._base())
+            return based(str(base.value), self._unwrapped())
         index = self._argument(whole_number=True)
         if isinstance(base, nodes.Symbol):
             return nodes.Apply(base.name + "_", (index,))
@@ -208,7 +205,8 @@ class Arithmetic(ABC):
             return nodes.Apply(base.name + "_", (*base.args, index))
         raise ParseError("an index on an expression")
 
-    def _base(self) -> str:
+    def _unwrapped(self) -> str:
+        """The next token, out of braces and parentheses that may stand around it."""
         braced = self._tokens.accept("sign", "{")
         parens = self._tokens.accept("sign", "(")
         token = self._tokens.take()
@@ -239,12 +237,7 @@ class Arithmetic(ABC):
 def is_unit_word(token: Token) -> bool:
     """Whether a run of letters after a value is a unit, or a noun counted, rather than a product of variables."""
     word = token.text
-    if (
-        len(word) < 2
-        or word in vocabulary.FUNCTIONS
-        or word in vocabulary.LETTERS
-        or word in vocabulary.CONSTANTS
-    ):
+    if len(word) < 2 or word in _NAMED:
         return False
     return is_unit(word) or (len(word) > 3 and word.islower() and not FUNCTION_THEN_LETTER.fullmatch(word))
 
@@ -262,11 +255,10 @@ def _opens_group(after: Token) -> bool:
 
 
 def _is_proper(node: Node) -> bool:
-    return (
-        isinstance(node, nodes.Quotient)
-        and isinstance(node.over, nodes.Number)
-        and isinstance(node.under, nodes.Number)
-    )
+    match node:
+        case nodes.Quotient(over=nodes.Number(), under=nodes.Number()):
+            return True
+    return False
 
 
 def _times(left: Node, right: Node) -> Node:

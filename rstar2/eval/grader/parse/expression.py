@@ -108,11 +108,7 @@ class Expression(Arithmetic):
             return self._letter(name)
         if name in vocabulary.DOTS:
             return nodes.Symbol("dots")
-        if (
-            name in {"overline", "bar", "dot"}
-            and self._tokens.next.kind in {"number", "sign"}
-            and self._repeats()
-        ):
+        if name in {"overline", "bar", "dot"} and self._repeats():
             return self._repeating("0")
         if name == "underline":
             return self._argument()
@@ -165,12 +161,10 @@ class Expression(Arithmetic):
         args = self._function_arguments()
         if name == "sqrt":
             node: Node = nodes.Call("root", (*args, number(2)))
+        elif base is not None and name == "log":
+            node = nodes.Call("logarithm", (*args, base))
         elif base is not None:
-            node = (
-                nodes.Call("logarithm", (*args, base))
-                if name == "log"
-                else nodes.Apply(f"{name}_", (*args, base))
-            )
+            node = nodes.Apply(f"{name}_", (*args, base))
         else:
             node = nodes.Call(vocabulary.RENAMED.get(name, name), args)
         return node if power is None else nodes.Power(node, power)
@@ -246,11 +240,8 @@ class Expression(Arithmetic):
         filled = tuple(tuple(row) for row in rows if row)
         if not filled or len({len(row) for row in filled}) != 1:
             raise ParseError("rows of different length")
-        return (
-            nodes.Call("det", (nodes.Matrix(filled),))
-            if name in {"vmatrix", "Vmatrix"}
-            else nodes.Matrix(filled)
-        )
+        matrix = nodes.Matrix(filled)
+        return nodes.Call("det", (matrix,)) if name in {"vmatrix", "Vmatrix"} else matrix
 
     def _environment(self) -> str:
         self._tokens.expect("sign", "{")

@@ -26,28 +26,17 @@ def numeral(text: str) -> Node:
 
 
 def repeating(before: str, period: str) -> Number:
-    """The decimal that begins with `before` and continues with `period` again and again.
-
-    Raises:
-        ParseError: one of them is not made of digits, or too long.
-    """
+    """The decimal that begins with `before` and repeats `period`; ParseError where one is no digits, or too long."""
     whole, _, fixed = before.partition(".")
-    if (
-        not (f"0{whole}{fixed}".isdigit() and period.isdigit())
-        or len(before) > MAX_DIGITS
-        or len(period) > 100
-    ):
+    digits = f"0{whole}{fixed}".isdigit() and period.isdigit()
+    if not digits or len(before) > MAX_DIGITS or len(period) > 100:
         raise ParseError("only digits repeat")
     start = Fraction(f"{whole or 0}.{fixed or 0}")
     return Number(start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed)))
 
 
 def based(digits: str, base: str) -> Node:
-    """A numeral in the base written beside it.
-
-    Raises:
-        ParseError: the base is not one, or a digit does not belong to it.
-    """
+    """A numeral in the base written beside it; ParseError where that is none, or a digit does not belong to it."""
     radix = NUMBER_WORDS.get(base.lower(), int(base) if base.isdigit() and len(base) < 3 else 0)
     if not 2 <= radix <= 36 or len(digits) > 200:
         raise ParseError(f"{base!r} is not a base")

@@ -117,14 +117,10 @@ def _last_side(text: str, thousands: bool) -> Node | None:
 
 
 def parse(text: str, thousands: bool = True) -> Node:
-    """Read an answer.
+    """Read LaTeX, plain text or Python-like mathematics, with or without `$`.
 
-    Args:
-        text: LaTeX, plain text or Python-like mathematics, with or without `$`.
-        thousands: read 1,234 outside brackets as one number.
-
-    Raises:
-        ParseError: the text is outside the grammar, too long or too deep.
+    `thousands` reads 1,234 outside brackets as one number. ParseError where the text is outside the grammar, too long
+    or too deep.
     """
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
@@ -147,11 +143,9 @@ def _without_condition(cleaned: str) -> tuple[str, str]:
 
 def _without_quantifier(cleaned: str) -> str:
     """The answer without `for all x` or `for all real x` at its end, which bound nothing."""
-    found = (
-        _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
-        if "for" in cleaned
-        else None
-    )
+    if "for" not in cleaned:
+        return cleaned
+    found = _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
     if found is None or not found.start():
         return cleaned
     plain = " ".join(_WRAPPER.sub(" ", cleaned[found.start() :]).replace("}", " ").split())

@@ -56,14 +56,9 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 
 
 def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
-    """The tokens of a cleaned text.
+    """The tokens of what `normalize.clean` returned; ParseError where they are more than MAX_TOKENS.
 
-    Args:
-        cleaned: what `normalize.clean` returned.
-        thousands: read 1,234 outside brackets as one number rather than two.
-
-    Raises:
-        ParseError: more than MAX_TOKENS tokens.
+    `thousands` reads 1,234 outside brackets as one number rather than two.
     """
     tokens: list[Token] = []
     position = depth = 0
@@ -186,20 +181,12 @@ class TokenStream:
         return False
 
     def expect(self, kind: str, *texts: str) -> None:
-        """Take the next token, which must be one of those.
-
-        Raises:
-            ParseError: it is another.
-        """
+        """Take the next token, which must be one of those; ParseError where it is another."""
         if not self.accept(kind, *texts):
             raise ParseError(f"{texts[0]} expected, found {self.next.text!r}")
 
     def deeper(self) -> Self:
-        """For a `with` block: one level of nesting.
-
-        Raises:
-            ParseError: there are more than MAX_DEPTH levels.
-        """
+        """For a `with` block: one level of nesting; ParseError where there are more than MAX_DEPTH."""
         return self.enclosed(self.inside_bars)
 
     def enclosed(self, bars: bool = False) -> Self:

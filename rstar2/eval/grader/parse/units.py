@@ -10,52 +10,26 @@ from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS
 Measure = tuple[Fraction, tuple[tuple[str, int], ...]]
 """A factor to the basic unit, and the powers of the basic units, sorted."""
 
-_TABLE: dict[str, tuple[str, str]] = {
-    # words: (basic unit, factor)
-    "mm millimeter millimetre": ("metre", "1/1000"),
-    "cm centimeter centimetre": ("metre", "1/100"),
-    "m meter metre": ("metre", "1"),
-    "km kilometer kilometre": ("metre", "1000"),
-    "in inch": ("inch", "1"),
-    "ft foot feet": ("inch", "12"),
-    "yd yard": ("inch", "36"),
-    "mi mile": ("inch", "63360"),
-    "s sec second": ("second", "1"),
-    "min minute": ("second", "60"),
-    "h hr hour": ("second", "3600"),
-    "day": ("second", "86400"),
-    "week": ("second", "604800"),
-    "month": ("month", "1"),
-    "yr year": ("month", "12"),
-    "mg milligram": ("gram", "1/1000"),
-    "g gram": ("gram", "1"),
-    "kg kilogram": ("gram", "1000"),
-    "oz ounce": ("ounce", "1"),
-    "lb pound": ("ounce", "16"),
-    "ton": ("ton", "1"),
-    "ml milliliter millilitre": ("litre", "1/1000"),
-    "l liter litre": ("litre", "1"),
-    "cup": ("cup", "1"),
-    "pint": ("cup", "2"),
-    "quart": ("cup", "4"),
-    "gal gallon": ("cup", "16"),
-    "cent": ("dollar", "1/100"),
-    "dollar buck usd": ("dollar", "1"),
-    "yuan": ("yuan", "1"),
-    "euro": ("euro", "1"),
-    "rupee": ("rupee", "1"),
-    "yen": ("yen", "1"),
-    "rad radian": ("radian", "1"),
-    "joule": ("joule", "1"),
-    "newton": ("newton", "1"),
-    "watt": ("watt", "1"),
-    "volt": ("volt", "1"),
-    "hz hertz": ("hertz", "1"),
-    "am a.m": ("am", "1"),
-    "pm p.m": ("pm", "1"),
-}
+_SIZES = {
+    "metre": {"mm millimeter millimetre": "1/1000", "cm centimeter centimetre": "1/100", "m meter metre": "1",
+              "km kilometer kilometre": "1000"},
+    "inch": {"in inch": "1", "ft foot feet": "12", "yd yard": "36", "mi mile": "63360"},
+    "second": {"s sec second": "1", "min minute": "60", "h hr hour": "3600", "day": "86400", "week": "604800"},
+    "month": {"month": "1", "yr year": "12"},
+    "gram": {"mg milligram": "1/1000", "g gram": "1", "kg kilogram": "1000"},
+    "ounce": {"oz ounce": "1", "lb pound": "16"},
+    "litre": {"ml milliliter millilitre": "1/1000", "l liter litre": "1"},
+    "cup": {"cup": "1", "pint": "2", "quart": "4", "gal gallon": "16"},
+    "dollar": {"cent": "1/100", "dollar buck usd": "1"},
+    "radian": {"rad radian": "1"}, "hertz": {"hz hertz": "1"}, "am": {"am a.m": "1"}, "pm": {"pm p.m": "1"},
+    **{name: {name: "1"} for name in ("ton", "yuan", "euro", "rupee", "yen", "joule", "newton", "watt", "volt")},
+}  # fmt: skip
+"""Of each basic unit, the words for it and its multiples, and how many of it they are."""
 _KNOWN = {
-    word: (name, Fraction(factor)) for words, (name, factor) in _TABLE.items() for word in words.split()
+    word: (basic, Fraction(factor))
+    for basic, sizes in _SIZES.items()
+    for words, factor in sizes.items()
+    for word in words.split()
 }
 _SPEEDS = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmh": ("kilometer", "hour")}
 DEGREES = frozenset({"degree", "degrees", "deg"})

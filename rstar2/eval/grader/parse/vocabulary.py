@@ -7,6 +7,10 @@ def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
+def _counted(start: int, names: str) -> dict[str, int]:
+    return {name: value for value, name in enumerate(names.split(), start)}
+
+
 FUNCTIONS = _set("""
     sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth sech csch ln log lg exp min max gcd lcm
     det Re Im arg sgn sign abs floor ceil sqrt binom factorial asin acos atan
@@ -51,21 +55,13 @@ MATRICES = _set("pmatrix bmatrix Bmatrix vmatrix Vmatrix matrix smallmatrix arra
 NOT_NAMES = _set("end item over choose limsup liminf hline boxed stackrel overset underset frac sqrt binom")
 """Commands that need something, and so are no names by themselves."""
 
-COMMANDS = (
-    FUNCTIONS
-    | LETTERS
-    | CONSTANTS.keys()
-    | DOTS
-    | DECORATIONS
-    | NOT_NAMES
-    | _set("""
+COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | _set("""
     cdot times ast div pm mp lt gt le leq leqslant ge geq geqslant ne neq in notin approx sim simeq cong equiv
     doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
     rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
     top
 """)
-)
 """Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
 SHORT_WORDS = _set("""
@@ -74,23 +70,16 @@ SHORT_WORDS = _set("""
 """)
 """Words of up to three letters that, standing alone, are words and not products of variables."""
 
-NUMBER_WORDS = {
-    word: value
-    for value, word in enumerate(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "  # noqa: SIM905
-        "seventeen eighteen nineteen twenty".split()
-    )
-}
+NUMBER_WORDS = _counted(0, """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty
+""")  # fmt: skip
 """Numbers written out."""
 
-ORDINAL_WORDS = {
-    word: value
-    for value, word in enumerate(
-        "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "  # noqa: SIM905
-        "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth".split(),
-        start=1,
-    )
-}
+ORDINAL_WORDS = _counted(1, """
+    first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth
+    fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
+""")  # fmt: skip
 """Ordinal numbers written out."""
 
 NUMERAL_WORDS = (
