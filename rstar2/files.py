@@ -63,12 +63,9 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.
+    """A file for UTF-8 text that takes its place at the end of the block, with `mode` less the umask, or not at all.
 
     A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
-
-    Args:
-        mode: the file's permissions, less the umask.
 
     Raises:
         OSError: it cannot be written, or is a folder.

@@ -14,12 +14,7 @@ from rstar2.trace import ToolCall, Trace
 
 
 class Screen:
-    """Shows one answer as it is generated.
-
-    Args:
-        out: for the answer.
-        err: for remarks about it.
-    """
+    """Shows one answer as it is generated: the answer on `out`, remarks about it on `err`."""
 
     def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
         self._out = out

@@ -20,11 +20,7 @@ LINE_INTERVAL_S = 20.0
 
 
 def need_training_extra() -> None:
-    """Refuse to start without the training packages.
-
-    Raises:
-        UserError: torch or VERL is not installed.
-    """
+    """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
         raise UserError(

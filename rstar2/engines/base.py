@@ -47,11 +47,7 @@ OnTokens = Callable[[list[int]], None]
 
 
 class Engine(Protocol):
-    """Generates turns. Any number of calls may be in flight at once.
-
-    Raises:
-        EngineError: from `generate`, when the turn could not be generated.
-    """
+    """Generates turns, any number at once; `generate` raises EngineError where a turn cannot be generated."""
 
     @property
     def name(self) -> str:

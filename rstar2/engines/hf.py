@@ -45,13 +45,11 @@ class _Row:
 
 
 class HFEngine:
-    """A local model folder behind the engine contract.
+    """A folder with config.json and weights behind the engine contract, in a thread with `threads` torch threads.
 
     Args:
-        model_dir: config.json and weights.
         stop_ids: token ids that end a turn, besides the model's own.
         max_batch: rows stepped at once.
-        threads: torch threads; None leaves torch's choice.
 
     Raises:
         UserError: the folder holds no model that transformers can load.

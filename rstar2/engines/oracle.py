@@ -16,16 +16,10 @@ WRONG_EVERY = 10
 
 
 class OracleEngine:
-    """Answers every problem with its gold, except every tenth, which it gets wrong on purpose.
+    """Answers every problem with its gold (by the problem's text), except every tenth, wrong on purpose.
 
-    Its first turn prints the answer with Python, its second gives the tool's output.
-
-    Args:
-        golds: the answer to each problem's text, in the benchmark's order.
-        codec: the one that the prompts are made with.
-
-    Raises:
-        EngineError: from `generate`, when the prompt opens with none of the problems.
+    Its first turn prints the answer with Python, its second gives the tool's output. `generate` raises EngineError
+    for a prompt that opens with none of the problems.
     """
 
     name = "oracle"

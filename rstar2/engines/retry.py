@@ -38,9 +38,7 @@ class RetryPolicy:
 
     Args:
         service: what is asked, in messages, such as `engine`.
-        wait_s: seconds the server may answer nobody.
-        clock: seconds, never going back.
-        sleep: waits for a number of seconds.
+        wait_s: seconds the server may answer nobody, by `clock` and `sleep`.
     """
 
     def __init__(
@@ -95,11 +93,7 @@ class RetryPolicy:
     def _pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Seconds until the next attempt.
-
-        Raises:
-            Unavailable, ServiceGone: there is to be none.
-        """
+        """Seconds until the next attempt; Unavailable or ServiceGone where there is to be none."""
         now = self._clock()
         if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
             raise error
@@ -121,11 +115,9 @@ class RetryPolicy:
 
 
 class RetryingEngine:
-    """An engine whose turns are requested again while it does not answer.
+    """An engine whose turns are requested again while it does not answer, for up to `wait_s` seconds.
 
-    Args:
-        wait_s: seconds it may answer nobody.
-        turn_timeout_s: wall-clock seconds one attempt at a turn may take.
+    Each attempt at a turn may take `turn_timeout_s` wall-clock seconds.
 
     Raises:
         EngineError: from `generate`, when this turn fails while others do not, or part of it was shown.

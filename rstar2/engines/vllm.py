@@ -66,12 +66,11 @@ class VLLMEngine:
     """A model that a vLLM server holds. How long a turn may take is bounded by the caller.
 
     Args:
-        url: the server, as `http://host:port`, with or without `/v1`.
+        url: the server, as `http://host:port`, with or without `/v1`; else a UserError.
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
 
     Raises:
-        UserError: the URL is not one.
         EngineUnavailable: from `generate`, when nothing answers at the URL, or the server is busy.
         EngineError: from `generate`, when the server refuses the request.
     """
@@ -140,12 +139,7 @@ class VLLMEngine:
         await self._http.aclose()
 
     async def served(self) -> Served:
-        """The model that `generate` asks for.
-
-        Raises:
-            EngineUnavailable: nothing answers at the URL, or the server is busy.
-            EngineError: it does not hold that model, or several and none was named.
-        """
+        """The model that `generate` asks for; raises what that raises, or where there is no such, or no one, model."""
         async with self._asking:
             if self._known is None:
                 self._known = await self._ask_models()

@@ -36,10 +36,9 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     stall_s: float = 3600.0,
 ) -> None:
-    """Run a trainer to its end.
+    """Run a trainer to its end; everything it prints goes to `log`.
 
     Args:
-        log: gets everything the trainer prints.
         metrics: the JSON lines the trainer writes, one a step.
         on_step: called with each new line's content, `{"step": …, "data": {…}}`.
         stall_s: seconds without a line in the log or a step after which the trainer counts as hung.
@@ -64,12 +63,8 @@ def run_trainer(
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
     """A process that forks the trainers' processes, so that not each has to import VERL; for the CPU profile only.
 
-    Args:
-        log: gets what the server prints.
-
-    Yields:
-        Environment variables that have a `Command`'s processes forked. Where the server has ended they start by
-        themselves.
+    Yields environment variables that have a `Command`'s processes forked. Where the server, which prints to `log`,
+    has ended they start by themselves.
     """
     # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"

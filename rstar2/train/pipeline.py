@@ -90,8 +90,7 @@ class Pipeline:
     ) -> Iterator[tuple[str, Path]]:
         """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
 
-        Args:
-            label: put before the name in the progress.
+        In the progress, `label` is put before the name.
         """
         for number, recipe in recipes.items():
             model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label)
@@ -103,11 +102,7 @@ class Pipeline:
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
     ) -> dict[str, Any]:
-        """Measure a phase's model; returns the phase's entry of summary.json.
-
-        Args:
-            root: the folder that holds the phase's folder `name` and `eval/name`.
-        """
+        """Measure a phase's model into `root/eval/name`; returns the phase's entry of summary.json."""
         out = root / "eval" / name
         row = f"{label}{name} eval"
         wanted = len(evaluation.problems) * evaluation.settings.samples
@@ -206,12 +201,7 @@ class Pipeline:
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
 ) -> Iterator[Pipeline]:
-    """Start what the phases of a run share.
-
-    Raises:
-        UserError: no Redis, or no isolation that works here.
-        Failure: the judge did not start.
-    """
+    """Start what the phases of a run share; raises what starting the judge raises."""
     timer = PhaseTimer(run.path)
     with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
         timer.save()

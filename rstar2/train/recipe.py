@@ -133,11 +133,7 @@ def recipes_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's values.
-
-    Raises:
-        UserError: the file is missing or not TOML.
-    """
+    """A TOML file's values; a UserError where it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,11 +143,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find(name: str) -> Path:
-    """A recipe by path, or by the name of one that is shipped with rstar2.
-
-    Raises:
-        UserError: there is no such recipe.
-    """
+    """A recipe by path, or by the name of one that is shipped with rstar2; a UserError where there is none."""
     shipped = recipes_folder() / f"{name}.toml"
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
@@ -163,11 +155,7 @@ def find(name: str) -> Path:
 
 
 def stage_range(text: str) -> list[int]:
-    """The stages that `2` or `1..3` means.
-
-    Raises:
-        UserError: no such stage, or a range that runs backwards.
-    """
+    """The stages that `2` or `1..3` means; a UserError where there is no such stage, or it runs backwards."""
     first, dots, last = text.partition("..")
     numbers = [first, last if dots else first]
     if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
@@ -203,11 +191,7 @@ def sft_recipe(
     over: dict[str, Any] | None = None,
     where: str | None = None,
 ) -> SftRecipe:
-    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table.
-
-    Raises:
-        UserError: a file, key or value is wrong.
-    """
+    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
     path = find(recipe or "sft")
     values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path))

@@ -47,11 +47,9 @@ def sample(
     out: Path,
     on_progress: OnProgress,
 ) -> EvalResult:
-    """Sample every problem `settings.samples` times, and close the engine.
+    """Sample every problem `settings.samples` times, with the tools of `rollout`, and close the engine.
 
-    Args:
-        rollout: its tool settings are used.
-        out: gets traces.jsonl and results.json; a killed call resumes from them.
+    Traces and results are written to `out`, from which a killed call resumes.
 
     Raises:
         Failure: the engine or judge no longer answers; finished samples are kept.
@@ -75,11 +73,7 @@ def sample(
 
 
 def problems_of(rows: Rows) -> list[Problem]:
-    """The problems of RL rows.
-
-    Raises:
-        UserError: a row does not hold its problem's id and text.
-    """
+    """The problems of RL rows; a UserError for a row that does not hold its problem's id and text."""
     problems = []
     for number, row in enumerate(rows, 1):
         about = row.get("extra_info") or {}
@@ -103,10 +97,8 @@ def sample_training_problems(
 ) -> Path:
     """Sample every training problem `recipe.drop_solved` times with the policy the stage starts from.
 
-    On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes.
-
-    Returns:
-        The file of traces.
+    On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes. Returns the file of
+    traces.
 
     Raises:
         UserError: vLLM is not installed.
@@ -173,11 +165,7 @@ def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> R
 
 
 def traces_of_eval(path: Path) -> Path:
-    """The traces of an `rstar2 eval` run of one benchmark, given the run's folder or the file itself.
-
-    Raises:
-        UserError: there are none, or those of several benchmarks.
-    """
+    """The traces of an `rstar2 eval` run of one benchmark, given its folder or the file; else a UserError."""
     found = [path] if path.is_file() else sorted(path.glob("**/traces.jsonl"))
     if len(found) != 1:
         raise UserError(

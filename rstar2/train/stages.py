@@ -60,13 +60,9 @@ def run_sft(
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Stage 0: fine-tune on conversations and return the new model's folder.
+    """Stage 0: fine-tune on `data`, parquet with as many `messages` as `conversations`; returns the model's folder.
 
-    Args:
-        data: parquet with a `messages` column.
-        conversations: rows of `data`.
-        logs: the folder for the trainer's output.
-        trainer_env: see `rstar2.train.pipeline.Pipeline`.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`.
 
     Raises:
         Failure: the trainer failed.
@@ -110,11 +106,7 @@ def write_stage_inputs(
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
-    """The rows whose prompt has at most `prompt_tokens` tokens.
-
-    Raises:
-        UserError: none has.
-    """
+    """The rows whose prompt has at most `prompt_tokens` tokens; a UserError where none has."""
     kept = [row for row in rows if len(codec.prompt(list(row["prompt"]))) <= prompt_tokens]
     if not kept:
         raise UserError(

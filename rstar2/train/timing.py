@@ -53,8 +53,7 @@ class Timing:
 class PhaseTimer:
     """Measures one phase, starting now, on top of what earlier starts saved in `folder/timing.json`.
 
-    Args:
-        run: the timer of the run that the phase belongs to; saved with it, so that after a kill both have the same.
+    The timer of the `run` it belongs to is saved with it, so that after a kill both have the same.
     """
 
     def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:
