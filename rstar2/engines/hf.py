@@ -99,15 +99,9 @@ class HFEngine:
             loop.call_soon_threadsafe(on_tokens, token_ids)
 
         future: Future[Generation] = Future()
-        row = _Row(
-            list(prompt_ids),
-            sampling,
-            budget,
-            future,
-            notify if on_tokens else None,
-            np.random.default_rng(sampling.seed),
-        )
-        self._inbox.put(row)
+        rng = np.random.default_rng(sampling.seed)
+        shown = notify if on_tokens else None
+        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, shown, rng))
         return await asyncio.wrap_future(future)
 
     async def call(self, work: Callable[[], None]) -> None:

@@ -121,13 +121,8 @@ def sft_command(
             "MASTER_PORT": "0",
         }
     else:
-        start = [
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={hardware.nodes}",
-            f"--nproc-per-node={hardware.gpus_per_node}",
-            *(["--standalone"] if hardware.nodes == 1 else []),
-        ]
+        ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
+        start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
     return Command([sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)], env)
 
 

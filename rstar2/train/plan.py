@@ -34,10 +34,9 @@ class TrainPlan:
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it."""
+        recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
-            "recipes": {
-                str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()
-            },
+            "recipes": recipes,
             **_source(self.model, self.data),
             "solved": str(self.solved.absolute()) if self.solved else None,
         }

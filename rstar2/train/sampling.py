@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,34 +38,43 @@ SERVER_READY_S = 1800.0
 """How long a vLLM server may take to load the policy."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Problems, and how a model is measured on them."""
+
+    problems: list[Problem]
+    settings: EvalSettings
+    rollout: RolloutSettings
+    """Its tool settings are used."""
+
+
 def sample(
     engine: Engine,
     codec: ChatCodec,
-    problems: list[Problem],
-    settings: EvalSettings,
-    rollout: RolloutSettings,
+    evaluation: Evaluation,
     judge: JudgeAddress,
     out: Path,
     on_progress: OnProgress,
 ) -> EvalResult:
-    """Sample every problem `settings.samples` times, with the tools of `rollout`, and close the engine.
+    """Sample every problem `settings.samples` times, and close the engine.
 
     Traces and results are written to `out`, from which a killed call resumes.
 
     Raises:
         Failure: the engine or judge no longer answers; finished samples are kept.
     """
+    rollout = evaluation.rollout
 
     async def work() -> EvalResult:
         with GraderPool(workers=1) as grader:
             async with aclosing(engine), JudgeClient(*judge) as client:
                 (result,) = await evaluate(
-                    {out.name: (problems, out)},
+                    {out.name: (evaluation.problems, out)},
                     engine=engine,
                     codec=codec,
                     tools=PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines),
                     grader=grader,
-                    settings=settings,
+                    settings=evaluation.settings,
                     on_progress=on_progress,
                 )
                 return result
@@ -112,9 +122,9 @@ def sample_training_problems(
         in_flight=128 if recipe.hardware.device == "cpu" else 1024,
         seed=recipe.seed,
     )
-    problems = problems_of(rows)
+    evaluation = Evaluation(problems_of(rows), settings, recipe.rollout)
     with _opened(model, settings, recipe.hardware, logs) as (engine, codec):
-        sample(engine, codec, problems, settings, recipe.rollout, judge, out, on_progress)
+        sample(engine, codec, evaluation, judge, out, on_progress)
     return out / "traces.jsonl"
 
 
