@@ -17,12 +17,10 @@ def read_objects(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file (jsonlines.org), each with the number of its line; blank lines are skipped.
 
-    Args:
-        hint: what to do about a file that is not as it should be.
-        decimals_as_text: give a number with a decimal point as text, with the digits it was written with.
+    With `decimals_as_text`, a number with a decimal point is given as text, with the digits it was written with.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object.
+        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object; `hint` says what to do.
     """
     try:
         # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
@@ -65,10 +63,8 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """A file for UTF-8 text that takes its place at the end of the block, with `mode` less the umask, or not at all.
 
-    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
-
-    Raises:
-        OSError: it cannot be written, or is a folder.
+    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes. An
+    OSError where it cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as there:

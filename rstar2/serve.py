@@ -145,8 +145,7 @@ def running_server(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The server for the length of a `with` block, which is entered once it answers; its output goes to `log`.
 
-    Raises:
-        Failure: it could not be started, ended, or did not answer in `ready_s` seconds; with the end of its log.
+    A Failure, with the end of its log, where it cannot be started, ends, or does not answer in `ready_s` seconds.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")

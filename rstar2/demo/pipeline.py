@@ -59,10 +59,8 @@ def run_demo(
 
         def stages(recipes: dict[int, StageRecipe], root: Path, label: str) -> list[dict[str, Any]]:
             trained = pipeline.train_stages(recipes, sft, rows, root, label)
-            return [
-                first,
-                *(pipeline.evaluate(name, model, evaluation, root, label) for name, model in trained),
-            ]
+            measured = (pipeline.evaluate(name, model, evaluation, root, label) for name, model in trained)
+            return [first, *measured]
 
         summary: dict[str, Any] = {"seed": demo.seed, "isolation": pipeline.isolation}
         summary["phases"] = stages(plan.stages, run.path, "")

@@ -47,12 +47,8 @@ class _Row:
 class HFEngine:
     """A folder with config.json and weights behind the engine contract, in a thread with `threads` torch threads.
 
-    Args:
-        stop_ids: token ids that end a turn, besides the model's own.
-        max_batch: rows stepped at once.
-
-    Raises:
-        UserError: the folder holds no model that transformers can load.
+    Steps `max_batch` rows at once. A turn ends at `stop_ids`, besides the model's own token ids. A UserError where
+    transformers can load no model from the folder.
     """
 
     def __init__(

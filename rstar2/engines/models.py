@@ -16,8 +16,7 @@ from rstar2.prompts import ChatCodec, load_codec
 def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tuple[Engine, ChatCodec]:
     """Load a model and its tokenizer, for batches of `max_batch` and `threads` torch threads (None: torch's choice).
 
-    Raises:
-        UserError: the folder holds no model or tokenizer, or torch is not installed.
+    A UserError where the folder holds no model or tokenizer, or torch is not installed.
     """
     codec = load_codec(folder)
     try:

@@ -26,12 +26,10 @@ class OracleEngine:
 
     def __init__(self, golds: Mapping[str, str], codec: ChatCodec) -> None:
         self._codec = codec
-        self._answers = {
-            tuple(codec.prompt(codec.format.messages(problem))): (
-                gold if number % WRONG_EVERY else WRONG_ANSWER
-            )
-            for number, (problem, gold) in enumerate(golds.items())
-        }
+        self._answers: dict[tuple[int, ...], str] = {}
+        for number, (problem, gold) in enumerate(golds.items()):
+            prompt = tuple(codec.prompt(codec.format.messages(problem)))
+            self._answers[prompt] = gold if number % WRONG_EVERY else WRONG_ANSWER
         self._lengths = sorted({len(prompt) for prompt in self._answers}, reverse=True)
 
     async def generate(

@@ -34,11 +34,8 @@ class RetryPolicy:
     """Decides, for all requests to one server, whether a failed one is sent again.
 
     The wait has one clock, which starts at the server's last answer, or with the request where that is later.
-    Nothing is given up while a request sent earlier is under way: the server may be working on it.
-
-    Args:
-        service: what is asked, in messages, such as `engine`.
-        wait_s: seconds the server may answer nobody, by `clock` and `sleep`.
+    Nothing is given up while a request sent earlier is under way: the server may be working on it. `service` is what
+    is asked, in messages; it may answer nobody for `wait_s` seconds, by `clock` and `sleep`.
     """
 
     def __init__(
@@ -68,9 +65,10 @@ class RetryPolicy:
         """
         began, answers_before, failures = self._clock(), self._answers, 0
         while True:
-            attempt_began = self._clock()
+            attempt_began, key = self._clock(), object()
+            self._under_way[key] = attempt_began
             try:
-                result = await self._tracked(attempt, attempt_began)
+                result = await attempt()
             except Unavailable as error:
                 failures += 1
                 self.trouble = error.message
@@ -80,15 +78,9 @@ class RetryPolicy:
                 self._answers += 1
                 self._last_answer = self._clock()
                 return result
+            finally:
+                del self._under_way[key]
             await self._sleep(pause_s)
-
-    async def _tracked(self, attempt: Callable[[], Awaitable[T]], began: float) -> T:
-        key = object()
-        self._under_way[key] = began
-        try:
-            return await attempt()
-        finally:
-            del self._under_way[key]
 
     def _pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
@@ -104,14 +96,10 @@ class RetryPolicy:
             return min(pause_s, left_s)
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
             return pause_s
-        raise self._gone(error) from error
-
-    def _gone(self, error: Unavailable) -> ServiceGone:
-        if not self._answers:
-            return ServiceGone(error.message, error.hint)
-        return ServiceGone(
-            f"the {self._service} has not answered for {self._wait_s:g} seconds: {error.message}", error.hint
+        waited = (
+            f"the {self._service} has not answered for {self._wait_s:g} seconds: " if self._answers else ""
         )
+        raise ServiceGone(f"{waited}{error.message}", error.hint) from error
 
 
 class RetryingEngine:

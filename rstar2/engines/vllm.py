@@ -70,9 +70,7 @@ class VLLMEngine:
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
 
-    Raises:
-        EngineUnavailable: from `generate`, when nothing answers at the URL, or the server is busy.
-        EngineError: from `generate`, when the server refuses the request.
+    `generate` raises EngineUnavailable where nothing answers or the server is busy, EngineError where it refuses.
     """
 
     def __init__(self, url: str, model: str | None = None, *, stop_token_ids: Sequence[int] = ()) -> None:

@@ -67,8 +67,7 @@ def plan_training(
 ) -> TrainPlan:
     """Check everything that can be checked before the first stage.
 
-    Raises:
-        UserError: model, data or `solved` cannot be used, the data is too small, or no judge can be started.
+    A UserError where model, data or `solved` cannot be used, the data is too small, or no judge can be started.
     """
     check_model(model)
     rows = read_rows(data, "prompt")

@@ -14,7 +14,6 @@ from rstar2.errors import UserError
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
-"""The stages of RL."""
 
 
 class Hardware(Strict):
@@ -173,11 +172,7 @@ def stage_recipe(
 ) -> StageRecipe:
     """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
 
-    Args:
-        where: what an error names; the stage's file by default.
-
-    Raises:
-        UserError: a file, key or value is wrong.
+    A wrong file, key or value is a UserError, which names `where`, by default the stage's file.
     """
     path = find(recipe or f"stage{stage}")
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})

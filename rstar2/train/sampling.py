@@ -58,10 +58,8 @@ def sample(
 ) -> EvalResult:
     """Sample every problem `settings.samples` times, and close the engine.
 
-    Traces and results are written to `out`, from which a killed call resumes.
-
-    Raises:
-        Failure: the engine or judge no longer answers; finished samples are kept.
+    Traces and results are written to `out`, from which a killed call resumes. A Failure where the engine or judge no
+    longer answers; finished samples are kept.
     """
     rollout = evaluation.rollout
 
@@ -108,11 +106,7 @@ def sample_training_problems(
     """Sample every training problem `recipe.drop_solved` times with the policy the stage starts from.
 
     On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes. Returns the file of
-    traces.
-
-    Raises:
-        UserError: vLLM is not installed.
-        Failure: the server did not start, or the engine or judge no longer answers.
+    traces. A UserError without vLLM, a Failure where server or judge do not start or no longer answer.
     """
     settings = EvalSettings(
         samples=recipe.drop_solved,
@@ -147,15 +141,11 @@ def _opened(
 
 
 def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> Rows:
-    """Leave out the problems that were solved every time.
+    """Leave out the problems that were solved every time; where fewer than `fill` are left, solved ones fill up.
 
     Args:
         traces: samples of these problems, by the policy that the stage starts from.
-        times: samples per problem that count; each problem must have as many.
-        fill: problems that a batch needs; where fewer are left, solved ones fill it up.
-
-    Raises:
-        UserError: a problem has too few samples.
+        times: samples per problem that count; a UserError where one has fewer.
     """
     samples: dict[str, list[bool]] = defaultdict(list)
     for trace in traces:

@@ -63,10 +63,7 @@ def run_sft(
 ) -> Path:
     """Stage 0: fine-tune on `data`, parquet with as many `messages` as `conversations`; returns the model's folder.
 
-    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`.
-
-    Raises:
-        Failure: the trainer failed.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. A Failure where it fails.
     """
     steps = conversations // recipe.batch * recipe.epochs
     progress.start("sft", "stage 0: SFT", steps)

@@ -33,7 +33,6 @@ class Timing:
     """Steps without rollout and checkpoint: log-probabilities, advantages, the optimizer, sending the weights to
     the rollout engine. For SFT: from the first step to the last."""
     checkpoint_s: float = 0.0
-    """Writing VERL's checkpoints."""
     evaluation_s: float = 0.0
     """Sampling held-out problems, and the training problems where a stage leaves out the solved ones."""
     export_s: float = 0.0

@@ -201,7 +201,6 @@ def _run(argv: list[str]) -> None:
 
 
 def main() -> None:
-    """Import everything, then serve."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
     before = dict(os.environ)
