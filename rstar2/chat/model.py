@@ -23,7 +23,7 @@ async def open_model(
     With a server, only the tokenizer of `model` is used.
 
     Raises:
-        UserError: nothing is named, or what excludes each other; no such model or tokenizer; torch is not installed.
+        UserError: nothing is named, or two that exclude each other; no such model or tokenizer; no torch installed.
         Failure: nothing answers at the URL, or not with that model.
     """
     if run is not None and (model is not None or url is not None):

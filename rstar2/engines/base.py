@@ -19,7 +19,7 @@ class EngineUnavailable(EngineError, Unavailable):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one turn. Temperature 0 is greedy, top_p 1.0 and top_k 0 are off, without a seed any is used."""
+    """How to sample a turn. Temperature 0 is greedy; top_p 1.0 and top_k 0 are off; seed None: the engine's choice."""
 
     temperature: float = 0.6
     top_p: float = 1.0

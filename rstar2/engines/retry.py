@@ -34,8 +34,8 @@ class RetryPolicy:
     """Decides, for all requests to one server, whether a failed one is sent again.
 
     The wait has one clock, which starts at the server's last answer, or with the request where that is later.
-    Nothing is given up while a request sent earlier is under way: the server may be working on it. `service` is what
-    is asked, in messages; it may answer nobody for `wait_s` seconds, by `clock` and `sleep`.
+    Nothing is given up while a request sent earlier is under way: the server may be working on it. Messages name
+    the server `service`; it may answer nobody for `wait_s` seconds, by `clock` and `sleep`.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class RetryPolicy:
             return min(pause_s, left_s)
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
             return pause_s
-        waited = (
-            f"the {self._service} has not answered for {self._wait_s:g} seconds: " if self._answers else ""
-        )
-        raise ServiceGone(f"{waited}{error.message}", error.hint) from error
+        message = error.message
+        if self._answers:
+            message = f"the {self._service} has not answered for {self._wait_s:g} seconds: {message}"
+        raise ServiceGone(message, error.hint) from error
 
 
 class RetryingEngine:

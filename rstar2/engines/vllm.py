@@ -133,7 +133,11 @@ class VLLMEngine:
         await self._http.aclose()
 
     async def served(self) -> Served:
-        """The model that `generate` asks for; raises what that raises, or where there is no such, or no one, model."""
+        """The model that `generate` asks for.
+
+        EngineUnavailable where nothing answers or the server is busy, EngineError where it does not hold that model,
+        or several and none was named.
+        """
         async with self._asking:
             if self._known is None:
                 self._known = await self._ask_models()

@@ -37,12 +37,12 @@ def run_trainer(
 ) -> None:
     """Run a trainer to its end; everything it prints goes to `log`.
 
+    A Failure where it fails or hangs, with the cause that its log names.
+
     Args:
         metrics: the JSON lines the trainer writes, one a step.
         on_step: called with each new line's content, `{"step": …, "data": {…}}`.
         stall_s: seconds without a line in the log or a step after which the trainer counts as hung.
-
-    A Failure where it fails or hangs; the message holds the cause that its log names.
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)

@@ -60,7 +60,10 @@ class Pipeline:
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""
     ) -> Iterator[tuple[str, Path]]:
-        """Run stages below `root`, each from the one before; yields their names, shown after `label`, and models."""
+        """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
+
+        In the progress, `label` is put before the name.
+        """
         for number, recipe in recipes.items():
             model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label)
             if root == self.run.path:

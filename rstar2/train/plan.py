@@ -91,7 +91,7 @@ def plan_training(
 
 
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
-    """Check what can be checked before SFT; a UserError where model or data are unusable or less than a batch."""
+    """Check what can be checked before SFT; a UserError where model or data cannot be used, or fill no batch."""
     check_model(model)
     rows = read_conversations(data)
     if len(rows) < recipe.batch:
@@ -102,7 +102,7 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
 
 
 def check_model(model: Path) -> None:
-    """Raise a UserError for a folder without config.json, weights or a ChatML tokenizer."""
+    """Raise a UserError for what is no folder, or has no config.json, weights or ChatML tokenizer."""
     if not model.is_dir():
         raise UserError(f"no model folder at {model}", "Download the model and give its folder with --model.")
     if not (model / "config.json").is_file():

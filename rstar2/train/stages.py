@@ -143,7 +143,7 @@ def train(command: Command, folder: Path, base: Path, log: Path, on_step: OnStep
     if not pointer.exists():
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {log}")
     step = checkpoints / f"global_step_{pointer.read_text().strip()}"
-    actor = step / "actor"  # where it is RL
+    actor = step / "actor"  # only RL has this folder
     _export((actor if actor.is_dir() else step) / "huggingface", base, folder / "model")
     timer.timing.export_s += time.monotonic() - started
     timer.save()
