@@ -21,14 +21,11 @@ def read_objects(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSON Lines file (jsonlines.org), each with the number of its line; blank lines are skipped.
 
-    Args:
-        hint: what to do about a file that is not as it should be.
-        decimals_as_text: give a number with a decimal point as text, with the digits it was written with.
-        on_fault: called with a line's number and what is wrong with it, and the next line is read; without it the
-            first fault is raised.
+    With `decimals_as_text`, a number with a decimal point is given as text, with the digits it was written with. With
+    `on_fault`, it is called with a bad line's number and fault, and the next line is read.
 
     Raises:
-        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object.
+        UserError: it cannot be read, is not UTF-8, or a line is not one JSON object; `hint` says what to do.
     """
     try:
         # Not splitlines(): JSON allows in its strings what that takes for the end of a line.
@@ -74,15 +71,10 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
-    """A file for writing UTF-8 text that takes its place at the end of the block, or not at all.
+    """A file for UTF-8 text that takes its place at the end of the block, with `mode` less the umask, or not at all.
 
-    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes.
-
-    Args:
-        mode: the file's permissions, less the umask.
-
-    Raises:
-        OSError: it cannot be written, or is a folder.
+    A link is followed. What is no file and no folder, such as a pipe or `/dev/stdout`, is written to as it goes. An
+    OSError where it cannot be written, or is a folder.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8") as there:

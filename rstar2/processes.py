@@ -42,12 +42,8 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start a process, the leader of a session of its own, that is sent a signal when this one ends.
 
-    Call it from the main thread: the kernel ties the child to the thread that forked it.
-
-    Args:
-        log: what the process prints is appended to it.
-        text: its standard input.
-        env: environment variables on top of this process's.
+    Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
+    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
@@ -93,9 +89,7 @@ def stop_group(
 ) -> None:
     """Ask a process that leads its own session to end, then kill it and all of its group.
 
-    Args:
-        wait_s: seconds it may take to end; an interrupt meanwhile has it killed at once.
-        asked_by: the signal that it takes for the request.
+    It may take `wait_s` seconds to end; an interrupt meanwhile has it killed at once.
     """
     try:
         _signal_group(process, asked_by)

@@ -71,11 +71,7 @@ class ServeSettings:
 
 
 def find_vllm(python: str) -> VLLM | None:
-    """The vLLM in an interpreter's environment, or None.
-
-    Raises:
-        UserError: there is no such interpreter.
-    """
+    """The vLLM in an interpreter's environment, or None; a UserError where there is no such interpreter."""
     try:
         answer = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, timeout=_FIND_S)
         found = json.loads(answer.stdout)
@@ -119,11 +115,7 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
 
 
 def check_model(model: str) -> None:
-    """Refuse what cannot be a model before anything is started.
-
-    Raises:
-        UserError: a folder without config.json, or a path to nothing.
-    """
+    """Raise a UserError for what cannot be a model: a folder without config.json, or a path to nothing."""
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -135,11 +127,7 @@ def check_model(model: str) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Refuse a port that is not available.
-
-    Raises:
-        UserError: it is in use, or this user may not listen on it.
-    """
+    """Raise a UserError for a port that is in use, or on which this user may not listen."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -155,14 +143,9 @@ def check_port(host: str, port: int) -> None:
 def running_server(
     command: list[str], environment: dict[str, str], url: str, log: Path, ready_s: float
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The server for the length of a `with` block, which is entered once it answers.
+    """The server for the length of a `with` block, which is entered once it answers; its output goes to `log`.
 
-    Args:
-        log: where its output goes.
-        ready_s: seconds it may take to load and answer.
-
-    Raises:
-        Failure: it could not be started, ended early, or did not answer in time; with the end of its log.
+    A Failure, with the end of its log, where it cannot be started, ends, or does not answer in `ready_s` seconds.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")

@@ -24,6 +24,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# pytest-xdist sets it for its workers, and a console that is made then keeps that width.
+os.environ.pop("COLUMNS", None)
+
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("search", deadline=None)

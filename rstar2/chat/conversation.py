@@ -27,11 +27,7 @@ class Conversation:
     answers: int = 0
 
     async def ask(self, text: str, on_tokens: OnTokens | None = None, on_call: OnCall | None = None) -> Trace:
-        """Let the model answer, with Python where it chooses to.
-
-        Raises:
-            EngineError: the engine could not generate.
-        """
+        """Let the model answer, with Python where it chooses to; raises EngineError where it cannot generate."""
         if self.history:
             prompt = self.history + self.codec.user_turn(text)
         else:

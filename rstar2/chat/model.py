@@ -18,16 +18,12 @@ WAIT_S = 30.0
 async def open_model(
     run: Path | None, model: Path | None, url: str | None, name: str | None
 ) -> tuple[Engine, ChatCodec, str]:
-    """Load the model, or connect to its server; says in words which one it is.
+    """Load the model of `run` or `model`, or connect to a server's `name`; says in words which one it is.
 
-    Args:
-        run: a run's folder: the model it made.
-        model: a model folder; with a server, only its tokenizer is used.
-        name: which of the server's models.
+    With a server, only the tokenizer of `model` is used.
 
     Raises:
-        UserError: nothing is named, or two things that exclude each other; there is no such model or tokenizer,
-            or torch is not installed.
+        UserError: nothing is named, or two that exclude each other; no such model or tokenizer; no torch installed.
         Failure: nothing answers at the URL, or not with that model.
     """
     if run is not None and (model is not None or url is not None):
@@ -46,11 +42,7 @@ async def open_model(
 
 
 def _model_of(run: Path) -> Path:
-    """The model folder that a run's model.json names; a relative path starts at the run's folder.
-
-    Raises:
-        UserError: the run names none.
-    """
+    """The model folder that a run's model.json names, from the run's folder on; UserError where it names none."""
     record = run / "model.json"
     try:
         path = run / Path(json.loads(record.read_text(encoding="utf-8"))["path"])

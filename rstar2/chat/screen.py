@@ -14,12 +14,7 @@ from rstar2.trace import ToolCall, Trace
 
 
 class Screen:
-    """Shows one answer as it is generated.
-
-    Args:
-        out: for the answer.
-        err: for remarks about it.
-    """
+    """Shows one answer as it is generated: the answer on `out`, remarks about it on `err`."""
 
     def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
         self._out = out
@@ -35,7 +30,7 @@ class Screen:
         self._show("", True)
         style = "red" if call.failed else "green"
         title = f"{call.status}, {call.wall_s:.2f} s"
-        self._panel(Panel(Text(call.output), title=title, title_align="left", border_style=style))
+        self._panel(Text(call.output), title, style)
 
     def end(self, trace: Trace) -> None:
         self._show("", True)
@@ -56,15 +51,15 @@ class Screen:
     def _call(self, body: str) -> None:
         (call,) = parse_calls(f"<tool_call>{body}")
         if not isinstance(call, tuple):
-            self._panel(Panel(Text(body.strip()), title="not a call", title_align="left", border_style="red"))
+            self._panel(Text(body.strip()), "not a call", "red")
             return
         name, arguments = call
         code = Syntax(arguments["code"], "python", background_color="default", word_wrap=True)
-        self._panel(Panel(code, title=name, title_align="left", border_style="cyan"))
+        self._panel(code, name, "cyan")
 
-    def _panel(self, panel: object) -> None:
+    def _panel(self, content: Text | Syntax, title: str, style: str) -> None:
         self._margin()
-        self._out.print(panel)
+        self._out.print(Panel(content, title=title, title_align="left", border_style=style))
 
     def _margin(self) -> None:
         if not self._at_margin:

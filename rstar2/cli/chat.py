@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rstar2.cli import common
 from rstar2.cli.common import err, examples, out
 
 if TYPE_CHECKING:
@@ -28,20 +29,16 @@ EPILOG = examples(
 
 def command(
     run: Annotated[Path | None, typer.Option(help="A run's folder: the model it made.")] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
-    ] = None,
-    url: Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")] = None,
-    model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    model: common.ModelFolder = None,
+    url: common.Url = None,
+    model_name: common.ModelName = None,
     judge: Annotated[
         str | None, typer.Option(help="URL of a judge; without it one is started for the chat.")
     ] = None,
-    judge_token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
-    ] = None,
+    judge_token: common.JudgeToken = None,
     question: Annotated[str | None, typer.Option(help="Ask this, show the answer and end.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    temperature: common.Temperature = 0.6,
+    top_p: common.TopP = 1.0,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of one answer, tool output included.")
     ] = 8192,

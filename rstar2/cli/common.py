@@ -1,10 +1,13 @@
-"""The consoles and the formatting of examples that every verb uses."""
+"""The consoles, the formatting of examples, and the options that several verbs share."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 
@@ -19,6 +22,26 @@ class QuietConsole(Console):
 
 out = QuietConsole(highlight=False)
 err = QuietConsole(stderr=True, highlight=False)
+
+RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
+RunFolder = Annotated[Path, typer.Option(help="The run's folder; a killed run resumes in it.")]
+Recipe = Annotated[str, typer.Option(help="A recipe file, or the name of a shipped one.")]
+Profile = Annotated[str | None, typer.Option(help="Hardware profile: laptop, or a file.")]
+Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Data = Annotated[
+    Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
+]
+ModelFolder = Annotated[
+    Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
+]
+Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
+ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]
+JudgeToken = Annotated[
+    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
+]
+Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(min=0, max=1)]
 
 
 def examples(*lines: tuple[str, str]) -> str:

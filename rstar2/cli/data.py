@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import AsJson, Data, err, examples, out
 
 app = typer.Typer(
     name="data",
@@ -25,9 +25,7 @@ app = typer.Typer(
 @app.command(
     "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
-def list_sources(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def list_sources(as_json: AsJson = False) -> None:
     """List what the recipe knows: use, where it is, columns, rows, licence."""
     from rstar2.data.catalog import cards
 
@@ -76,9 +74,7 @@ def prepare(
         str, typer.Argument(metavar="SOURCE", help="dapo, or FILE.jsonl with problem, answer.")
     ],
     output: Annotated[Path, typer.Option(help="The folder to write train.parquet to.")],
-    data: Annotated[
-        Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
-    ] = None,
+    data: Data = None,
     against: Annotated[
         list[str] | None,
         typer.Option(help="A benchmark, by name or file, that no training problem may resemble. Repeat it."),

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import Change, Recipe, examples, out
 from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
 
 EPILOG = examples(
@@ -25,7 +25,7 @@ def command(
     run: Annotated[
         Path | None, typer.Option(help="The run's folder; a killed run resumes in it. [default: runs/demo]")
     ] = None,
-    recipe: Annotated[str, typer.Option(help="A recipe file, or the name of a shipped one.")] = "demo",
+    recipe: Recipe = "demo",
     seed: Annotated[int | None, typer.Option(min=0, help="Of data, model and sampling.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
@@ -34,7 +34,7 @@ def command(
         Literal["strict", "landlock", "none"] | None,
         typer.Option(help="The judge's isolation; without it the best that works here, never none."),
     ] = None,
-    change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
+    change: Change = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
     ] = False,

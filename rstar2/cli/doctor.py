@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import AsJson, examples, out
 
 if TYPE_CHECKING:
     from rstar2.doctor.finding import Finding
@@ -17,9 +17,7 @@ EPILOG = examples(
 )
 
 
-def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def command(as_json: AsJson = False) -> None:
     """What this machine can do, and the command that fixes what is missing.
 
     The exit code is 0 when the laptop path (`rstar2 demo`) can run, else 1.
@@ -46,14 +44,11 @@ def command(
 
 def _show(findings: list[Finding]) -> None:
     from rich import box
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("What", no_wrap=True)
-    table.add_column("Found", overflow="fold")
-    table.add_column("How to fix it")
+    columns = ("", Column("What", no_wrap=True), Column("Found", overflow="fold"), "How to fix it")
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for finding in findings:
         missing = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
         mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": missing}[finding.state]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from rstar2.cli import common
 from rstar2.cli.common import err, examples, out
 from rstar2.data.benchmarks import NAMES
 
@@ -45,20 +46,12 @@ Benchmarks = Annotated[
         "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
     ),
 ]
-ModelFolder = Annotated[
-    Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
-]
 Oracle = Annotated[bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")]
+PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table of problems too.")]
 Judge = Annotated[str | None, typer.Option(help="URL of a judge; without it one is started for the run.")]
-JudgeToken = Annotated[
-    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
-]
 JudgeWorkers = Annotated[
     int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
-]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")]
-Data = Annotated[
-    Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
 ]
 Wait = Annotated[
     float,
@@ -69,7 +62,6 @@ Wait = Annotated[
 RunFolder = Annotated[
     Path | None, typer.Option("--run", help="The run's folder; by default one named after the settings.")
 ]
-PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table of problems too.")]
 
 
 @app.command(
@@ -88,22 +80,22 @@ PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table 
 )
 def run(
     benchmarks: Benchmarks,
-    model: ModelFolder = None,
-    url: Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")] = None,
-    model_name: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
+    model: common.ModelFolder = None,
+    url: common.Url = None,
+    model_name: common.ModelName = None,
     oracle: Oracle = False,
     judge: Judge = None,
-    judge_token: JudgeToken = None,
+    judge_token: common.JudgeToken = None,
     judge_workers: JudgeWorkers = 2,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
-    top_p: Annotated[float, typer.Option(min=0, max=1)] = 1.0,
+    temperature: common.Temperature = 0.6,
+    top_p: common.TopP = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
     max_tokens: MaxTokens = 30_000,
     max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model.")] = 30,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    data: Data = None,
+    data: common.Data = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,

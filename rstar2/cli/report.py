@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import RunArgument, examples, out
 
 EPILOG = examples(
     ("the page of a run, in its folder", "rstar2 report runs/demo"),
@@ -16,7 +16,7 @@ EPILOG = examples(
 
 
 def command(
-    run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")],
+    run: RunArgument,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
 ) -> None:
     """Make one static page of a run.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import RunArgument, examples, out
 
 app = typer.Typer(
     name="runs",
@@ -50,7 +50,7 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
 
 
 @app.command(epilog=examples(("settings and results", "rstar2 runs show runs/demo")))
-def show(run: Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]) -> None:
+def show(run: RunArgument) -> None:
     """Show a run's state, settings and results."""
     import json
 

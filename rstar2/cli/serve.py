@@ -42,33 +42,24 @@ def command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and end.")] = False,
 ) -> None:
     """Serve a model with vLLM."""
+    from rstar2 import serve
     from rstar2.errors import UserError
-    from rstar2.serve import (
-        ServeSettings,
-        check_model,
-        check_port,
-        find_vllm,
-        install_hint,
-        running_server,
-        server_ended,
-        vllm_command,
-    )
 
-    check_model(model)
+    serve.check_model(model)
     interpreter = str(python or sys.executable)
-    vllm = find_vllm(interpreter)
+    vllm = serve.find_vllm(interpreter)
     if vllm is None:
-        raise UserError(f"vLLM is not installed beside {interpreter}", install_hint())
-    settings = ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
-    line, environment = vllm_command(vllm, settings)
+        raise UserError(f"vLLM is not installed beside {interpreter}", serve.install_hint())
+    settings = serve.ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
+    line, environment = serve.vllm_command(vllm, settings)
     if dry_run:
         typer.echo(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *line]))
         return
-    check_port(host, port)
+    serve.check_port(host, port)
     log = log or Path("runs") / "serve" / f"{port}.log"
     err.print(f"{vllm.distribution} {vllm.version} loads {model}; watch it: tail -F {log}", soft_wrap=True)
-    with running_server(line, environment, settings.url, log, ready_s) as process:
+    with serve.running_server(line, environment, settings.url, log, ready_s) as process:
         out.print(f"[bold]{settings.url}[/] answers (pid {process.pid}); Ctrl-C ends it", soft_wrap=True)
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
         process.wait()
-        raise server_ended(process, log)
+        raise serve.server_ended(process, log)

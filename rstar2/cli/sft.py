@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import Change, Profile, Recipe, RunFolder, examples, out
 from rstar2.cli.training import ProgressRows, need_training_extra, profile_for
 
 EPILOG = examples(
@@ -25,12 +25,10 @@ EPILOG = examples(
 def command(
     model: Annotated[Path, typer.Option(help="The model's folder, ChatML tokenizer included.")],
     data: Annotated[Path, typer.Option(help="Parquet or JSON lines with a `messages` column.")],
-    run: Annotated[Path, typer.Option(help="The run's folder; a killed run resumes in it.")] = Path(
-        "runs/sft"
-    ),
-    recipe: Annotated[str, typer.Option(help="A recipe file, or the name of a shipped one.")] = "sft",
-    profile: Annotated[str | None, typer.Option(help="Hardware profile: laptop, or a file.")] = None,
-    change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
+    run: RunFolder = Path("runs/sft"),
+    recipe: Recipe = "sft",
+    profile: Profile = None,
+    change: Change = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's command, and end.")
     ] = False,

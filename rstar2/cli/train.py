@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import examples, out
+from rstar2.cli.common import Change, Profile, RunFolder, examples, out
 from rstar2.cli.training import ProgressRows, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
@@ -39,13 +39,11 @@ def command(
     stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")],
     model: Annotated[Path, typer.Option(help="The model's folder the first stage starts from.")],
     data: Annotated[Path, typer.Option(help="Parquet of `rstar2 data prepare`.")],
-    run: Annotated[Path, typer.Option(help="The run's folder; a killed run resumes in it.")] = Path(
-        "runs/train"
-    ),
+    run: RunFolder = Path("runs/train"),
     recipe: Annotated[
         str | None, typer.Option(help="A recipe file for every stage. [default: stage1, stage2, stage3]")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="Hardware profile: laptop, or a file.")] = None,
+    profile: Profile = None,
     judge: Annotated[
         str | None, typer.Option(help="A running judge's URL. [default: one is started for the run]")
     ] = None,
@@ -57,7 +55,7 @@ def command(
             help="Stage 3: the `rstar2 eval` run over the training problems by the model it starts from."
         ),
     ] = None,
-    change: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")] = None,
+    change: Change = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved recipes and VERL's commands, and end.")
     ] = False,

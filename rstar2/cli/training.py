@@ -22,11 +22,7 @@ LINE_INTERVAL_S = 20.0
 
 
 def need_training_extra() -> None:
-    """Refuse to start without the training packages.
-
-    Raises:
-        UserError: torch or VERL is not installed.
-    """
+    """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
         raise UserError(
@@ -99,8 +95,7 @@ def timing_table(timing: Timing) -> Table:
     from rich.table import Table
 
     record = timing.record()
-    table = Table(title=f"where {record['wall_s']:.0f} s went")
-    table.add_column("part")
+    table = Table("part", title=f"where {record['wall_s']:.0f} s went")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     table.add_column("what it is", style="dim")
@@ -111,22 +106,15 @@ def timing_table(timing: Timing) -> Table:
 
 
 def _progress() -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich import progress
 
-    return Progress(
-        SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("[dim]{task.fields[note]}[/]"),
+    return progress.Progress(
+        progress.SpinnerColumn(finished_text="[green]✓[/]"),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=20),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("[dim]{task.fields[note]}[/]"),
         console=out,
         disable=not out.is_terminal,
     )

@@ -26,8 +26,9 @@ from rstar2.demo.tiny import make_tiny_model
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.runs import Run
-from rstar2.train.pipeline import Evaluation, Pipeline, open_pipeline
+from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.sampling import Evaluation
 from rstar2.train.stages import PhaseProgress, is_done, run_sft
 from rstar2.train.timing import PhaseTimer, run_timing
 
@@ -40,8 +41,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Run what is not done yet, write summary.json, and return the summary.
 
-    Args:
-        compare: also train with plain GRPO; a run that began to stays with it.
+    With `compare`, also train with plain GRPO; a run that began to stays with it.
 
     Raises:
         UserError: no Redis, or no isolation that works here.
@@ -59,10 +59,8 @@ def run_demo(
 
         def stages(recipes: dict[int, StageRecipe], root: Path, label: str) -> list[dict[str, Any]]:
             trained = pipeline.train_stages(recipes, sft, rows, root, label)
-            return [
-                first,
-                *(pipeline.evaluate(name, model, evaluation, root, label) for name, model in trained),
-            ]
+            measured = (pipeline.evaluate(name, model, evaluation, root, label) for name, model in trained)
+            return [first, *measured]
 
         summary: dict[str, Any] = {"seed": demo.seed, "isolation": pipeline.isolation}
         summary["phases"] = stages(plan.stages, run.path, "")
@@ -82,8 +80,8 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
 
 def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     """Stage 0 on flawed traces; makes the model and the traces first."""
-    run = pipeline.run
-    if not is_done(run.path / "sft"):
+    run, folder = pipeline.run, pipeline.run.path / "sft"
+    if not is_done(folder):
         # What this starts gets ready while the model and the data are made.
         pipeline.trainer_env(plan.sft.hardware)
     count = plan.demo.traces.count
@@ -92,16 +90,9 @@ def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     if not data.exists():
         conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())
         write_parquet(data, [{"messages": messages} for messages in conversations])
+    timer = PhaseTimer(folder, pipeline.timer)
     return run_sft(
-        plan.sft,
-        model=base,
-        data=data,
-        conversations=count,
-        folder=run.path / "sft",
-        logs=run.logs,
-        progress=pipeline.progress,
-        timer=PhaseTimer(run.path / "sft", pipeline.timer),
-        trainer_env=pipeline.trainer_env,
+        plan.sft, base, data, count, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env
     )
 
 

@@ -82,11 +82,7 @@ class DemoPlan:
 
 
 def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
-    """Read the demo's recipe and resolve its stages.
-
-    Raises:
-        UserError: a file, key or value is wrong.
-    """
+    """Read the demo's recipe and resolve its stages; a wrong file, key or value is a UserError."""
     path = find(recipe)
     values = read_toml(path) | ({} if seed is None else {"seed": seed})
     demo = resolve(DemoRecipe, values, overrides, str(path))
@@ -111,11 +107,7 @@ def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
 
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
-    """Refuse sizes that do not go together.
-
-    Raises:
-        UserError: a batch is larger than the data.
-    """
+    """Raise a UserError where a batch is larger than the data."""
     if demo.traces.count < sft.batch:
         raise UserError(
             f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}", "Make more traces."

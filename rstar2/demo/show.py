@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ARMS = (("GRPO-RoC", ".", "#1f6feb"), ("plain GRPO", "plain", "#d97706"))
+_COLUMNS = ("accuracy", "95 % interval", "failed calls in\ncorrect traces", "calls", "tokens", "seconds")
 _PANELS = (
     ("Failed calls in correct traces, %", "failed", 100.0),
     ("Pass rate of the rollouts, %", "pass_rate", 100.0),
@@ -31,14 +32,7 @@ def table(summary: dict[str, Any]) -> Table:
         f"isolation {summary['isolation']}"
     )
     shown.add_column("phase")
-    for name in (
-        "accuracy",
-        "95 % interval",
-        "failed calls in\ncorrect traces",
-        "calls",
-        "tokens",
-        "seconds",
-    ):
+    for name in _COLUMNS:
         shown.add_column(name, justify="right")
     arms = [("", summary["phases"])]
     if "plain_grpo" in summary:

@@ -45,11 +45,7 @@ def make_tiny_model(
     words: PromptFormat,
     seed: int,
 ) -> None:
-    """Write config.json, random weights, tokenizer and prompt words to `folder`.
-
-    Args:
-        conversations: messages that the tokenizer learns its merges from.
-    """
+    """Write config.json, random weights, and a tokenizer with merges learnt from `conversations` to `folder`."""
     import torch
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM

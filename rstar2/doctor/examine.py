@@ -10,11 +10,7 @@ from rstar2.errors import UserError
 
 
 def examine() -> list[Finding]:
-    """The results of all checks, in the order in which they are shown.
-
-    Raises:
-        UserError: this package itself is not installed, so nothing says what it needs.
-    """
+    """The results; a UserError where this package is not installed, so that nothing says what it needs."""
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:

@@ -68,13 +68,8 @@ def gpus() -> Finding:
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
         return Finding("GPU", kinds, "ok", False)
-    return Finding(
-        "GPU",
-        "none",
-        "missing",
-        False,
-        "Not needed for the demo. The recipe at the paper's size needs GPUs: pip install -e '.[gpu]' there.",
-    )
+    fix = "Not needed for the demo. The recipe at the paper's size needs GPUs: pip install -e '.[gpu]' there."
+    return Finding("GPU", "none", "missing", False, fix)
 
 
 def gpu_names() -> list[str]:
@@ -97,10 +92,8 @@ def _by_torch() -> list[str]:
 
 def _lines(command: list[str]) -> list[str]:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    if answer.returncode != 0:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 

@@ -27,14 +27,11 @@ def namespaces() -> Finding:
     tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=30)
     if tried.returncode == 0:
         return Finding("namespaces", "available", "ok", False)
-    return Finding(
-        "namespaces",
-        f"refused: {tried.stderr.strip()}",
-        "scarce",
-        False,
+    fix = (
         "As root: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000, "
-        "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, --cap-add SYS_ADMIN.",
+        "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, --cap-add SYS_ADMIN."
     )
+    return Finding("namespaces", f"refused: {tried.stderr.strip()}", "scarce", False, fix)
 
 
 def landlock() -> Finding:
@@ -54,7 +51,6 @@ def seccomp() -> Finding:
     try:
         ctypes.CDLL("libseccomp.so.2")
     except OSError:
-        return Finding(
-            "seccomp", "no libseccomp", "scarce", False, "apt-get install libseccomp2, or your system's own"
-        )
+        fix = "apt-get install libseccomp2, or your system's own"
+        return Finding("seccomp", "no libseccomp", "scarce", False, fix)
     return Finding("seccomp", "available", "ok", False)

@@ -20,9 +20,8 @@ INSTALL_LAPTOP = "pip install -e '.[laptop]'"
 def python() -> Finding:
     """The interpreter, against what this package asks for."""
     wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
-    return _against(
-        "Python", platform.python_version(), wanted, "Make the environment with python3.11 or python3.12."
-    )
+    fix = "Make the environment with python3.11 or python3.12."
+    return _against("Python", platform.python_version(), wanted, fix)
 
 
 def laptop_packages() -> list[Finding]:

@@ -19,10 +19,7 @@ class EngineUnavailable(EngineError, Unavailable):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample one turn.
-
-    temperature 0 is greedy. top_p and top_k of 1.0 and 0 are off. seed None leaves the choice to the engine.
-    """
+    """How to sample a turn. Temperature 0 is greedy; top_p 1.0 and top_k 0 are off; seed None: the engine's choice."""
 
     temperature: float = 0.6
     top_p: float = 1.0
@@ -47,11 +44,7 @@ OnTokens = Callable[[list[int]], None]
 
 
 class Engine(Protocol):
-    """Generates turns. Any number of calls may be in flight at once.
-
-    Raises:
-        EngineError: from `generate`, when the turn could not be generated.
-    """
+    """Generates turns, any number at once; `generate` raises EngineError where a turn cannot be generated."""
 
     @property
     def name(self) -> str:

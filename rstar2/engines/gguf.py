@@ -13,11 +13,7 @@ from rstar2.errors import RStarError, UserError
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write config.json, weights and tokenizer of a GGUF model to `folder`, whole or not at all.
-
-    Raises:
-        UserError: the file is missing or not GGUF, the folder exists, or the `gguf` package is not installed.
-    """
+    """Write a GGUF model to `folder`, whole or not at all; a UserError for a bad path, or without the package gguf."""
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:

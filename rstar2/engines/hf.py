@@ -45,16 +45,10 @@ class _Row:
 
 
 class HFEngine:
-    """A local model folder behind the engine contract.
+    """A folder with config.json and weights behind the engine contract, in a thread with `threads` torch threads.
 
-    Args:
-        model_dir: config.json and weights.
-        stop_ids: token ids that end a turn, besides the model's own.
-        max_batch: rows stepped at once.
-        threads: torch threads; None leaves torch's choice.
-
-    Raises:
-        UserError: the folder holds no model that transformers can load.
+    Steps `max_batch` rows at once. A turn ends at `stop_ids`, besides the model's own token ids. A UserError where
+    transformers can load no model from the folder.
     """
 
     def __init__(
@@ -101,15 +95,9 @@ class HFEngine:
             loop.call_soon_threadsafe(on_tokens, token_ids)
 
         future: Future[Generation] = Future()
-        row = _Row(
-            list(prompt_ids),
-            sampling,
-            budget,
-            future,
-            notify if on_tokens else None,
-            np.random.default_rng(sampling.seed),
-        )
-        self._inbox.put(row)
+        rng = np.random.default_rng(sampling.seed)
+        shown = notify if on_tokens else None
+        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, shown, rng))
         return await asyncio.wrap_future(future)
 
     async def call(self, work: Callable[[], None]) -> None:

@@ -14,14 +14,9 @@ from rstar2.prompts import ChatCodec, load_codec
 
 
 def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tuple[Engine, ChatCodec]:
-    """Load a model and its tokenizer.
+    """Load a model and its tokenizer, for batches of `max_batch` and `threads` torch threads (None: torch's choice).
 
-    Args:
-        max_batch: rows stepped at once.
-        threads: torch threads; None leaves torch's choice.
-
-    Raises:
-        UserError: it holds no model or tokenizer, or torch is not installed.
+    A UserError where the folder holds no model or tokenizer, or torch is not installed.
     """
     codec = load_codec(folder)
     try:
@@ -48,12 +43,11 @@ class ServerModel:
 async def open_server(
     url: str, name: str | None = None, tokenizer: Path | None = None, wait_s: float = FIRST_ANSWER_S
 ) -> ServerModel:
-    """Ask a vLLM server for its model and load that model's tokenizer.
+    """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
     The engine holds no connection yet, so it may be used in another event loop.
 
     Args:
-        url: as `http://host:port`, with or without `/v1`.
         name: which model, where the server holds several.
         tokenizer: a folder with the tokenizer; None takes it from where the server loaded the model.
         wait_s: seconds to wait for the server's answer, at most `FIRST_ANSWER_S`.

@@ -16,28 +16,20 @@ WRONG_EVERY = 10
 
 
 class OracleEngine:
-    """Answers every problem with its gold, except every tenth, which it gets wrong on purpose.
+    """Answers every problem with its gold (by the problem's text), except every tenth, wrong on purpose.
 
-    Its first turn prints the answer with Python, its second gives the tool's output.
-
-    Args:
-        golds: the answer to each problem's text, in the benchmark's order.
-        codec: the one that the prompts are made with.
-
-    Raises:
-        EngineError: from `generate`, when the prompt opens with none of the problems.
+    Its first turn prints the answer with Python, its second gives the tool's output. `generate` raises EngineError
+    for a prompt that opens with none of the problems.
     """
 
     name = "oracle"
 
     def __init__(self, golds: Mapping[str, str], codec: ChatCodec) -> None:
         self._codec = codec
-        self._answers = {
-            tuple(codec.prompt(codec.format.messages(problem))): (
-                gold if number % WRONG_EVERY else WRONG_ANSWER
-            )
-            for number, (problem, gold) in enumerate(golds.items())
-        }
+        self._answers: dict[tuple[int, ...], str] = {}
+        for number, (problem, gold) in enumerate(golds.items()):
+            prompt = tuple(codec.prompt(codec.format.messages(problem)))
+            self._answers[prompt] = gold if number % WRONG_EVERY else WRONG_ANSWER
         self._lengths = sorted({len(prompt) for prompt in self._answers}, reverse=True)
 
     async def generate(

@@ -34,13 +34,8 @@ class RetryPolicy:
     """Decides, for all requests to one server, whether a failed one is sent again.
 
     The wait has one clock, which starts at the server's last answer, or with the request where that is later.
-    Nothing is given up while a request sent earlier is under way: the server may be working on it.
-
-    Args:
-        service: what is asked, in messages, such as `engine`.
-        wait_s: seconds the server may answer nobody.
-        clock: seconds, never going back.
-        sleep: waits for a number of seconds.
+    Nothing is given up while a request sent earlier is under way: the server may be working on it. Messages name
+    the server `service`; it may answer nobody for `wait_s` seconds, by `clock` and `sleep`.
     """
 
     def __init__(
@@ -70,9 +65,10 @@ class RetryPolicy:
         """
         began, answers_before, failures = self._clock(), self._answers, 0
         while True:
-            attempt_began = self._clock()
+            attempt_began, key = self._clock(), object()
+            self._under_way[key] = attempt_began
             try:
-                result = await self._tracked(attempt, attempt_began)
+                result = await attempt()
             except Unavailable as error:
                 failures += 1
                 self.trouble = error.message
@@ -82,24 +78,14 @@ class RetryPolicy:
                 self._answers += 1
                 self._last_answer = self._clock()
                 return result
+            finally:
+                del self._under_way[key]
             await self._sleep(pause_s)
-
-    async def _tracked(self, attempt: Callable[[], Awaitable[T]], began: float) -> T:
-        key = object()
-        self._under_way[key] = began
-        try:
-            return await attempt()
-        finally:
-            del self._under_way[key]
 
     def _pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Seconds until the next attempt.
-
-        Raises:
-            Unavailable, ServiceGone: there is to be none.
-        """
+        """Seconds until the next attempt; Unavailable or ServiceGone where there is to be none."""
         now = self._clock()
         if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
             raise error
@@ -110,22 +96,16 @@ class RetryPolicy:
             return min(pause_s, left_s)
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
             return pause_s
-        raise self._gone(error) from error
-
-    def _gone(self, error: Unavailable) -> ServiceGone:
-        if not self._answers:
-            return ServiceGone(error.message, error.hint)
-        return ServiceGone(
-            f"the {self._service} has not answered for {self._wait_s:g} seconds: {error.message}", error.hint
-        )
+        message = error.message
+        if self._answers:
+            message = f"the {self._service} has not answered for {self._wait_s:g} seconds: {message}"
+        raise ServiceGone(message, error.hint) from error
 
 
 class RetryingEngine:
-    """An engine whose turns are requested again while it does not answer.
+    """An engine whose turns are requested again while it does not answer, for up to `wait_s` seconds.
 
-    Args:
-        wait_s: seconds it may answer nobody.
-        turn_timeout_s: wall-clock seconds one attempt at a turn may take.
+    Each attempt at a turn may take `turn_timeout_s` wall-clock seconds.
 
     Raises:
         EngineError: from `generate`, when this turn fails while others do not, or part of it was shown.

@@ -66,14 +66,11 @@ class VLLMEngine:
     """A model that a vLLM server holds. How long a turn may take is bounded by the caller.
 
     Args:
-        url: the server, as `http://host:port`, with or without `/v1`.
+        url: the server, as `http://host:port`, with or without `/v1`; else a UserError.
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
 
-    Raises:
-        UserError: the URL is not one.
-        EngineUnavailable: from `generate`, when nothing answers at the URL, or the server is busy.
-        EngineError: from `generate`, when the server refuses the request.
+    `generate` raises EngineUnavailable where nothing answers or the server is busy, EngineError where it refuses.
     """
 
     def __init__(self, url: str, model: str | None = None, *, stop_token_ids: Sequence[int] = ()) -> None:
@@ -125,13 +122,9 @@ class VLLMEngine:
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
         if received.finish not in ("stop", "length"):
-            raise EngineError(
-                f"the server at {self.url} ended a turn with: {received.finish}", "Look in its log."
-            )
+            raise self._error(f"ended a turn with: {received.finish}", "Look in its log.")
         if not received.token_ids:
-            raise EngineError(
-                f"the server at {self.url} sends no token ids", "It must be a vLLM that has return_token_ids."
-            )
+            raise self._error("sends no token ids", "It must be a vLLM that has return_token_ids.")
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )
@@ -142,9 +135,8 @@ class VLLMEngine:
     async def served(self) -> Served:
         """The model that `generate` asks for.
 
-        Raises:
-            EngineUnavailable: nothing answers at the URL, or the server is busy.
-            EngineError: it does not hold that model, or several and none was named.
+        EngineUnavailable where nothing answers or the server is busy, EngineError where it does not hold that model,
+        or several and none was named.
         """
         async with self._asking:
             if self._known is None:
@@ -164,14 +156,10 @@ class VLLMEngine:
                 f"{self.url}/v1/models is not an OpenAI model list", "Give the URL of a vLLM server."
             ) from error
         if self._model is None and len(cards) != 1:
-            raise EngineError(
-                f"the server at {self.url} holds {len(cards)} models: {', '.join(cards)}", "Name one of them."
-            )
+            raise self._error(f"holds {len(cards)} models: {', '.join(cards)}", "Name one of them.")
         model = self._model or next(iter(cards))
         if model not in cards:
-            raise EngineError(
-                f"the server at {self.url} does not hold {model}", f"It holds: {', '.join(cards)}."
-            )
+            raise self._error(f"does not hold {model}", f"It holds: {', '.join(cards)}.")
         max_len = cards[model].get("max_model_len")
         root = str(cards[model].get("root") or model)
         return Served(model, root, None if max_len is None else int(max_len))
@@ -183,7 +171,7 @@ class VLLMEngine:
         try:
             received.add(answer.json()["choices"][0])
         except (ValueError, LookupError, TypeError) as error:
-            raise EngineError(f"the server at {self.url} sent no completion: {answer.text[:200]}") from error
+            raise self._error(f"sent no completion: {answer.text[:200]}") from error
         return received
 
     async def _stream(self, body: dict[str, Any], on_tokens: OnTokens) -> _Received:
@@ -207,9 +195,9 @@ class VLLMEngine:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise EngineError(f"the server at {self.url} streams no JSON: {data[:200]}") from error
+            raise self._error(f"streams no JSON: {data[:200]}") from error
         if "error" in event:
-            raise EngineError(f"the server at {self.url} failed: {_refusal(data)}", "Look in its log.")
+            raise self._error(f"failed: {_refusal(data)}", "Look in its log.")
         return list(event.get("choices") or [])
 
     def _check(self, status: int, text: str) -> None:
@@ -218,7 +206,10 @@ class VLLMEngine:
                 f"the server at {self.url} cannot answer now: HTTP {status}: {_refusal(text)}"
             )
         if status >= 400:
-            raise EngineError(f"the server at {self.url} refused with HTTP {status}: {_refusal(text)}")
+            raise self._error(f"refused with HTTP {status}: {_refusal(text)}")
+
+    def _error(self, what: str, hint: str = "") -> EngineError:
+        return EngineError(f"the server at {self.url} {what}", hint)
 
     def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
         if isinstance(error, httpx.ReadTimeout):

@@ -64,11 +64,9 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
 
 
 def stage_command(recipe: StageRecipe, folder: Path, model: Path, metrics: str = FIRST_METRICS) -> Command:
-    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC.
+    """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC in its `folder`, see `rstar2.train.stages`.
 
-    Args:
-        folder: the stage's, see `rstar2.train.stages`.
-        metrics: the name of the file there that gets a line of JSON per step.
+    The file `metrics` there gets a line of JSON per step.
     """
     env = _environment(recipe.hardware, folder / metrics)
     overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
@@ -123,13 +121,8 @@ def sft_command(
             "MASTER_PORT": "0",
         }
     else:
-        start = [
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={hardware.nodes}",
-            f"--nproc-per-node={hardware.gpus_per_node}",
-            *(["--standalone"] if hardware.nodes == 1 else []),
-        ]
+        ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
+        start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
     return Command([sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)], env)
 
 

@@ -35,12 +35,9 @@ def may_be_kept(trace: Trace, share: float, seed: int) -> bool:
 def choose(
     rollouts: Sequence[Rollout], carried: Sequence[int], count: int, seed: int, step: int
 ) -> list[int]:
-    """The indices of the rollouts to keep, in order: `count` drawn from those carried, and every failed one.
+    """The indices of a step's rollouts to keep, in order: `count` (-1: all) of `carried`, and every failed one.
 
-    Args:
-        rollouts: of one step.
-        carried: indices of those whose trace has come along.
-        count: -1 for all.
+    `carried` are the indices of the rollouts whose trace has come along.
     """
     if count < 0 or count >= len(carried):
         return sorted(carried)

@@ -9,7 +9,6 @@ import secrets
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,22 +35,33 @@ def run_trainer(
     on_step: Callable[[dict[str, Any]], None],
     stall_s: float = 3600.0,
 ) -> None:
-    """Run a trainer to its end.
+    """Run a trainer to its end; everything it prints goes to `log`.
+
+    A Failure where it fails or hangs, with the cause that its log names.
 
     Args:
-        log: gets everything the trainer prints.
         metrics: the JSON lines the trainer writes, one a step.
         on_step: called with each new line's content, `{"step": …, "data": {…}}`.
         stall_s: seconds without a line in the log or a step after which the trainer counts as hung.
-
-    Raises:
-        Failure: the trainer failed or hung; the message holds the cause that its log names.
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     process = start_bound(command.argv, log, env=command.env)
+    position, size, alive_at = 0, -1, time.monotonic()
     try:
-        _follow(process, log, metrics, on_step, stall_s)
+        while True:
+            ended = process.poll() is not None
+            lines, position = _whole_lines(metrics, position)
+            for line in lines:
+                on_step(line)
+            if ended:
+                break
+            grown = log.stat().st_size
+            if lines or grown != size:
+                size, alive_at = grown, time.monotonic()
+            if time.monotonic() - alive_at > stall_s:
+                raise Failure(f"the trainer showed no sign of life for {stall_s:.0f} s", f"Its log: {log}")
+            time.sleep(POLL_S)
     finally:
         stop_group(process, STOP_S, signal.SIGINT)
     if process.returncode != 0:
@@ -64,12 +74,8 @@ def run_trainer(
 def fork_server(log: Path) -> Iterator[dict[str, str]]:
     """A process that forks the trainers' processes, so that not each has to import VERL; for the CPU profile only.
 
-    Args:
-        log: gets what the server prints.
-
-    Yields:
-        Environment variables that have a `Command`'s processes forked. Where the server has ended they start by
-        themselves.
+    Yields environment variables that have a `Command`'s processes forked. Where the server, which prints to `log`,
+    has ended they start by themselves.
     """
     # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"
@@ -103,29 +109,6 @@ def cause(log: Path) -> str:
     bare = [_PREFIX.sub("", line) for line in lines]
     found = [line for line in bare if _CAUSE.match(line)]
     return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
-
-
-def _follow(
-    process: subprocess.Popen[bytes],
-    log: Path,
-    metrics: Path,
-    on_step: Callable[[dict[str, Any]], None],
-    stall_s: float,
-) -> None:
-    position, size, alive_at = 0, -1, time.monotonic()
-    while True:
-        ended = process.poll() is not None
-        lines, position = _whole_lines(metrics, position)
-        for line in lines:
-            on_step(line)
-        if ended:
-            return
-        grown = log.stat().st_size
-        if lines or grown != size:
-            size, alive_at = grown, time.monotonic()
-        if time.monotonic() - alive_at > stall_s:
-            raise Failure(f"the trainer showed no sign of life for {stall_s:.0f} s", f"Its log: {log}")
-        time.sleep(POLL_S)
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:

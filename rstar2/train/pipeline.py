@@ -22,51 +22,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.problem import Problem
 from rstar2.engines.models import open_folder
 from rstar2.eval.progress import Progress
-from rstar2.eval.settings import EvalSettings, JudgeChoice
+from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run
 from rstar2.trace import read_traces
+from rstar2.train import sampling, stages
 from rstar2.train.command import stage_command
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
-from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
-from rstar2.train.sampling import (
-    ENGINE_THREADS,
-    JudgeAddress,
-    OnProgress,
-    Rows,
-    drop_solved,
-    sample,
-    sample_training_problems,
-    traces_of_eval,
-)
-from rstar2.train.stages import (
-    DONE_BEFORE,
-    MAIN_METRIC,
-    PhaseProgress,
-    is_done,
-    next_metrics,
-    run_sft,
-    train,
-    write_stage_inputs,
-)
+from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
+from rstar2.train.stages import PhaseProgress, is_done
 from rstar2.train.timing import PhaseTimer, read_timing
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How the model of every phase is measured."""
-
-    problems: list[Problem]
-    settings: EvalSettings
-    rollout: RolloutSettings
-    """Its tool settings are used."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +62,7 @@ class Pipeline:
     ) -> Iterator[tuple[str, Path]]:
         """Run stages below `root`, each from the model of the one before; yields each stage's name and model.
 
-        Args:
-            label: put before the name in the progress.
+        In the progress, `label` is put before the name.
         """
         for number, recipe in recipes.items():
             model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label)
@@ -103,27 +74,15 @@ class Pipeline:
     def evaluate(
         self, name: str, model: Path, evaluation: Evaluation, root: Path, label: str = ""
     ) -> dict[str, Any]:
-        """Measure a phase's model; returns the phase's entry of summary.json.
-
-        Args:
-            root: the folder that holds the phase's folder `name` and `eval/name`.
-        """
+        """Measure a phase's model into `root/eval/name`; returns the phase's entry of summary.json."""
         out = root / "eval" / name
         row = f"{label}{name} eval"
         wanted = len(evaluation.problems) * evaluation.settings.samples
         self.progress.start(row, f"  {label}held-out problems", wanted)
         timer = PhaseTimer(out, self.timer)
-        engine, codec = open_folder(model, evaluation.settings.in_flight, threads=ENGINE_THREADS)
-        numbers = sample(
-            engine,
-            codec,
-            evaluation.problems,
-            evaluation.settings,
-            evaluation.rollout,
-            self.judge,
-            out,
-            self._sampling_progress(row, timer),
-        ).summary
+        engine, codec = open_folder(model, evaluation.settings.in_flight, threads=sampling.ENGINE_THREADS)
+        shown = self._sampling_progress(row, timer)
+        numbers = sampling.sample(engine, codec, evaluation, self.judge, out, shown).summary
         self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")
         self.timer.save()
         return {
@@ -142,7 +101,7 @@ class Pipeline:
         title = f"stage {number}: {method}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
             self.progress.start(row, title, recipe.steps)
-            self.progress.finish(row, DONE_BEFORE)
+            self.progress.finish(row, stages.DONE_BEFORE)
             return folder / "model"
         timer = PhaseTimer(folder, self.timer)
         if recipe.drop_solved:
@@ -154,19 +113,11 @@ class Pipeline:
             text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
             self.progress.update(row, step, text)
 
-        write_stage_inputs(recipe, model, rows, folder, self.judge)
-        command = stage_command(recipe, folder, model, next_metrics(folder))
+        stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
+        command = stage_command(recipe, folder, model, stages.next_metrics(folder))
         command.env.update(self.trainer_env(recipe.hardware))
-        trained = train(
-            command,
-            folder=folder,
-            base=model,
-            log=self.run.logs / f"{folder.name}.log",
-            on_step=on_step,
-            needed=MAIN_METRIC,
-            weights="actor/huggingface",
-            timer=timer,
-        )
+        log = self.run.logs / f"{folder.name}.log"
+        trained = stages.train(command, folder, model, log, on_step, timer)
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
 
@@ -178,12 +129,12 @@ class Pipeline:
         self.progress.start(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
         if self.solved is None:
             shown = self._sampling_progress(row, timer)
-            traces = sample_training_problems(
+            traces = sampling.sample_training_problems(
                 model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown
             )
         else:
-            traces = traces_of_eval(self.solved)
-        kept = drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
+            traces = sampling.traces_of_eval(self.solved)
+        kept = sampling.drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 
@@ -206,12 +157,7 @@ class Pipeline:
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
 ) -> Iterator[Pipeline]:
-    """Start what the phases of a run share.
-
-    Raises:
-        UserError: no Redis, or no isolation that works here.
-        Failure: the judge did not start.
-    """
+    """Start what the phases of a run share; raises what starting the judge raises."""
     timer = PhaseTimer(run.path)
     with ExitStack() as stack, _open_judge(run, progress, judge, timer) as (address, isolation):
         timer.save()
@@ -248,20 +194,12 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     if not is_done(folder):
         with_our_template(plan.model, base)
         write_conversations(data, plan.conversations)
-    return run_sft(
-        plan.recipe,
-        model=base,
-        data=data,
-        conversations=len(plan.conversations),
-        folder=folder,
-        logs=run.logs,
-        progress=progress,
-        timer=PhaseTimer(folder),
-    )
+    timer = PhaseTimer(folder)
+    return stages.run_sft(plan.recipe, base, data, len(plan.conversations), folder, run.logs, progress, timer)
 
 
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
-        stages = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path)
-        return [model for _, model in stages][-1]
+        trained = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path)
+        return [model for _, model in trained][-1]

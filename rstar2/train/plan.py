@@ -35,10 +35,9 @@ class TrainPlan:
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it."""
+        recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
-            "recipes": {
-                str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()
-            },
+            "recipes": recipes,
             **_source(self.model, self.data),
             "solved": str(self.solved.absolute()) if self.solved else None,
         }
@@ -69,8 +68,7 @@ def plan_training(
 ) -> TrainPlan:
     """Check everything that can be checked before the first stage.
 
-    Raises:
-        UserError: model, data or `solved` cannot be used, the data is too small, or no judge can be started.
+    A UserError where model, data or `solved` cannot be used, the data is too small, or no judge can be started.
     """
     check_model(model)
     rows = read_rows(data, "prompt")
@@ -94,11 +92,7 @@ def plan_training(
 
 
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
-    """Check everything that can be checked before SFT.
-
-    Raises:
-        UserError: model or data cannot be used, or the data is less than one batch.
-    """
+    """Check what can be checked before SFT; a UserError where model or data cannot be used, or fill no batch."""
     check_model(model)
     rows = read_conversations(data)
     if len(rows) < recipe.batch:
@@ -109,11 +103,7 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
 
 
 def check_model(model: Path) -> None:
-    """Refuse a folder that training could not start from.
-
-    Raises:
-        UserError: no folder, no config.json, no weights, or no ChatML tokenizer.
-    """
+    """Raise a UserError for what is no folder, or has no config.json, weights or ChatML tokenizer."""
     if not model.is_dir():
         raise UserError(f"no model folder at {model}", "Download the model and give its folder with --model.")
     if not (model / "config.json").is_file():
@@ -145,11 +135,7 @@ def with_our_template(model: Path, folder: Path) -> Path:
 
 
 def read_conversations(path: Path) -> list[dict[str, Any]]:
-    """Read SFT conversations from parquet or JSON lines.
-
-    Raises:
-        UserError: the file is missing, or a row is not a conversation; the message names row and fault.
-    """
+    """Read SFT conversations from parquet or JSON lines; a UserError names the row that is none, and its fault."""
     hint = "A row is {messages: [{role, content}, …]}."
     is_parquet = path.suffix == ".parquet"
     rows = read_rows(path, "messages") if is_parquet else [row for _, row in read_objects(path, hint)]

@@ -14,7 +14,6 @@ from rstar2.errors import UserError
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
-"""The stages of RL."""
 
 
 class Hardware(Strict):
@@ -133,11 +132,7 @@ def recipes_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's values.
-
-    Raises:
-        UserError: the file is missing or not TOML.
-    """
+    """A TOML file's values; a UserError where it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -147,11 +142,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def find(name: str) -> Path:
-    """A recipe by path, or by the name of one that is shipped with rstar2.
-
-    Raises:
-        UserError: there is no such recipe.
-    """
+    """A recipe by path, or by the name of one that is shipped with rstar2; a UserError where there is none."""
     shipped = recipes_folder() / f"{name}.toml"
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
@@ -163,11 +154,7 @@ def find(name: str) -> Path:
 
 
 def stage_range(text: str) -> list[int]:
-    """The stages that `2` or `1..3` means.
-
-    Raises:
-        UserError: no such stage, or a range that runs backwards.
-    """
+    """The stages that `2` or `1..3` means; a UserError where there is no such stage, or it runs backwards."""
     first, dots, last = text.partition("..")
     numbers = [first, last if dots else first]
     if not all(number in map(str, STAGES) for number in numbers) or numbers[0] > numbers[1]:
@@ -185,11 +172,7 @@ def stage_recipe(
 ) -> StageRecipe:
     """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
 
-    Args:
-        where: what an error names; the stage's file by default.
-
-    Raises:
-        UserError: a file, key or value is wrong.
+    A wrong file, key or value is a UserError, which names `where`, by default the stage's file.
     """
     path = find(recipe or f"stage{stage}")
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
@@ -203,11 +186,7 @@ def sft_recipe(
     over: dict[str, Any] | None = None,
     where: str | None = None,
 ) -> SftRecipe:
-    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table.
-
-    Raises:
-        UserError: a file, key or value is wrong.
-    """
+    """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
     path = find(recipe or "sft")
     values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
     return resolve(SftRecipe, values, overrides, where or str(path))

@@ -64,7 +64,6 @@ class Rollout:
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
-        """Of a graded and rewarded trace."""
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
         text = "".join(turn.text for turn in trace.turns)
         return cls(

@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,36 +38,41 @@ SERVER_READY_S = 1800.0
 """How long a vLLM server may take to load the policy."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """Problems, and how a model is measured on them."""
+
+    problems: list[Problem]
+    settings: EvalSettings
+    rollout: RolloutSettings
+    """Its tool settings are used."""
+
+
 def sample(
     engine: Engine,
     codec: ChatCodec,
-    problems: list[Problem],
-    settings: EvalSettings,
-    rollout: RolloutSettings,
+    evaluation: Evaluation,
     judge: JudgeAddress,
     out: Path,
     on_progress: OnProgress,
 ) -> EvalResult:
     """Sample every problem `settings.samples` times, and close the engine.
 
-    Args:
-        rollout: its tool settings are used.
-        out: gets traces.jsonl and results.json; a killed call resumes from them.
-
-    Raises:
-        Failure: the engine or judge no longer answers; finished samples are kept.
+    Traces and results are written to `out`, from which a killed call resumes. A Failure where the engine or judge no
+    longer answers; finished samples are kept.
     """
+    rollout = evaluation.rollout
 
     async def work() -> EvalResult:
         with GraderPool(workers=1) as grader:
             async with aclosing(engine), JudgeClient(*judge) as client:
                 (result,) = await evaluate(
-                    {out.name: (problems, out)},
+                    {out.name: (evaluation.problems, out)},
                     engine=engine,
                     codec=codec,
                     tools=PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines),
                     grader=grader,
-                    settings=settings,
+                    settings=evaluation.settings,
                     on_progress=on_progress,
                 )
                 return result
@@ -75,11 +81,7 @@ def sample(
 
 
 def problems_of(rows: Rows) -> list[Problem]:
-    """The problems of RL rows.
-
-    Raises:
-        UserError: a row does not hold its problem's id and text.
-    """
+    """The problems of RL rows; a UserError for a row that does not hold its problem's id and text."""
     problems = []
     for number, row in enumerate(rows, 1):
         about = row.get("extra_info") or {}
@@ -103,14 +105,8 @@ def sample_training_problems(
 ) -> Path:
     """Sample every training problem `recipe.drop_solved` times with the policy the stage starts from.
 
-    On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes.
-
-    Returns:
-        The file of traces.
-
-    Raises:
-        UserError: vLLM is not installed.
-        Failure: the server did not start, or the engine or judge no longer answers.
+    On a CPU in this process; on GPUs with a vLLM server that runs for as long as this takes. Returns the file of
+    traces. A UserError without vLLM, a Failure where server or judge do not start or no longer answer.
     """
     settings = EvalSettings(
         samples=recipe.drop_solved,
@@ -120,9 +116,9 @@ def sample_training_problems(
         in_flight=128 if recipe.hardware.device == "cpu" else 1024,
         seed=recipe.seed,
     )
-    problems = problems_of(rows)
+    evaluation = Evaluation(problems_of(rows), settings, recipe.rollout)
     with _opened(model, settings, recipe.hardware, logs) as (engine, codec):
-        sample(engine, codec, problems, settings, recipe.rollout, judge, out, on_progress)
+        sample(engine, codec, evaluation, judge, out, on_progress)
     return out / "traces.jsonl"
 
 
@@ -145,15 +141,11 @@ def _opened(
 
 
 def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> Rows:
-    """Leave out the problems that were solved every time.
+    """Leave out the problems that were solved every time; where fewer than `fill` are left, solved ones fill up.
 
     Args:
         traces: samples of these problems, by the policy that the stage starts from.
-        times: samples per problem that count; each problem must have as many.
-        fill: problems that a batch needs; where fewer are left, solved ones fill it up.
-
-    Raises:
-        UserError: a problem has too few samples.
+        times: samples per problem that count; a UserError where one has fewer.
     """
     samples: dict[str, list[bool]] = defaultdict(list)
     for trace in traces:
@@ -173,11 +165,7 @@ def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> R
 
 
 def traces_of_eval(path: Path) -> Path:
-    """The traces of an `rstar2 eval` run of one benchmark, given the run's folder or the file itself.
-
-    Raises:
-        UserError: there are none, or those of several benchmarks.
-    """
+    """The traces of an `rstar2 eval` run of one benchmark, given its folder or the file; else a UserError."""
     found = [path] if path.is_file() else sorted(path.glob("**/traces.jsonl"))
     if len(found) != 1:
         raise UserError(

@@ -35,6 +35,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 DONE_BEFORE = "done before"
 MAIN_METRIC = "rstar2/pass_rate"
+_STEP_METRICS = {MAIN_METRIC, "train/loss"}
+"""Each step's line has one of them; a line of validation alone has none."""
 _POINTER = "latest_checkpointed_iteration.txt"
 
 
@@ -50,7 +52,6 @@ class PhaseProgress(Protocol):
 
 def run_sft(
     recipe: SftRecipe,
-    *,
     model: Path,
     data: Path,
     conversations: int,
@@ -60,16 +61,9 @@ def run_sft(
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Stage 0: fine-tune on conversations and return the new model's folder.
+    """Stage 0: fine-tune on `data`, parquet with as many `messages` as `conversations`; returns the model's folder.
 
-    Args:
-        data: parquet with a `messages` column.
-        conversations: rows of `data`.
-        logs: the folder for the trainer's output.
-        trainer_env: see `rstar2.train.pipeline.Pipeline`.
-
-    Raises:
-        Failure: the trainer failed.
+    The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. A Failure where it fails.
     """
     steps = conversations // recipe.batch * recipe.epochs
     progress.start("sft", "stage 0: SFT", steps)
@@ -83,16 +77,7 @@ def run_sft(
     command = sft_command(recipe, folder, model, data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
-    trained = train(
-        command,
-        folder=folder,
-        base=model,
-        log=logs / "sft.log",
-        on_step=on_step,
-        needed="train/loss",
-        weights="huggingface",
-        timer=timer,
-    )
+    trained = train(command, folder, model, logs / "sft.log", on_step, timer)
     progress.finish("sft", f"{conversations} conversations, {steps} steps")
     return trained
 
@@ -110,11 +95,7 @@ def write_stage_inputs(
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
-    """The rows whose prompt has at most `prompt_tokens` tokens.
-
-    Raises:
-        UserError: none has.
-    """
+    """The rows whose prompt has at most `prompt_tokens` tokens; a UserError where none has."""
     kept = [row for row in rows if len(codec.prompt(list(row["prompt"]))) <= prompt_tokens]
     if not kept:
         raise UserError(
@@ -141,34 +122,17 @@ def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
     return dict(sorted(steps.items()))
 
 
-def train(
-    command: Command,
-    *,
-    folder: Path,
-    base: Path,
-    log: Path,
-    on_step: OnStep,
-    needed: str,
-    weights: str,
-    timer: PhaseTimer,
-) -> Path:
+def train(command: Command, folder: Path, base: Path, log: Path, on_step: OnStep, timer: PhaseTimer) -> Path:
     """Start a VERL trainer in a stage's folder, follow it to its end, and return the new model's folder.
 
-    Args:
-        base: the model it starts from.
-        log: gets what it prints.
-        needed: the metric that every step's line has; a line of validation alone has it not.
-        weights: where a checkpoint's folder has the Hugging Face model.
-
-    Raises:
-        Failure: the trainer failed.
+    It starts from the model `base` and prints to `log`; a Failure where it fails.
     """
     repair_checkpoint_pointer(folder / "checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
     trainer_timer = TrainerTimer(timer)
 
     def on_line(line: dict[str, Any]) -> None:
-        if needed in line["data"]:
+        if not _STEP_METRICS.isdisjoint(line["data"]):
             trainer_timer.on_step(line["data"])
             on_step(int(line["step"]), line["data"])
 
@@ -178,7 +142,9 @@ def train(
     pointer = checkpoints / _POINTER
     if not pointer.exists():
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {log}")
-    _export(checkpoints / f"global_step_{pointer.read_text().strip()}" / weights, base, folder / "model")
+    step = checkpoints / f"global_step_{pointer.read_text().strip()}"
+    actor = step / "actor"  # only RL has this folder
+    _export((actor if actor.is_dir() else step) / "huggingface", base, folder / "model")
     timer.timing.export_s += time.monotonic() - started
     timer.save()
     return folder / "model"

@@ -33,7 +33,6 @@ class Timing:
     """Steps without rollout and checkpoint: log-probabilities, advantages, the optimizer, sending the weights to
     the rollout engine. For SFT: from the first step to the last."""
     checkpoint_s: float = 0.0
-    """Writing VERL's checkpoints."""
     evaluation_s: float = 0.0
     """Sampling held-out problems, and the training problems where a stage leaves out the solved ones."""
     export_s: float = 0.0
@@ -53,8 +52,7 @@ class Timing:
 class PhaseTimer:
     """Measures one phase, starting now, on top of what earlier starts saved in `folder/timing.json`.
 
-    Args:
-        run: the timer of the run that the phase belongs to; saved with it, so that after a kill both have the same.
+    The timer of the `run` it belongs to is saved with it, so that after a kill both have the same.
     """
 
     def __init__(self, folder: Path, run: PhaseTimer | None = None) -> None:

@@ -70,7 +70,7 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
         return Loop()
 
     monkeypatch.setattr(agent_loop_manager, "instantiate", instantiate)
-    monkeypatch.setitem(agent_loop_manager._agent_loop_registry, "ours", {"_target_": "a.Loop"})
+    monkeypatch.setitem(agent_loop_manager.agent_loop._agent_loop_registry, "ours", {"_target_": "a.Loop"})
     worker: Any = agent_loop_manager.AgentLoopWorker.__new__(agent_loop_manager.AgentLoopWorker)
     worker._loops, outputs = {}, []
     worker.config = SimpleNamespace(data={})

@@ -78,13 +78,7 @@ class _ServerEngine:
 
 
 class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """One rollout.
-
-    Args:
-        judge_url … trace_share: from the YAML that `rstar2.train.command.agent_loop_yaml` makes; named as in the
-            recipe where they are the recipe's.
-        seed: of the rollouts; see `_seed_of`.
-    """
+    """One rollout; its settings are those of `rstar2.train.command.agent_loop_yaml`, named as in the recipe."""
 
     def __init__(
         self,

@@ -11,12 +11,7 @@ from typing import Any
 
 import ray
 from hydra.utils import instantiate
-from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopBase,
-    DictConfigWrap,
-    ToolListWrap,
-    _agent_loop_registry,
-)
+from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 
@@ -25,7 +20,7 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._loops: dict[str, AgentLoopBase] = {}
+        self._loops: dict[str, agent_loop.AgentLoopBase] = {}
 
     async def _run_agent_loop(
         self,
@@ -38,15 +33,15 @@ class AgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     ) -> None:
         if agent_name not in self._loops:
             self._loops[agent_name] = instantiate(
-                config=_agent_loop_registry[agent_name],
-                trainer_config=DictConfigWrap(self.config),
+                config=agent_loop._agent_loop_registry[agent_name],
+                trainer_config=agent_loop.DictConfigWrap(self.config),
                 server_manager=self.llm_client,
                 tokenizer=self.tokenizer,
                 processor=self.processor,
                 hf_model_type=self.hf_model_type,
                 dataset_cls=self.dataset_cls,
-                data_config=DictConfigWrap(self.config.data),
-                tools=ToolListWrap(self.tools),
+                data_config=agent_loop.DictConfigWrap(self.config.data),
+                tools=agent_loop.ToolListWrap(self.tools),
             )
         output = await self._loops[agent_name].run(sampling_params, **row)
         await self._agent_loop_postprocess(output, trajectory["validate"], **row)

@@ -61,11 +61,7 @@ class CpuServer:
         )
 
     async def load_weights(self, weights: dict[str, torch.Tensor], global_steps: int | None) -> None:
-        """Replace the weights between two steps of the engine.
-
-        Raises:
-            KeyError: the trainer sent a weight that the model does not have.
-        """
+        """Replace the weights between two steps of the engine; KeyError for one that the model does not have."""
 
         def load() -> None:
             own = self._engine.model.state_dict()

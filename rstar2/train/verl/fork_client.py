@@ -75,11 +75,7 @@ def _umask() -> int:
 
 
 def exactly(sock: socket.socket, count: int) -> bytes:
-    """So many bytes.
-
-    Raises:
-        OSError: the other end left, or sent nothing in time.
-    """
+    """So many bytes; an OSError where the other end left, or sent nothing in time."""
     received = b""
     while len(received) < count:
         part = sock.recv(count - len(received))

@@ -84,11 +84,7 @@ class Job:
 
 
 class ForkServer:
-    """Accepts requests on a Unix socket and forks a child for each.
-
-    Args:
-        listener: bound and listening.
-    """
+    """Accepts requests on a Unix socket that is bound and listening, and forks a child for each."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -158,11 +154,7 @@ class ForkServer:
 
 
 def _refuse_strangers(connection: socket.socket) -> None:
-    """Whoever may connect has its commands run as this user.
-
-    Raises:
-        PermissionError: the client is another user's.
-    """
+    """Raise PermissionError for another user's client: whoever may connect has its commands run as this user."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         raise PermissionError(f"user {uid} is not served")
@@ -171,9 +163,7 @@ def _refuse_strangers(connection: socket.socket) -> None:
 def _receive(connection: socket.socket) -> Job:
     """One request: an eight-byte length with three descriptors, then JSON.
 
-    Raises:
-        OSError: the client left, or sent nothing in time.
-        ValueError: what it sent is no request.
+    Raises OSError where the client left or sent nothing in time, ValueError where what it sent is no request.
     """
     header, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
     if len(header) < 8 or len(descriptors) != 3:
@@ -211,7 +201,6 @@ def _run(argv: list[str]) -> None:
 
 
 def main() -> None:
-    """Import everything, then serve."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
     before = dict(os.environ)

@@ -90,6 +90,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 def raw_metrics(rollouts: list[Rollout], kept: list[int], groups: dict[str, list[int]]) -> dict[str, float]:
     """Statistics of all rollouts of a step, before selection, and of the selection itself."""
     correct = [rollout for rollout in rollouts if rollout.correct]
+    kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
     mixed = sum(len({rollouts[m].reward for m in members}) > 1 for members in groups.values())
     wall_s = sum(rollout.wall_s for rollout in rollouts)
     return {
@@ -102,9 +103,7 @@ def raw_metrics(rollouts: list[Rollout], kept: list[int], groups: dict[str, list
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
         "rstar2/rollouts": float(len(rollouts)),
         "rstar2/kept": float(len(kept)),
-        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(
-            [rollouts[i] for i in kept if rollouts[i].correct]
-        ),
+        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
         "rstar2/mixed_groups": mixed / len(groups),
     }
 
