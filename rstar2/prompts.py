@@ -83,6 +83,10 @@ class PromptFormat(BaseModel, extra="forbid", frozen=True):
     """The system text; `{tools}` becomes the tools' JSON schemas, one a line."""
     user: str = USER
     """The user text; `{problem}` becomes the problem."""
+    one_question: bool = False
+    """The model was never taught conversations: a chat asks each question as the first."""
+    examples: tuple[str, ...] = ()
+    """Problems that the model was taught to solve, for a chat to suggest."""
 
     def messages(self, problem: str) -> list[dict[str, str]]:
         """The conversation that a problem opens: a system and a user message."""

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 
 from rstar2.agent import Limits, OnCall, ToolRunner, rollout
 from rstar2.engines.base import Engine, OnTokens, Sampling
+from rstar2.errors import Failure
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
+
+REPEATED_TOKENS = 48
+"""An answer that ends in a pattern repeated over so many tokens is stopped."""
+LONGEST_PATTERN = 8
+
+
+class AnswerRepeats(Failure):
+    """The model had begun to write the same few tokens over and over."""
 
 
 @dataclass
 class Conversation:
     """Questions and answers so far, and what answers the next.
 
-    An answer that is interrupted or fails leaves the conversation as it was before its question.
+    A model whose format says `one_question` gets every question as the first. An answer that is interrupted or fails
+    leaves the conversation as it was before its question.
     """
 
     engine: Engine
@@ -27,28 +38,60 @@ class Conversation:
     answers: int = 0
 
     async def ask(self, text: str, on_tokens: OnTokens | None = None, on_call: OnCall | None = None) -> Trace:
-        """Let the model answer, with Python where it chooses to; raises EngineError where it cannot generate."""
+        """Let the model answer, with Python where it chooses to.
+
+        Raises:
+            EngineError: it cannot generate.
+            AnswerRepeats: it wrote the same again and again, and was stopped.
+        """
         if self.history:
             prompt = self.history + self.codec.user_turn(text)
         else:
             prompt = self.codec.prompt(self.codec.format.messages(text))
         seed = None if self.sampling.seed is None else self.sampling.seed + self.answers
-        trace = await rollout(
-            prompt,
-            engine=self.engine,
-            tools=self.tools,
-            codec=self.codec,
-            limits=self.limits,
-            sampling=replace(self.sampling, seed=seed),
-            on_tokens=on_tokens,
-            on_call=on_call,
+        written: list[int] = []
+
+        def watched(token_ids: list[int]) -> None:
+            written.extend(token_ids)
+            if on_tokens is not None:
+                on_tokens(token_ids)
+            if repeats(written):
+                answer.cancel()
+
+        answer = asyncio.ensure_future(
+            rollout(
+                prompt,
+                engine=self.engine,
+                tools=self.tools,
+                codec=self.codec,
+                limits=self.limits,
+                sampling=replace(self.sampling, seed=seed),
+                on_tokens=watched,
+                on_call=on_call,
+            )
         )
-        self.history = trace.prompt_ids + trace.response_ids
-        if self.history[-1] != self.codec.end_id:
-            self.history.append(self.codec.end_id)  # cut by a budget
+        try:
+            trace = await answer
+        except asyncio.CancelledError:
+            answer.cancel()
+            if repeats(written):
+                raise AnswerRepeats("the answer repeated itself and was stopped; it is forgotten") from None
+            raise
         self.answers += 1
+        if not self.codec.format.one_question:
+            self.history = trace.prompt_ids + trace.response_ids
+            if self.history[-1] != self.codec.end_id:
+                self.history.append(self.codec.end_id)  # cut by a budget
         return trace
 
     def reset(self) -> None:
         """Forget all questions and answers."""
         self.history = []
+
+
+def repeats(token_ids: list[int]) -> bool:
+    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over."""
+    tail = token_ids[-REPEATED_TOKENS:]
+    return len(tail) == REPEATED_TOKENS and any(
+        tail[length:] == tail[:-length] for length in range(1, LONGEST_PATTERN + 1)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.console import Console
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -54,8 +56,11 @@ class Screen:
             self._panel(Text(body.strip()), "not a call", "red")
             return
         name, arguments = call
-        code = Syntax(arguments["code"], "python", background_color="default", word_wrap=True)
-        self._panel(code, name, "cyan")
+        code, language = arguments.get("code"), "python"
+        if code is None:
+            code, language = json.dumps(arguments, indent=2, ensure_ascii=False), "json"
+        shown = Syntax(code, language, background_color="default", word_wrap=True)
+        self._panel(shown, name, "cyan")
 
     def _panel(self, content: Text | Syntax, title: str, style: str) -> None:
         self._margin()

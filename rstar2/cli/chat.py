@@ -47,7 +47,8 @@ def command(
 ) -> None:
     """Chat with a model that solves problems with Python.
 
-    /reset starts a new conversation, /quit leaves. Ctrl-C stops an answer; the next one leaves.
+    /reset starts a new conversation, /quit or exit leaves. Ctrl-C stops an answer, or clears a half-typed line; on
+    an empty line it leaves.
     """
     import asyncio
 
@@ -106,17 +107,29 @@ def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str
 
 
 def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
-    import readline  # noqa: F401 - gives input() a history and arrow keys
+    import readline  # besides, it gives input() a history and arrow keys
 
     from rstar2.errors import RStarError
 
+    words = conversation.codec.format
     err.print("[dim]/reset starts a new conversation, /quit leaves; Ctrl-C stops an answer[/dim]")
+    if words.one_question:
+        err.print(
+            "this model takes one question at a time: it remembers none, and each is asked as the first"
+        )
+    for example in words.examples:
+        err.print(f"try: {example}", markup=False, soft_wrap=True)
     while True:
         try:
             text = out.input("[bold cyan]›[/] ").strip()
         except EOFError:
             return
-        if text == "/quit":
+        except KeyboardInterrupt:
+            out.print()
+            if not readline.get_line_buffer():
+                raise
+            continue
+        if text in ("/quit", "exit"):
             return
         if text == "/reset":
             conversation.reset()

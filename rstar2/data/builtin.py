@@ -28,7 +28,7 @@ OPERANDS = range(10, 100)
 ANSWER_DIGITS = 4
 """Every answer has as many, so that what a tiny model has to copy is always at one distance."""
 
-PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}")
+PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}", one_question=True)
 """A tiny model gets few words: attention over the paper's prompt would be most of its work."""
 
 

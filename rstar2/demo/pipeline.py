@@ -35,6 +35,9 @@ from rstar2.train.timing import PhaseTimer, run_timing
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
 
+EXAMPLES = 3
+"""Held-out problems that a chat with the model suggests."""
+
 
 def run_demo(
     plan: DemoPlan, run: Run, compare: bool, progress: PhaseProgress, judge: JudgeChoice
@@ -102,6 +105,8 @@ def _base(demo: DemoRecipe, root: Path) -> Path:
         part = root / ".base.part"
         shutil.rmtree(part, ignore_errors=True)
         conversations = builtin.traces(demo.seed, demo.traces.count, demo.traces.flaws.model_dump())
-        make_tiny_model(part, demo.model, islice(conversations, TOKENIZER_TRACES), builtin.PROMPT, demo.seed)
+        examples = tuple(question.problem for question in builtin.held_out(demo.seed, EXAMPLES))
+        words = builtin.PROMPT.model_copy(update={"examples": examples})
+        make_tiny_model(part, demo.model, islice(conversations, TOKENIZER_TRACES), words, demo.seed)
         part.rename(base)
     return base

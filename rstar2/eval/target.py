@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,8 @@ class Opened:
 
     @classmethod
     def of(cls, engine: Engine, codec: ChatCodec, **identity: Any) -> Opened:
-        """Add the text around a problem to the identity: it decides the result as the weights do."""
-        words = codec.format.model_dump_json().encode()
+        """Add the text around a problem, tools included, to the identity: it decides the result as the weights do."""
+        words = json.dumps(codec.format.messages("")).encode()
         return cls(engine, codec, {**identity, "prompt_sha256": hashlib.sha256(words).hexdigest()})
 
 

@@ -1,7 +1,8 @@
 """GRPO-RoC: which of a group's 2G rollouts the update sees (arXiv 2508.20722, section on GRPO-RoC).
 
 Wrong traces are drawn uniformly, so that every way of failing stays visible; correct ones are drawn in favour of
-those with few failed calls and one clean answer.
+those with few failed calls and one clean answer. Here it is only decided: `rstar2.train.verl.sampler` removes the
+others from VERL's batch.
 """
 
 from __future__ import annotations

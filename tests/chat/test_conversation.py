@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.agent import Limits
-from rstar2.chat.conversation import Conversation
+from rstar2.chat.conversation import (
+    LONGEST_PATTERN,
+    REPEATED_TOKENS,
+    AnswerRepeats,
+    Conversation,
+    repeats,
+)
 from rstar2.chat.stream import CallSplitter, Piece, TextStream
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, ChatCodec
@@ -154,3 +161,45 @@ async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) 
     await chat.ask("x")
     assert writer.asked[2] == writer.asked[0]
     assert len(set(writer.seeds)) == 3
+
+
+async def test_a_model_of_one_question_gets_each_as_the_first(codec: ChatCodec) -> None:
+    single = ChatCodec(codec.tokenizer, codec.format.model_copy(update={"one_question": True}))
+    writer = Writer(*[_spelled(codec, "yes")] * 2)
+    chat = _chat(single, writer)
+    await chat.ask("x")
+    await chat.ask("y")
+    assert writer.asked == [single.prompt(single.format.messages(text)) for text in ("x", "y")]
+    assert len(set(writer.seeds)) == 2
+
+
+class Endless(Writer):
+    """Writes one token after the other until it is stopped."""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        assert on_tokens is not None
+        for token in itertools.chain(self.turns[0], itertools.cycle(self.turns[1])):
+            on_tokens([token])
+            await asyncio.sleep(0)
+        raise AssertionError("endless")
+
+
+@pytest.mark.parametrize("pattern", [[7], [7, 8, 9], list(range(LONGEST_PATTERN))])
+async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
+    codec: ChatCodec, pattern: list[int]
+) -> None:
+    chat = _chat(codec, Endless([1, 2, 3], pattern))
+    shown: list[int] = []
+    with pytest.raises(AnswerRepeats):
+        await asyncio.wait_for(chat.ask("x", shown.extend), 60)
+    assert shown[:3] == [1, 2, 3]
+    assert len(shown) < 3 + 2 * REPEATED_TOKENS
+    assert chat.history == []
+
+
+def test_long_patterns_and_short_repetitions_are_answers() -> None:
+    assert not repeats(list(range(LONGEST_PATTERN + 1)) * 20)
+    assert not repeats([7] * (REPEATED_TOKENS - 1))
+    assert repeats([1, 2, *[7] * REPEATED_TOKENS])

@@ -26,7 +26,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, UserError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
-from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat
+from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat, save_format
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +192,35 @@ def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn, judge
         person.wait_for("›")
         person.interrupts_the_prompt()
         person.ends_with(130)
+
+
+@pytest.mark.slow
+def test_ctrl_c_clears_a_half_typed_line_and_exit_leaves(standin: StandIn, judge: JudgeHandle) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url) as person:
+        person.wait_for("›")
+        os.write(person._terminal, b"half a quest")
+        person.wait_for("quest")
+        person.process.send_signal(signal.SIGINT)
+        person.type("Hello")
+        person.wait_for("this is question 1")
+        person.type("exit")
+        person.ends_with(0)
+
+
+@pytest.mark.slow
+def test_a_model_of_one_question_says_so_and_suggests_some(
+    standin: StandIn, judge: JudgeHandle, tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    save_format(PromptFormat(one_question=True, examples=("Compute 6 * 7.",)), tmp_path)
+    with _terminal("--url", standin.url, "--model", str(tmp_path), "--judge", judge.url) as person:
+        person.wait_for("takes one question at a time")
+        person.wait_for("try: Compute 6 * 7.")
+        for _ in range(2):
+            person.type("Hello")
+            person.wait_for("this is question 1")
+        person.type("/quit")
+        person.ends_with(0)
 
 
 def _refused(*words: str, stdin: str = "x") -> str:
