@@ -11,8 +11,8 @@ from rstar2.errors import Failure
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 
-REPEATED_TOKENS = 48
-"""An answer that ends in a pattern repeated over so many tokens is stopped."""
+REPEATED_TOKENS = 128
+"""An answer that ends in a pattern repeated over so many tokens is stopped; fewer could be the zeros of a number."""
 LONGEST_PATTERN = 8
 
 

@@ -13,9 +13,8 @@ from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
+from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
-
-PROFILE = "laptop"
 
 
 class DemoProblems(Strict):
@@ -87,14 +86,14 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
     values = read_toml(path) | ({} if seed is None else {"seed": seed})
     demo = resolve(DemoRecipe, values, overrides, str(path))
     demo = demo.model_copy(update={"eval": demo.eval.model_copy(update={"seed": demo.seed})})
-    sft = sft_recipe(PROFILE, [], over={"seed": demo.seed, **demo.sft}, where=f"{path}, [sft]")
+    sft = sft_recipe(LAPTOP, [], over={"seed": demo.seed, **demo.sft}, where=f"{path}, [sft]")
     stages, plain = {}, {}
     for number in STAGES:
         over = {"seed": demo.seed, **merged(demo.rl, getattr(demo, f"stage{number}"))}
         where = f"{path}, [rl] and [stage{number}]"
-        stages[number] = stage_recipe(number, PROFILE, [], over=over, where=where)
+        stages[number] = stage_recipe(number, LAPTOP, [], over=over, where=where)
         over = merged(over, {"roc": {"variant": "off"}})
-        plain[number] = stage_recipe(number, PROFILE, [], over=over, where=where)
+        plain[number] = stage_recipe(number, LAPTOP, [], over=over, where=where)
     _check(demo, sft, stages)
     return DemoPlan(demo=demo, sft=sft, stages=stages, plain=plain)
 

@@ -116,12 +116,21 @@ class Terminal:
 
     def interrupts_the_prompt(self) -> None:
         """Press Ctrl-C until readline gives the terminal back; it misses one while it sets itself up."""
-        assert self._comes_to(lambda: not self._line_mode(), 60)
+        self._at_the_prompt()
         for _ in range(30):
             self.process.send_signal(signal.SIGINT)
             if self._comes_to(self._line_mode, 2):
                 return
         raise AssertionError("Ctrl-C was never noticed")
+
+    def half_types(self, words: str) -> None:
+        """Type without the end of the line, and see that readline has it; before, the terminal would echo it."""
+        self._at_the_prompt()
+        os.write(self._terminal, words.encode())
+        self.wait_for(words)
+
+    def _at_the_prompt(self) -> None:
+        assert self._comes_to(lambda: not self._line_mode(), 60)
 
     def _line_mode(self) -> bool:
         """Whether the terminal collects whole lines, which readline turns off while it waits for keys."""
@@ -198,8 +207,7 @@ def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn, judge
 def test_ctrl_c_clears_a_half_typed_line_and_exit_leaves(standin: StandIn, judge: JudgeHandle) -> None:
     with _terminal("--url", standin.url, "--judge", judge.url) as person:
         person.wait_for("›")
-        os.write(person._terminal, b"half a quest")
-        person.wait_for("quest")
+        person.half_types("half a question")
         person.process.send_signal(signal.SIGINT)
         person.type("Hello")
         person.wait_for("this is question 1")

@@ -54,12 +54,12 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
 
     for number, value in read_objects(path, _ROW, decimals_as_text=True, on_fault=refused):
         is_trace = "turns" in value and pred_key not in value
-        row = _as_row(value) if is_trace else value
-        if fault := _fault(row, (gold_key, pred_key) if not is_trace else ("gold", "pred")):
+        row, names = (_as_row(value), ("gold", "pred")) if is_trace else (value, (gold_key, pred_key))
+        if fault := _fault(row, names):
             refused(number, fault)
         else:
-            gold, pred = (row["gold"], row["pred"]) if is_trace else (row[gold_key], row[pred_key])
-            rows.append(OfflineRow({name: row[name] for name in row if name == "id"}, gold, pred))
+            own_id = {name: row[name] for name in row if name == "id"}
+            rows.append(OfflineRow(own_id, *(row[name] for name in names)))
     return rows
 
 

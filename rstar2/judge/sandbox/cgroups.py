@@ -55,14 +55,13 @@ def _sessions_share_processors() -> bool:
         enabled = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
     except OSError:
         return False
-    for group in _candidates("cpu")[:1]:
-        version_1 = "cpu" in _own_groups()
-        # Only the root has the first in version 1, only the root lacks the second in version 2.
-        return (
-            enabled
-            and (group / "release_agent" if version_1 else group / "cgroup.events").exists() == version_1
-        )
-    return enabled
+    groups = _own_groups()
+    version_1 = "cpu" in groups
+    group = _ROOT / "cpu" if version_1 else _ROOT
+    group /= groups.get("cpu", groups.get("", "/")).lstrip("/")
+    # Only the root has the first in version 1, only the root lacks the second in version 2.
+    is_root = (group / "release_agent").exists() if version_1 else not (group / "cgroup.events").exists()
+    return enabled and is_root
 
 
 def _sweep(parent: Path) -> None:

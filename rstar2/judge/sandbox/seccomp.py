@@ -10,6 +10,7 @@ does not control and that could touch another process or another file's attribut
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from functools import cache
 from typing import Any
@@ -74,9 +75,12 @@ _PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
 # fcntl: duplicates, flags, locks, and the sizes and seals that exist. Not leases, which make every other opener of the
 # file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other processes; not
 # larger pipes, which are kernel memory that no limit of the program counts.
-_FCNTLS = (0, 1, 2, 3, 5, 6, 7, 9, 11, 36, 37, 38, 1025, 1027, 1030, 1032, 1033, 1034)
-_FCNTLS_REFUSED = (8, 10, 15, 1024, 1026, 1031)
-_F_SETFL, _O_ASYNC = 4, 0x2000
+_FCNTLS = """
+F_DUPFD F_DUPFD_CLOEXEC F_GETFD F_SETFD F_GETFL F_GETLK F_SETLK F_SETLKW F_OFD_GETLK F_OFD_SETLK F_OFD_SETLKW
+F_GETOWN F_GETSIG F_GETLEASE F_GETPIPE_SZ F_ADD_SEALS F_GET_SEALS
+"""
+_FCNTLS_REFUSED = "F_SETOWN F_SETSIG F_SETLEASE F_NOTIFY F_SETPIPE_SZ"
+_F_SETOWN_EX, _O_ASYNC = 15, os.O_ASYNC
 # FIOASYNC, FIOSETOWN and SIOCSPGRP, which do the same by ioctl.
 _IOCTLS_REFUSED = (0x5452, 0x8901, 0x8902)
 TRUNCATE_ABI, NETWORK_ABI, SIGNAL_ABI = 3, 4, 6
@@ -147,12 +151,12 @@ def _common() -> _Rules:
         rules.allow("ioctl", rules.when(1, request))
     for request in _IOCTLS_REFUSED:
         rules.refuse("ioctl", rules.when(1, request))
-    for command in _FCNTLS:
-        rules.allow("fcntl", rules.when(1, command))
-    for command in _FCNTLS_REFUSED:
+    for name in _FCNTLS.split():
+        rules.allow("fcntl", rules.when(1, getattr(fcntl, name)))
+    for command in (_F_SETOWN_EX, *(getattr(fcntl, name) for name in _FCNTLS_REFUSED.split())):
         rules.refuse("fcntl", rules.when(1, command))
-    rules.allow("fcntl", rules.when(1, _F_SETFL), rules.when(2, 0, _O_ASYNC))
-    rules.refuse("fcntl", rules.when(1, _F_SETFL), rules.when(2, _O_ASYNC, _O_ASYNC))
+    rules.allow("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, 0, _O_ASYNC))
+    rules.refuse("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, _O_ASYNC, _O_ASYNC))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
     return rules

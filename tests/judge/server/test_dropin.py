@@ -13,6 +13,7 @@ import pytest
 from rstar2.judge.schema import RunResult
 from rstar2.judge.server import codejudge
 from rstar2.judge.service.start import JudgeHandle
+from tests.support.optional import needs
 
 BOTH = pytest.mark.parametrize("verb", ["run", "judge"])
 
@@ -170,8 +171,8 @@ def test_what_run_code_does_not_serve_is_named(
 
 
 @pytest.mark.slow
+@needs("verl")
 def test_verls_own_client_works_unmodified(judge: JudgeHandle) -> None:
-    pytest.importorskip("verl", reason="verl is not installed: its client cannot be tried")
     client = importlib.import_module("verl.utils.reward_score.sandbox_fusion.utils")
     cases = {"inputs": ["1\n", "2\n", "3\n", "boom\n"], "outputs": ["1", "2", "wrong", ""]}
     code = "x = input()\nif x == 'boom': raise ValueError\nwhile x == 'loop': pass\nprint(x)"

@@ -168,6 +168,7 @@ def test_a_lost_queue_is_logged_once_and_then_now_and_then(
     local = LocalQueue()
     lost = consumer.Consumer("w", client, local, {"isolation": "none"}, lambda run_id: None)
     tries: list[float] = []
+    monkeypatch.setattr(consumer, "REMIND_S", 1e9)
     monkeypatch.setattr(consumer.time, "sleep", lambda wait_s: local.stop() if len(tries) > 20 else None)
     register = lost._register
     monkeypatch.setattr(lost, "_register", lambda: (tries.append(0.0), register()))

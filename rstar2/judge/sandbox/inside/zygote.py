@@ -316,9 +316,12 @@ def set_affinity(cpus: list[int]) -> None:
 
 
 def _children(pid: int) -> set[int]:
-    """The children of a process's first thread, ended ones included."""
-    with open(f"/proc/{pid}/task/{pid}/children") as children:
-        return {int(child) for child in children.read().split()}
+    """The children of all threads of a process, ended ones included."""
+    found: set[int] = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as children:
+            found.update(map(int, children.read().split()))
+    return found
 
 
 def _descendants_cpu_seconds(pid: int) -> float:
