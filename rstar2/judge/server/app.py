@@ -31,7 +31,7 @@ SILENT_S = 120.0
 
 def create_app(settings: ServerSettings) -> ASGIApp:
     """The application; it connects to the queue when it starts."""
-    dispatcher = Dispatcher(settings.redis_url, settings.max_queued)
+    dispatcher = Dispatcher(settings.redis_url, settings.max_queued, settings.max_queued_bytes)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
-from rstar2.judge.server.dispatcher import QueueFull
+from rstar2.judge.server.dispatcher import IdReused, QueueFull
 
 MAX_NAME_CHARS = 200
 OPEN_PATHS = frozenset({"/health", "/ping"})
@@ -150,6 +150,8 @@ async def error_answer(_request: Request, error: Exception) -> Response:
     if isinstance(error, QueueFull):
         status, message = 429, str(error)
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
+    elif isinstance(error, IdReused):
+        status, message = 422, str(error)
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
         headers = dict(error.headers or {})
@@ -163,5 +165,5 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 def add_error_answers(app: FastAPI) -> None:
     """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
-    for kind in (QueueFull, HTTPException, RedisError, Exception):
+    for kind in (QueueFull, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

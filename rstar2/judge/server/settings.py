@@ -14,3 +14,5 @@ class ServerSettings(BaseModel):
     token: Annotated[str, Field(pattern=r"\S")] | None
     max_queued: int
     """Programs in the queue from which on new ones are answered 429."""
+    max_queued_bytes: int
+    """Bytes of the queue, with the results it keeps, from which on new programs are answered 429."""

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
-from rstar2.judge.schema import MAX_BATCH, RunRequest, StreamRequest
+from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
 from rstar2.judge.server.http import invalid_result, validation_message
 
@@ -145,7 +145,10 @@ class StreamConnection:
         if self.runs.get(run_id) is not run:
             return
         del self.runs[run_id]
-        if self.unread_chars > MAX_UNREAD_CHARS:
+        if (error := result.exception()) is not None:
+            reused = RunResult(id=run_id, outcome="invalid", stderr=str(error))
+            self._queue(_Response(run_id, "result", reused.model_dump_json(), run))
+        elif self.unread_chars > MAX_UNREAD_CHARS:
             self.dispatcher.release(run, delivered=False)
             self._queue(_Response(run_id, "result", ""))
         else:

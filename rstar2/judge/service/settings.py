@@ -26,6 +26,8 @@ class ServiceSettings(BaseModel, extra="forbid"):
     """False: only workers, which join the queue at `redis_url`."""
     max_queued: int = 200_000
     """Programs in the queue from which on new ones are answered 429."""
+    max_queued_bytes: int = 2 << 30
+    """Bytes of the queue, with the results it keeps, from which on new programs are answered 429."""
     detached: bool = False
     """True: outlive the process that started the service."""
 

@@ -127,6 +127,7 @@ class Supervisor:
                 socket_fd=listener.fileno(),
                 token=settings.token,
                 max_queued=settings.max_queued,
+                max_queued_bytes=settings.max_queued_bytes,
             )
             self.api = Part(
                 lambda: start_module(

@@ -150,12 +150,16 @@ class Consumer:
 
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""
-        replies = self.connection.execute({"fetch": self._fetch_command(MAX_HELD, since="0")})
+        replies = self.connection.execute(
+            {"fetch": self._fetch_command(MAX_HELD, since="0"), "own": queue.claim_own(self.name, MAX_HELD)}
+        )
+        cells = [task for task in Task.from_reply(replies["fetch"]) if task.is_cell]
+        found = cells + self._claim_returned(replies["fetch"]) + Task.from_reply(replies["own"])
         local = self.local
         with local.changed:
             held = [*local.tasks, local.current, *(task for task, _ in local.results)]
             entries = {task.entry for task in held if task is not None}
-            local.tasks.extend(t for t in Task.from_reply(replies["fetch"]) if t.entry not in entries)
+            local.tasks.extend(task for task in found if task.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:
         """Send results and ask for tasks, in one exchange with Redis; where nothing runs, wait for one if `waits`."""
@@ -172,7 +176,7 @@ class Consumer:
             running = None
         commands: dict[str, Command] = {}
         if running is not None:
-            commands["state"] = ("GET", queue.state_key(running.id))
+            commands["state"] = queue.get_state(running.id)
         finished = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         for task, result in results:
             if result.outcome == "refused" and not task.is_cell:
@@ -181,7 +185,7 @@ class Consumer:
         if finished:
             commands["commit"] = queue.commit(finished)
         for task in returned:
-            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task)
+            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
         now = time.monotonic()
         if now >= self.next_beat:
             commands["heartbeat"] = self._heartbeat_command(now)
@@ -189,7 +193,7 @@ class Consumer:
             commands["fetch"] = self._fetch_command(count, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
-        if running is not None and replies["state"] not in (None, queue.delivered_state(running)):
+        if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
             self.abort(running.id)
         local.remove_stored(len(results))
@@ -198,7 +202,16 @@ class Consumer:
             load = queue.pairs(replies["commit"])
             local.update_share(load["unfinished"], load["workers"])
         if count:
-            local.add_fetched(Task.from_reply(replies["fetch"]), count, asked_at)
+            fetched = self._claim_returned(replies["fetch"]) + Task.from_reply(replies["fetch"])
+            local.add_fetched(fetched, count, asked_at)
+
+    def _claim_returned(self, reply: Any) -> list[Task]:
+        """The oldest returned tasks, as many as entries of RETURNED are in a reply."""
+        entries = queue.returned_entries(reply)
+        if not entries:
+            return []
+        command = queue.claim_returned(self.name, entries, len(entries))
+        return Task.from_reply(self.connection.execute({"claim": command})["claim"])
 
     def _fetch_command(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
         """Asks for so many tasks, and waits for one if it is to."""

@@ -14,6 +14,8 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.queue.redis_connection import SyncRedisConnection
+from rstar2.judge.queue.tasks import Task
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker import consumer, local_queue
@@ -56,8 +58,8 @@ def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRed
         process.kill()
         process.wait(10)
     assert client.execute_command(*queue.remove_worker("hangs")) == 1
-    [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
-    assert (fields["id"], fields["tries"]) == ("a", "1")
+    reply = SyncRedisConnection(client).execute({"claim": queue.claim_returned("next", [], 1)})["claim"]
+    assert [(task.id, task.tries) for task in Task.from_reply(reply)] == [("a", 1)]
     client.close()
 
 
@@ -96,7 +98,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
 
     def look(*_: object) -> None:
         if sandbox.runs:
-            stored.append(queue.is_result(client.get(queue.state_key("a"))))
+            stored.append(queue.is_result(client.execute_command(*queue.get_state("a"))))
 
     monkeypatch.setattr(WorkerSessions, "end_overdue", look)
     monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
