@@ -202,7 +202,7 @@ def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> N
 @pytest.mark.parametrize("token", [None, "secret"])
 async def test_the_api_is_described_where_no_token_is_asked_for(token: str | None) -> None:
     app: Any = create_app(
-        ServerSettings(redis_url="redis://127.0.0.1:1", socket_fd=0, token=token, max_queued=1, max_queued_bytes=1)
+        ServerSettings(redis_url="redis://127.0.0.1:1", socket_fd=0, token=token, hosts=["judge"])
     )
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(
