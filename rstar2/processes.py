@@ -44,7 +44,8 @@ def start_bound(
     """Start a process, the leader of a session of its own, that is sent a signal when this one ends.
 
     Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
-    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment; -1: it has our umask.
+    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment. With a
+    `umask` of -1 it has ours.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:

@@ -121,7 +121,9 @@ class LimitedHttp(HttpToolsProtocol):
         """Answer, and end the connection."""
         self._stop_timer()
         body = json.dumps({"error": message}).encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
 
@@ -154,9 +156,8 @@ def shorten_log() -> None:
     """Have uvicorn log a client's text that is no UTF-8 as a line, and not with a traceback as a fault of ours."""
 
     def without_traceback(record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], UnicodeDecodeError):
-            if record.msg == "Invalid UTF-8 sequence received from client.":
-                record.exc_info = None
+        if record.msg == "Invalid UTF-8 sequence received from client.":
+            record.exc_info = None
         return True
 
     logging.getLogger("uvicorn.error").addFilter(without_traceback)

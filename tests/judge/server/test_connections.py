@@ -151,7 +151,9 @@ def test_bodies_have_a_budget_together(strict_limits: JudgeHandle) -> None:
     assert b"retry-after: 1\r\n" in answer.lower()
     # What they held is free again.
     with httpx.Client(base_url=strict_limits.url) as http:
-        answer = http.post("/v1/runs", json={"code": "1", "stdin": "a" * (BODY_BUDGET * 3 // 4)}, timeout=WAIT_S)
+        answer = http.post(
+            "/v1/runs", json={"code": "1", "stdin": "a" * (BODY_BUDGET * 3 // 4)}, timeout=WAIT_S
+        )
         assert answer.status_code == 200
 
 
@@ -206,7 +208,9 @@ def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
     assert "Traceback" not in log
 
 
-@pytest.mark.parametrize("path", ["/v1/runs", "/run", "/run_code", "/v1/sessions", "/health", "/ping", "/status"])
+@pytest.mark.parametrize(
+    "path", ["/v1/runs", "/run", "/run_code", "/v1/sessions", "/health", "/ping", "/status"]
+)
 @pytest.mark.parametrize(
     ("headers", "fault"),
     [
@@ -226,7 +230,9 @@ def test_web_pages_are_refused(strict_limits: JudgeHandle, path: str, headers: s
     assert b'{"error":"%b: ' % fault in answer
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:80", "[::1]:80", "192.0.2.7", "Here:1"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:80", "[::1]:80", "192.0.2.7", "Here:1"]
+)
 def test_a_judge_answers_to_its_own_names(strict_limits: JudgeHandle, host: str) -> None:
     assert said(strict_limits, f"GET /ping HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n").startswith(
         b"HTTP/1.1 200"
