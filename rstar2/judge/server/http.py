@@ -27,6 +27,7 @@ from rstar2.judge.server.dispatcher import IdReused, QueueFull
 
 MAX_NAME_CHARS = 200
 BODIES_RETRY_S = 1.0
+"""`Retry-After` where too much is received at once."""
 CLIENT_CLOSED = 499
 """The status of an answer that nobody reads, because the client disconnected; nginx's."""
 T = TypeVar("T")

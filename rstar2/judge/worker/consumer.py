@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -69,6 +69,8 @@ class Consumer:
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
         self.exchanging = threading.Lock()
         """Held by the thread that speaks with Redis."""
+        self.more_returned = False
+        """Whether there may be returned tasks that are older than any new one."""
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
@@ -91,7 +93,10 @@ class Consumer:
             # The other thread may have fetched something, or lost the connection, just before.
             if local.connected and not local.tasks and not local.stopping:
                 try:
+                    returned_only = self.more_returned
                     self._exchange(waits=True)
+                    if returned_only and local.is_idle():
+                        self._exchange(waits=True)
                 except redis.RedisError as error:
                     self._disconnected(error)
         task = local.start_next()
@@ -150,11 +155,9 @@ class Consumer:
 
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""
-        replies = self.connection.execute(
-            {"fetch": self._fetch_command(MAX_HELD, since="0"), "own": queue.claim_own(self.name, MAX_HELD)}
-        )
-        cells = [task for task in Task.from_reply(replies["fetch"]) if task.is_cell]
-        found = cells + self._claim_returned(replies["fetch"]) + Task.from_reply(replies["own"])
+        told = self._fetch_command(MAX_HELD, self.streams[:-1], since="0")
+        replies = self.connection.execute({"told": told, "own": queue.claim_own(self.name, MAX_HELD)})
+        found = Task.from_reply(replies["own"]) + self._with_returned(replies["told"], MAX_HELD)
         local = self.local
         with local.changed:
             held = [*local.tasks, local.current, *(task for task, _ in local.results)]
@@ -171,6 +174,8 @@ class Consumer:
             count, block_ms = local.tasks_to_fetch(), None
             if local.is_idle():
                 count, block_ms = (count, BLOCK_MS) if waits else (0, None)
+        if self.more_returned:
+            block_ms = None
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
             running = None
@@ -190,7 +195,8 @@ class Consumer:
         if now >= self.next_beat:
             commands["heartbeat"] = self._heartbeat_command(now)
         if count:
-            commands["fetch"] = self._fetch_command(count, block_ms)
+            streams = self.streams[:-1] if self.more_returned else self.streams
+            commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
         if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
@@ -202,23 +208,36 @@ class Consumer:
             load = queue.pairs(replies["commit"])
             local.update_share(load["unfinished"], load["workers"])
         if count:
-            fetched = self._claim_returned(replies["fetch"]) + Task.from_reply(replies["fetch"])
-            local.add_fetched(fetched, count, asked_at)
+            returned_only = self.more_returned
+            fetched = self._with_returned(replies["fetch"], count)
+            local.add_fetched(fetched, len(fetched) if returned_only else count, asked_at)
 
-    def _claim_returned(self, reply: Any) -> list[Task]:
-        """The oldest returned tasks, as many as entries of RETURNED are in a reply."""
-        entries = queue.returned_entries(reply)
+    def _with_returned(self, reply: Any, count: int) -> list[Task]:
+        """The tasks in a reply to a fetch of so many from each stream, and the returned ones that it tells of.
+
+        Where there may be more of those, they come before what is new, and the new tasks wait with them.
+        """
+        tasks, entries = Task.from_reply(reply), queue.returned_entries(reply)
+        self.more_returned = len(entries) >= count
         if not entries:
-            return []
-        command = queue.claim_returned(self.name, entries, len(entries))
-        return Task.from_reply(self.connection.execute({"claim": command})["claim"])
+            return tasks
+        commands: dict[str, Command] = {}
+        if self.more_returned:
+            for task in tasks:
+                if not task.is_cell:
+                    commands[f"return {task.entry}"] = queue.return_task(task, self.name)
+            tasks = [task for task in tasks if task.is_cell]
+        commands["claim"] = queue.claim_returned(self.name, entries, len(entries))
+        return tasks + Task.from_reply(self.connection.execute(commands)["claim"])
 
-    def _fetch_command(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
-        """Asks for so many tasks, and waits for one if it is to."""
+    def _fetch_command(
+        self, count: int, streams: Sequence[str], block_ms: int | None = None, since: str = ">"
+    ) -> Command:
+        """Asks for so many tasks of each stream, and waits for one if it is to."""
         block = () if block_ms is None else ("BLOCK", block_ms)
-        ids = [since] * len(self.streams)
+        ids = [since] * len(streams)
         reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
-        return (*reader, *block, "STREAMS", *self.streams, *ids)
+        return (*reader, *block, "STREAMS", *streams, *ids)
 
     def _heartbeat_command(self, now: float) -> Command:
         self.beats += 1
