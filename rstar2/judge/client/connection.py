@@ -256,7 +256,7 @@ class Connection:
                     max_msg_size=0,
                 )
         except aiohttp.WSServerHandshakeError as error:
-            if error.status == 429 or error.status >= 500:
+            if error.status in http.TRIED_AGAIN or error.status >= 500:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
                 hint = "see `rstar2 judge status` for the right one"

@@ -117,6 +117,7 @@ def test_a_head_that_trickles_ends(strict_limits: JudgeHandle) -> None:
                 time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_slow_body_that_goes_on_and_a_slow_program_are_waited_for(strict_limits: JudgeHandle) -> None:
     body = json.dumps({"code": "import time; time.sleep(2.5); print(7)"}).encode()
     with dial(strict_limits) as connection:
@@ -170,6 +171,7 @@ def test_messages_of_websockets_count_for_the_budget(strict_limits: JudgeHandle)
         assert not answer or answer[2:4] == (1013).to_bytes(2)
 
 
+@pytest.mark.slow
 async def test_a_client_that_is_told_to_come_again_loses_nothing(strict_limits: JudgeHandle) -> None:
     with held_bodies(strict_limits, 3) as held:
         async with JudgeClient(strict_limits.url) as client:
