@@ -122,6 +122,9 @@ class Supervisor:
         """
         settings = self.settings
         self.listener = listener = self._listen() if settings.api else None
+        work = self.folder / "work"
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work.chmod(0o700)
         self._start_queue()
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
