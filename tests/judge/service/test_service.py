@@ -134,7 +134,13 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
         assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
         with SyncJudgeClient(judge.url, judge.token) as client:
             assert client.run(RunRequest(code="7")).value == "7"
-        places = [folder, folder / "work", folder / "logs", folder / "redis", *(folder / "logs").glob("*.log")]
+        places = [
+            folder,
+            folder / "work",
+            folder / "logs",
+            folder / "redis",
+            *(folder / "logs").glob("*.log"),
+        ]
         places += (folder / "redis").rglob("*.aof*")
         assert len(places) >= 8
         shared = [path for path in places if path.stat().st_mode & 0o077]
