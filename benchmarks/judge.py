@@ -353,7 +353,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=1.5, help="of each contestant on each program a round"
     )
-    parser.add_argument("--isolation", choices=["strict", "landlock", "none"], default="strict")
+    parser.add_argument("--isolation", choices=["strict", "landlock"], default="strict")
     parser.add_argument("--codejudge", metavar="URL", help="a server that speaks code-judge's protocol")
     parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="compare with the judge of another checkout"

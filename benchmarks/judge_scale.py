@@ -55,7 +55,7 @@ class Connection:
         self.reader, self.writer = await asyncio.open_connection(self.address.hostname, self.address.port)
 
     async def post(self, path: str, body: bytes) -> Any:
-        head = f"POST {path} HTTP/1.1\r\nHost: judge\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         self.writer.write(head.encode() + body)
         lines = (await self.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         length = next(

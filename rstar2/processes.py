@@ -39,11 +39,13 @@ def start_bound(
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
     ended_by: signal.Signals = signal.SIGKILL,
+    umask: int = -1,
 ) -> subprocess.Popen[bytes]:
     """Start a process, the leader of a session of its own, that is sent a signal when this one ends.
 
     Call it from the main thread: the kernel ties the child to the thread that forked it. What it prints is
-    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment.
+    appended to `log`; `text` is its standard input; `env` comes on top of this process's environment. With a
+    `umask` of -1 it has ours.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as sink:
@@ -56,6 +58,7 @@ def start_bound(
             pass_fds=pass_fds,
             start_new_session=True,
             preexec_fn=die_with(os.getpid(), ended_by),
+            umask=umask,
         )
     assert process.stdin is not None
     try:

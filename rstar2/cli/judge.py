@@ -63,6 +63,10 @@ def up(
     token: Annotated[
         str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What clients must send.")
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name, beside localhost, by which clients may call a judge without a token."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
 ) -> None:
     """Start a judge on this machine."""
@@ -83,6 +87,7 @@ def up(
         redis_url=redis,
         isolation=isolation,
         token=token,
+        hosts=allow_host or [],
         detached=detach,
     )
     process, judge = start_service(settings)

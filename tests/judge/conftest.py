@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.server.settings import ServerLimits
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, start_service, stop_service
 
@@ -27,7 +28,9 @@ def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
 def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
     """A judge with one worker that asks for TOKEN and queues MAX_QUEUED programs."""
     folder = str(tmp_path_factory.mktemp("limited"))
-    settings = ServiceSettings(folder=folder, workers=1, token=TOKEN, max_queued=MAX_QUEUED)
+    settings = ServiceSettings(
+        folder=folder, workers=1, token=TOKEN, limits=ServerLimits(max_queued=MAX_QUEUED)
+    )
     process, handle = start_service(settings)
     yield handle
     stop_service(process)

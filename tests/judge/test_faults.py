@@ -164,7 +164,7 @@ def test_a_client_that_disconnects_has_its_queued_programs_dropped(judge: JudgeH
     before = sum(done_by(wait_heartbeats(judge)))
     runs = [{"code": "import time; time.sleep(0.3); print(1)"}] * 200
     body = json.dumps({"runs": runs}).encode()
-    head = f"POST /v1/runs/batch HTTP/1.1\r\nHost: judge\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/runs/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     address = httpx.URL(judge.url)
     with socket.create_connection((address.host, address.port or 80)) as connection:
         connection.sendall(head + body)

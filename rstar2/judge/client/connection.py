@@ -256,11 +256,14 @@ class Connection:
                     max_msg_size=0,
                 )
         except aiohttp.WSServerHandshakeError as error:
-            if error.status == 429 or error.status >= 500:
+            if error.status in http.TRIED_AGAIN or error.status >= 500:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
                 hint = "see `rstar2 judge status` for the right one"
                 raise JudgeError(f"the judge at {self.url} wants another token", hint) from error
+            if error.status == 403:
+                hint = "start the judge with --allow-host and the name in this URL, or with a token"
+                raise JudgeError(f"the judge at {self.url} refused: HTTP 403", hint) from error
             if error.status >= 400:
                 hint = "whatever passes its requests on must let WebSockets pass"
                 raise JudgeError(f"the judge at {self.url} refused: HTTP {error.status}", hint) from error

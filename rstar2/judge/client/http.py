@@ -26,6 +26,8 @@ KEEP_S = 30.0
 """How long an idle connection is kept; less than the judge keeps it, which could close it under a request."""
 STREAMED_BYTES = 1 << 20
 """aiohttp warns of longer bodies that are no streams."""
+TRIED_AGAIN = frozenset({408, 429})
+"""Refusals that pass: we were too slow, or the judge is full."""
 T = TypeVar("T")
 
 
@@ -99,7 +101,7 @@ async def request(
                     if answer.status < 300 or answer.status == accepted:
                         return read(text)
                     trouble = f"HTTP {answer.status} {text[:300]}"
-                    if answer.status < 500 and answer.status != 429:
+                    if answer.status < 500 and answer.status not in TRIED_AGAIN:
                         raise JudgeError(f"{method} {url} was refused: {trouble}")
                     delay_s = max(delay_s, retry_after_s(answer.headers))
                 except (aiohttp.ClientError, OSError, ValueError) as error:

@@ -1,11 +1,14 @@
 """The queue in Redis: its keys, what travels in them, and the commands that change it.
 
-A program is a *task* in a stream: `tasks` for new ones, `returned` for those that a worker returned or left behind
-when it died; workers read `returned` first. The *state* of a program, under `run:<id>`, is `@stream entry` while
+A program is a *task* in the stream `tasks`. One that a worker returned, or left behind when it died, stays there, so
+that it keeps its age: it is pending for the consumer NOBODY, and an entry of the stream `returned` says so; who reads
+such an entry claims the oldest of these tasks. Workers read `returned` first.
+
+The *state* of a program, under `run:<id>`, is a fingerprint of what was asked for, and after it `@stream entry` while
 it is queued or running, CANCELLED when nobody waits for it any more, and its result as JSON once it is done. The
-state makes an id run once: who asks again for the same id finds the result or joins the wait. Finished programs
-are published on the channel `done`, which every HTTP process reads; one that missed a message finds the result in
-the states.
+state makes an id run once: who asks again for the same id finds the result or joins the wait, and who asks for
+something else under it is told. Finished programs are published on the channel `done`, which every HTTP process
+reads; one that missed a message finds the result in the states.
 
 A session lives in one worker, and its id begins with that worker's name. Its cells are tasks in the stream
 `cells:<worker>`, which no other worker reads: when the worker dies they are answered `lost`. A cell changes what
@@ -15,6 +18,7 @@ result.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +34,11 @@ from rstar2.judge.schema import CellRequest, CellResult, RunResult, SessionReque
 PREFIX = "rstar2:judge"
 TASKS = f"{PREFIX}:tasks"
 RETURNED = f"{PREFIX}:returned"
+"""Stream: an entry for each task that NOBODY has."""
+NOBODY = "nobody"
+"""The consumer of TASKS for which returned tasks are pending."""
+TRIES = f"{PREFIX}:tries"
+"""Hash: entry of a task → how many workers died while they held it."""
 DONE = f"{PREFIX}:done"
 """Channel: finished programs, one per line; see `Notice`."""
 WORKERS = f"{PREFIX}:workers"
@@ -40,6 +49,11 @@ RESTARTS = f"{PREFIX}:restarts"
 """Hash: part of a service → how often it died and was started again."""
 GROUP = "workers"
 CANCELLED = "x"
+REUSED = "!"
+"""What is answered in place of a state where something else was asked for under the id before."""
+FINGERPRINT_CHARS = 16
+NO_FINGERPRINT = "-" * FINGERPRINT_CHARS
+"""Of a result whose program Redis had forgotten; it fits whatever is asked."""
 
 QUEUED_TTL_S = 6 * 3600
 RESULT_TTL_S = 300
@@ -82,14 +96,15 @@ class Task:
 
     @classmethod
     def from_reply(cls, reply: Sequence[tuple[str, Entries]] | None) -> list[Task]:
-        """The tasks in a reply to XREADGROUP."""
+        """The tasks in a reply to XREADGROUP or to `claim`."""
         tasks = []
         for stream, entries in reply or ():
             for entry, flat in entries:
                 # A task that was cancelled after it was delivered has no fields left.
-                if flat:
+                if flat and stream != RETURNED:
                     of = pairs(flat)
-                    tasks.append(cls(stream, entry, of["id"], of["body"], int(of["tries"]), float(of["at"])))
+                    tries = int(of.get("tries", 0))
+                    tasks.append(cls(stream, entry, of["id"], of["body"], tries, float(of["at"])))
         return tasks
 
     @property
@@ -106,7 +121,7 @@ class Task:
     @property
     def is_cell(self) -> bool:
         """Whether only this worker can run it."""
-        return self.stream not in (TASKS, RETURNED)
+        return self.stream != TASKS
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,11 @@ class Notice:
         return [cls(run_id, float(queue_s), float(wall_s), text) for run_id, queue_s, wall_s, text in parts]
 
 
+def returned_entries(reply: Sequence[tuple[str, Entries]] | None) -> list[str]:
+    """The entries of RETURNED in a reply to XREADGROUP."""
+    return [entry for stream, entries in reply or () if stream == RETURNED for entry, _ in entries]
+
+
 def pairs(flat: Sequence[Any]) -> dict[str, Any]:
     """A reply that holds names and values by turns."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
@@ -141,13 +161,23 @@ def cells_stream(worker: str) -> str:
     return f"{PREFIX}:cells:{worker}"
 
 
+def fingerprint(asked: str) -> str:
+    """What tells one thing that is asked for from another, FINGERPRINT_CHARS long."""
+    return hashlib.blake2b(asked.encode(), digest_size=FINGERPRINT_CHARS // 2).hexdigest()
+
+
 def delivered_state(task: Task) -> str:
-    """The state of a program while this delivery of it counts."""
+    """The state of a program, without fingerprint, while this task of it counts."""
     return f"@{task.stream} {task.entry}"
 
 
+def get_state(run_id: str) -> Command:
+    """→ the state of a program without its fingerprint; empty where there is none."""
+    return ("GETRANGE", state_key(run_id), FINGERPRINT_CHARS, -1)
+
+
 def is_result(state: str | None) -> TypeGuard[str]:
-    """Whether a state is a result."""
+    """Whether a state, without its fingerprint, is a result."""
     return state is not None and state.startswith("{")
 
 
@@ -162,30 +192,37 @@ def make_groups(streams: Sequence[str]) -> Command:
 
 
 def enqueue(programs: Mapping[str, str]) -> Command:
-    """Queues programs, JSON by id. → id and state, by turns, of those that were known already."""
+    """Queues programs, JSON by id. → see `scripts.ENQUEUE`."""
     states = [state_key(run_id) for run_id in programs]
-    items = [field for program in programs.items() for field in program]
-    settings = (time.time(), QUEUED_TTL_S, CANCELLED)
-    return ("EVAL", scripts.ENQUEUE, 1 + len(states), TASKS, *states, *settings, *items)
+    items = [field for run_id, body in programs.items() for field in (run_id, fingerprint(body), body)]
+    return ("EVAL", scripts.ENQUEUE, 1 + len(states), TASKS, *states, *_enqueue_settings(), *items)
 
 
-def enqueue_cell(run_id: str, body: str, worker: str) -> Command:
-    """Queues a command for the sessions of one worker, unless that worker is dead. → see `enqueue`."""
+def _enqueue_settings() -> Command:
+    return (time.time(), QUEUED_TTL_S, CANCELLED, REUSED, NO_FINGERPRINT)
+
+
+def enqueue_cell(run_id: str, body: str, worker: str, asked: str) -> Command:
+    """Queues a command for the sessions of one worker, unless that worker is dead. → see `enqueue`.
+
+    Args:
+        asked: what the client asked for, which must be the same whenever it asks under this id.
+    """
     keys = (cells_stream(worker), state_key(run_id))
-    settings = (time.time(), QUEUED_TTL_S, CANCELLED)
-    item = (run_id, body, WORKERS, worker, lost_cell(run_id, WORKER_GONE).model_dump_json())
-    return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *settings, *item)
+    lost = lost_cell(run_id, WORKER_GONE).model_dump_json()
+    item = (run_id, fingerprint(asked), body, WORKERS, worker, lost)
+    return ("EVAL", scripts.ENQUEUE_IF_WORKER_ALIVE, 2, *keys, *_enqueue_settings(), *item)
 
 
 def commit(finished: Sequence[tuple[Task, RunResult]]) -> Command:
     """Stores results, publishes them and acknowledges their tasks. → see `scripts.COMMIT`."""
-    keys = [OUTCOMES, TASKS, RETURNED, WORKERS]
+    keys = [OUTCOMES, TASKS, WORKERS]
     items: list[str | float] = []
     for task, result in finished:
         keys += (state_key(task.id), task.stream)
         items += (task.entry, task.id, result.model_dump_json())
         items += (result.outcome, result.queue_s, result.wall_s)
-    settings = (GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE)
+    settings = (GROUP, RESULT_TTL_S, DONE_INLINE_CHARS, DONE, NO_FINGERPRINT)
     return ("EVAL", scripts.COMMIT, len(keys), *keys, *settings, *items)
 
 
@@ -205,14 +242,28 @@ def expire_delivered(run_ids: Sequence[str]) -> Command:
     return ("EVAL", scripts.DELIVERED, len(run_ids), *map(state_key, run_ids), DELIVERED_TTL_S)
 
 
-def return_task(task: Task) -> Command:
-    """Returns a task that a worker has not started."""
-    settings = (GROUP, state_key(""), QUEUED_TTL_S)
-    return ("EVAL", scripts.RETURN_TASK, 2, task.stream, RETURNED, *settings, task.entry)
+def claim_returned(worker: str, entries: Sequence[str], count: int) -> Command:
+    """Gives a worker the oldest returned tasks, for entries of RETURNED that it read. → see `scripts.CLAIM`."""
+    return _claim(NOBODY, worker, count, *entries)
+
+
+def claim_own(worker: str, count: int) -> Command:
+    """Delivers to a worker again what it has. → see `scripts.CLAIM`."""
+    return _claim(worker, worker, count)
+
+
+def _claim(holder: str, worker: str, count: int, *entries: str) -> Command:
+    return ("EVAL", scripts.CLAIM, 3, TASKS, RETURNED, TRIES, GROUP, holder, worker, count, *entries)
+
+
+def return_task(task: Task, worker: str) -> Command:
+    """Returns a task that this worker has not started."""
+    settings = (GROUP, state_key(""), NOBODY, worker)
+    return ("EVAL", scripts.RETURN_TASK, 2, TASKS, RETURNED, *settings, task.entry)
 
 
 def remove_worker(worker: str) -> Command:
     """Forgets a dead worker and gives its tasks to the others. → how many."""
-    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES)
-    arguments = (GROUP, state_key(""), QUEUED_TTL_S, worker, WORKER_GONE, RESULT_TTL_S, DONE)
-    return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *arguments)
+    keys = (TASKS, RETURNED, WORKERS, cells_stream(worker), OUTCOMES, TRIES)
+    settings = (GROUP, state_key(""), NOBODY, worker, WORKER_GONE, RESULT_TTL_S, DONE, QUEUED_TTL_S)
+    return ("EVAL", scripts.REMOVE_WORKER, len(keys), *keys, *settings, NO_FINGERPRINT)

@@ -13,9 +13,17 @@ from starlette.types import ASGIApp
 
 from rstar2 import __version__
 from rstar2.judge.schema import MAX_MESSAGE_BYTES
+from rstar2.judge.server.access import AccessGuard
 from rstar2.judge.server.codejudge import codejudge_router
+from rstar2.judge.server.connection_limits import (
+    BodyBudget,
+    LimitedHttp,
+    LimitedWebSocket,
+    ServerState,
+    shorten_log,
+)
 from rstar2.judge.server.dispatcher import Dispatcher
-from rstar2.judge.server.http import TokenGuard, add_error_answers
+from rstar2.judge.server.http import add_error_answers
 from rstar2.judge.server.metrics import metrics_router
 from rstar2.judge.server.runs import runs_router
 from rstar2.judge.server.sandboxfusion import sandboxfusion_router
@@ -31,17 +39,25 @@ SILENT_S = 120.0
 
 def create_app(settings: ServerSettings) -> ASGIApp:
     """The application; it connects to the queue when it starts."""
-    dispatcher = Dispatcher(settings.redis_url, settings.max_queued)
+    limits = settings.limits
+    dispatcher = Dispatcher(settings.redis_url, limits.max_queued, limits.max_queued_bytes)
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncIterator[ServerState]:
         await dispatcher.start()
-        yield
+        yield {"read_s": limits.read_s, "bodies": BodyBudget(limits.max_body_bytes)}
         await dispatcher.close()
 
     # Without a token it listens on loopback only, and there is nobody from whom to keep what it offers.
     openapi_url = "/openapi.json" if settings.token is None else None
-    app = FastAPI(title="rstar2 judge", version=__version__, lifespan=lifespan, openapi_url=openapi_url)
+    app = FastAPI(
+        title="rstar2 judge",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=openapi_url,
+        # A browser would send an Origin with what is tried out.
+        swagger_ui_parameters={"supportedSubmitMethods": []},
+    )
     add_error_answers(app)
     for router in (
         runs_router,
@@ -52,7 +68,7 @@ def create_app(settings: ServerSettings) -> ASGIApp:
         metrics_router,
     ):
         app.include_router(router(dispatcher))
-    return app if settings.token is None else TokenGuard(app, settings.token)
+    return AccessGuard(app, settings.token, settings.hosts)
 
 
 def main() -> None:
@@ -62,14 +78,16 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.socket(fileno=settings.socket_fd)
+    shorten_log()
     config = uvicorn.Config(
         create_app(settings),
-        log_level="warning",
+        log_config=None,
         access_log=False,
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=2,
-        ws="websockets-sansio",
+        http=LimitedHttp,
+        ws=LimitedWebSocket,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=PING_S,
         ws_ping_timeout=SILENT_S,

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import sys
 import time
 from bisect import bisect
 from collections import deque
@@ -28,8 +29,8 @@ from rstar2.judge.schema import Outcome, RunRequest, RunResult
 
 MAX_WAIT_S = 3600.0
 """A program that is not done this long after its own time limit is answered `lost`."""
-MAX_WAITING_BYTES = 2 << 30
-"""Programs this process holds for the queue; from there on, new ones are answered 429."""
+REDIS_SHARE = 0.75
+"""Of the memory that Redis itself may take, where it has a limit (maxmemory)."""
 LONGEST_RETRY_AFTER_S = 10.0
 """`Retry-After` is at most this."""
 MAX_BATCH = 256
@@ -49,24 +50,39 @@ log = logging.getLogger(__name__)
 
 
 class QueueFull(Exception):
-    """The queue holds as much as it may; `retry_after_s` says when to ask again."""
+    """The judge holds as much as it may; `retry_after_s` says when to ask again."""
 
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__(f"the queue is full, try again in {retry_after_s:.0f} s")
+    def __init__(self, full: str, retry_after_s: float) -> None:
+        super().__init__(f"{full}; try again in {retry_after_s:.0f} s")
         self.retry_after_s = retry_after_s
+
+
+class IdReused(Exception):
+    """Something else was asked for under this id before."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Idempotency-Key: something else was asked for under this key or id; choose a new one for each request"
+        )
 
 
 class PendingRun:
     """One program that some client waits for."""
 
-    def __init__(self, run_id: str, body: str, timeout_s: float, worker: str | None = None) -> None:
+    def __init__(
+        self, run_id: str, body: str, timeout_s: float, worker: str | None = None, asked: str | None = None
+    ) -> None:
         self.id = run_id
         self.body = body
         """What the worker gets, as JSON."""
+        self.asked = body if asked is None else asked
+        """What the client asked for: the same whenever it asks under this id."""
+        self.size = sys.getsizeof(body)
+        """Bytes of `body` in memory."""
         self.worker = worker
         """The only one that can run it; None: any."""
         self.result: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The result as JSON."""
+        """The result as JSON, or IdReused."""
         self.waiters = 0
         self.sent_at: float | None = None
         """Monotonic seconds; None while it has still to be sent to Redis."""
@@ -80,15 +96,21 @@ class PendingRun:
 class Dispatcher:
     """The HTTP process's programs, from the request to the result. All methods belong to one event loop."""
 
-    def __init__(self, redis_url: str, max_queued: int) -> None:
+    def __init__(self, redis_url: str, max_queued: int, max_queued_bytes: int) -> None:
         self.client = async_client(redis_url)
         self.connection = RedisConnection(redis_url)
         """For `_send_batch` alone."""
         self.subscription = Subscription(redis_url, queue.DONE)
         self.max_queued = max_queued
         """Programs in the queue from which on `QueueFull` is raised."""
+        self.max_queued_bytes = max_queued_bytes
+        """Bytes of Redis, or of the programs here, from which on it is raised."""
         self.depth = 0
         """Programs queued or running, as Redis last said."""
+        self.stored_bytes = 0
+        """Memory that Redis takes, with the results it keeps, as it last said."""
+        self.asked_bytes = self.sent_bytes = self.measured_bytes = 0
+        """Of all programs so far that were to be sent to Redis, that were sent, and that `stored_bytes` includes."""
         self.rate = 0.0
         """Programs finished a second, recently, in the whole queue."""
         self.finished = 0
@@ -121,21 +143,34 @@ class Dispatcher:
 
     def check_capacity(self, count: int) -> None:
         """Raise QueueFull unless so many programs more may be queued: all or none, lest large requests starve."""
-        full = max(self.depth, len(self.waiting)) >= self.max_queued
-        if count and (full or self.waiting_bytes > MAX_WAITING_BYTES):
+        held = max(self.waiting_bytes, self.stored_bytes + self.asked_bytes - self.measured_bytes)
+        if max(self.depth, len(self.waiting)) >= self.max_queued:
+            full = f"the queue is full: it may hold {self.max_queued} programs"
+        elif held > self.max_queued_bytes:
+            allowed = self.max_queued_bytes >> 20
+            full = f"the queue is full: programs and results take {held >> 20} MiB, {allowed} are allowed"
+        else:
+            return
+        if count:
             drained_s = self.depth / self.rate if self.rate else 0.0
             # Not when it will be empty: the workers must not run dry before the clients come back.
-            raise QueueFull(min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
+            raise QueueFull(full, min(LONGEST_RETRY_AFTER_S, max(1.0, drained_s / 4)))
 
     async def run(self, asked: Sequence[PendingRun]) -> list[str]:
-        """Queue programs and wait for all. → their results as JSON, in order; QueueFull: nothing was queued."""
+        """Queue programs and wait for all. → their results as JSON, in order.
+
+        Raises:
+            QueueFull: nothing was queued.
+            IdReused: an id is known for something else; the programs are cancelled.
+        """
         self.check_capacity(len(asked))
         runs = [self.submit(run) for run in asked]
         try:
             if unfinished := [run.result for run in runs if not run.result.done()]:
                 # Others may wait for the same results, so this must not cancel them.
-                await asyncio.wait(unfinished)
-            return [run.result.result() for run in runs]
+                await asyncio.wait(unfinished, return_when=asyncio.FIRST_EXCEPTION)
+            reused = [run for run in runs if run.result.done() and run.result.exception() is not None]
+            return [run.result.result() for run in reused or runs]
         finally:
             for run in runs:
                 self.release(run)
@@ -148,11 +183,19 @@ class Dispatcher:
         run = self.waiting.get(asked.id)
         if run is None:
             run = self.waiting[asked.id] = asked
-            self.waiting_bytes += len(asked.body)
-            self.unsent.append(run)
-            self.has_work.set()
+            self.waiting_bytes += run.size
+            self._send_soon(run)
+        elif run.asked != asked.asked:
+            run = asked
+            run.result.set_exception(IdReused())
         run.waiters += 1
         return run
+
+    def _send_soon(self, run: PendingRun) -> None:
+        run.sent_at = None
+        self.unsent.append(run)
+        self.asked_bytes += run.size
+        self.has_work.set()
 
     def release(self, run: PendingRun, *, delivered: bool = True) -> None:
         """Wait no longer for a run of `submit`; a program nobody else waits for is cancelled.
@@ -163,10 +206,11 @@ class Dispatcher:
         run.waiters -= 1
         if run.waiters:
             return
-        if self.waiting.pop(run.id, None) is not None:
-            self.waiting_bytes -= len(run.body)
+        if self.waiting.get(run.id) is run:
+            del self.waiting[run.id]
+            self.waiting_bytes -= run.size
         if run.result.done():
-            if delivered:
+            if run.result.exception() is None and delivered:
                 self.delivered.append(run.id)
         else:
             run.result.cancel()
@@ -198,7 +242,8 @@ class Dispatcher:
 
     async def _states(self, ids: Sequence[str]) -> dict[str, str | None]:
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
-        return dict(zip(ids, states, strict=True))
+        bare = [state and state[queue.FINGERPRINT_CHARS :] for state in states]
+        return dict(zip(ids, bare, strict=True))
 
     def _resolve(self, run_id: str, result: str) -> None:
         run = self.waiting.get(run_id)
@@ -232,7 +277,7 @@ class Dispatcher:
 
     async def _send_batch(self) -> None:
         """Send to Redis as much as one exchange may hold, and handle the replies."""
-        sizes = list(accumulate(len(run.body) for run in self.unsent[:MAX_BATCH]))
+        sizes = list(accumulate(run.size for run in self.unsent[:MAX_BATCH]))
         taken = self.unsent[: max(1, bisect(sizes, COMMAND_BYTES))]
         cancelled = self.cancelled[:MAX_BATCH]
         runs = [run for run in taken if not run.result.done()]
@@ -241,7 +286,7 @@ class Dispatcher:
             commands["enqueue", "programs"] = queue.enqueue(programs)
         for run in runs:
             if run.worker is not None:
-                commands["enqueue", run.id] = queue.enqueue_cell(run.id, run.body, run.worker)
+                commands["enqueue", run.id] = queue.enqueue_cell(run.id, run.body, run.worker, run.asked)
         for run_id in cancelled:
             again = self.waiting.get(run_id)
             if again is None or again.result.done():
@@ -250,6 +295,7 @@ class Dispatcher:
             commands["expire", "delivered"] = self._expire_delivered()
         replies = await self.connection.execute(commands)
         del self.unsent[: len(taken)]
+        self.sent_bytes += sum(run.size for run in taken)
         del self.cancelled[: len(cancelled)]
         known: dict[str, str] = {}
         for (kind, _), reply in replies.items():
@@ -259,6 +305,8 @@ class Dispatcher:
             run.sent_at = time.monotonic()
             if queue.is_result(state := known.get(run.id)):
                 self._resolve(run.id, state)
+            elif state == queue.REUSED and not run.result.done():
+                run.result.set_exception(IdReused())
             if run.result.cancelled():
                 # It was released while it was on its way.
                 self.cancelled.append(run.id)
@@ -317,30 +365,37 @@ class Dispatcher:
                 if queue.is_result(state):
                     self._resolve(run.id, state)
                 elif state in (None, queue.CANCELLED) and not run.result.done():
-                    run.sent_at = None
-                    self.unsent.append(run)
-                    self.has_work.set()
+                    self._send_soon(run)
 
     def _give_up(self, run_id: str, outcome: Outcome, reason: str) -> None:
         self._resolve(run_id, RunResult(id=run_id, outcome=outcome, stderr=reason).model_dump_json())
         self.cancel_unless_awaited(run_id)
 
     async def _watch_workers_loop(self) -> None:
-        """Read how long the queue is, and give the programs of workers that died to those that live."""
+        """Read how much the queue holds, and give the programs of workers that died to those that live."""
         monitor = LivenessMonitor()
         await self.client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
         while True:
             for name in monitor.dead_workers(await self._heartbeats(), time.monotonic()):
                 log.warning("worker %s is dead", name)
                 await self.client.execute_command(*queue.remove_worker(name))
-            self.depth = sum([await self.client.xlen(stream) for stream in (queue.TASKS, queue.RETURNED)])
+            await self._measure_queue()
             await asyncio.sleep(CHECK_EVERY_S)
+
+    async def _measure_queue(self) -> None:
+        """Read how many programs the queue holds, and how many bytes it takes."""
+        sent = self.sent_bytes
+        self.depth = await self.client.xlen(queue.TASKS)
+        memory = await self.client.info("memory")
+        self.stored_bytes, self.measured_bytes = memory["used_memory"], sent
+        if memory["maxmemory"]:
+            self.max_queued_bytes = min(self.max_queued_bytes, int(REDIS_SHARE * memory["maxmemory"]))
 
     async def _heartbeats(self) -> dict[str, int]:
         """The numbers of the last heartbeats by worker; -1 for one that took programs and never sent one."""
         beats = {}
         for stream in (queue.TASKS, queue.RETURNED):
             found = await self.client.xinfo_consumers(stream, queue.GROUP)
-            beats.update({consumer["name"]: -1 for consumer in found})
+            beats.update({each["name"]: -1 for each in found if each["name"] != queue.NOBODY})
         states = await self.client.hgetall(queue.WORKERS)
         return beats | {name: int(json.loads(state)["beat"]) for name, state in states.items()}

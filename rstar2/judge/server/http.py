@@ -1,4 +1,4 @@
-"""What all HTTP endpoints share: reading and validating a request, the token, the client that disconnects.
+"""What all HTTP endpoints share: reading and validating a request, the client that disconnects, errors.
 
 Bodies are read and validated here and not by the framework: it would answer 500 to source that is not valid
 Unicode, and refuse a whole batch for one bad item.
@@ -7,7 +7,6 @@ Unicode, and refuse a whole batch for one bad item.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import re
 import uuid
@@ -21,36 +20,19 @@ from pydantic_core import ErrorDetails
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rstar2.judge.schema import CHOSEN_ID, MAX_MESSAGE_BYTES, RunResult
-from rstar2.judge.server.dispatcher import QueueFull
+from rstar2.judge.server.connection_limits import BodyBudget
+from rstar2.judge.server.dispatcher import IdReused, QueueFull
 
 MAX_NAME_CHARS = 200
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Answered without the token: they tell nothing but that the service lives."""
+BODIES_RETRY_S = 1.0
+"""`Retry-After` where too much is received at once."""
 CLIENT_CLOSED = 499
 """The status of an answer that nobody reads, because the client disconnected; nginx's."""
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 _KEY = re.compile(CHOSEN_ID)
-
-
-class TokenGuard:
-    """Lets a request pass only with the right `Authorization: Bearer`."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self.app = app
-        self.expected = f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self.expected):
-                answer = JSONResponse({"error": "Authorization: wrong or missing token"}, 401)
-                await answer(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
 
 
 def validation_message(error: ValidationError) -> str:
@@ -82,15 +64,26 @@ def described(asked: type[BaseModel], answered: type[BaseModel] | None = None) -
 
 
 async def read_json(request: Request) -> object:
-    """The body of a request; HTTPException with 413, 400 or, where the client disconnected, CLIENT_CLOSED."""
+    """The body of a request as JSON.
+
+    Raises:
+        HTTPException: 413, 400, or, where the client disconnected, CLIENT_CLOSED.
+        QueueFull: the bodies that are being received take as much memory as they may.
+    """
     body = bytearray()
+    bodies: BodyBudget = request.state.bodies
     try:
         async for chunk in request.stream():
             body += chunk
+            bodies.held += len(chunk)
             if len(body) > MAX_MESSAGE_BYTES:
                 raise HTTPException(413, f"body: longer than {MAX_MESSAGE_BYTES} bytes")
+            if bodies.is_exceeded:
+                raise QueueFull("the judge receives too much at once", BODIES_RETRY_S)
     except ClientDisconnect as error:
         raise HTTPException(CLIENT_CLOSED, "the client disconnected") from error
+    finally:
+        bodies.held -= len(body)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -150,6 +143,8 @@ async def error_answer(_request: Request, error: Exception) -> Response:
     if isinstance(error, QueueFull):
         status, message = 429, str(error)
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"}
+    elif isinstance(error, IdReused):
+        status, message = 422, str(error)
     elif isinstance(error, HTTPException):
         status, message = error.status_code, error.detail
         headers = dict(error.headers or {})
@@ -163,5 +158,5 @@ async def error_answer(_request: Request, error: Exception) -> Response:
 
 def add_error_answers(app: FastAPI) -> None:
     """Have the framework answer with `error_answer`; it raises other errors again, so that the log has them."""
-    for kind in (QueueFull, HTTPException, RedisError, Exception):
+    for kind in (QueueFull, IdReused, HTTPException, RedisError, Exception):
         app.add_exception_handler(kind, error_answer)

@@ -46,13 +46,12 @@ async def _counts(dispatcher: Dispatcher, name: str) -> dict[str, int]:
 async def _depths(dispatcher: Dispatcher) -> tuple[int, int]:
     """Programs that wait, and programs that a worker has taken."""
     pipe = dispatcher.client.pipeline(transaction=False)
-    for stream in (queue.TASKS, queue.RETURNED):
-        pipe.xlen(stream)
-        pipe.xpending(stream, queue.GROUP)
-    replies = await pipe.execute(raise_on_error=False)
-    length = sum(reply for reply in replies[::2] if isinstance(reply, int))
+    pipe.xlen(queue.TASKS)
+    pipe.xpending(queue.TASKS, queue.GROUP)
+    length, pending = await pipe.execute(raise_on_error=False)
     # An error for a stream that has no group yet counts as nothing taken.
-    taken = sum(reply["pending"] for reply in replies[1::2] if isinstance(reply, dict))
+    consumers = pending["consumers"] if isinstance(pending, dict) else []
+    taken = sum(each["pending"] for each in consumers if each["name"] != queue.NOBODY)
     return max(0, length - taken), taken
 
 

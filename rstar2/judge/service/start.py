@@ -15,6 +15,7 @@ from typing import IO
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
+from rstar2.judge.service.logs import private_log
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.processes import stop_group
 
@@ -40,8 +41,8 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
     folder = Path(settings.folder)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    with (folder / "logs" / "supervisor.log").open("ab") as log:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with private_log(folder / "logs", "supervisor").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "rstar2.judge.service.supervisor"],
             stdin=subprocess.PIPE,

@@ -33,7 +33,7 @@ from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
-from rstar2.judge.service.logs import tail
+from rstar2.judge.service.logs import private_log, rotate, tail
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
@@ -42,6 +42,7 @@ START_S = 60.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECK_EVERY_S = 0.1
+ROTATE_EVERY_S = 2.0
 STABLE_S = 5.0
 """A part that ran for so long is started again at once when it dies."""
 FIRST_RESTART_S = 0.1
@@ -87,6 +88,9 @@ class Supervisor:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
+        # What such a judge runs can do all that its user can: other users of the machine must not ask it to.
+        makes_token = settings.isolation == "none" and settings.token is None
+        self.token = secrets.token_urlsafe(24) if makes_token else settings.token
         self.folder = Path(settings.folder)
         self.logs = self.folder / "logs"
         self.stopping = False
@@ -106,7 +110,7 @@ class Supervisor:
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
         self.required: Isolation | None = None
         """The tier that this judge requires of all workers of its queue."""
-        self.renew_at = 0.0
+        self.renew_at = self.rotate_at = 0.0
 
     def start(self) -> JudgeHandle:
         """Start every part and wait until the service answers.
@@ -118,6 +122,9 @@ class Supervisor:
         """
         settings = self.settings
         self.listener = listener = self._listen() if settings.api else None
+        work = self.folder / "work"
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        work.chmod(0o700)
         self._start_queue()
         for number in range(settings.workers):
             self.workers.append(self._worker(number))
@@ -125,12 +132,13 @@ class Supervisor:
             server = ServerSettings(
                 redis_url=self.local_url,
                 socket_fd=listener.fileno(),
-                token=settings.token,
-                max_queued=settings.max_queued,
+                token=self.token,
+                hosts=settings.hosts,
+                limits=settings.limits,
             )
             self.api = Part(
                 lambda: start_module(
-                    "rstar2.judge.server.app", server, self.logs / "api.log", [server.socket_fd]
+                    "rstar2.judge.server.app", server, private_log(self.logs, "api"), [server.socket_fd]
                 ),
                 lambda: self.restarts.update(["api"]),
             )
@@ -163,7 +171,7 @@ class Supervisor:
             data = self.folder / "redis"
             # Nobody waits for what an earlier judge left there; its clients ask again.
             shutil.rmtree(data, ignore_errors=True)
-            self.embedded = EmbeddedRedis(data, self.logs / "redis.log")
+            self.embedded = EmbeddedRedis(data, private_log(self.logs, "redis"))
             process = self.embedded.start()
             self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
             self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
@@ -201,7 +209,9 @@ class Supervisor:
                 folder=str(self.folder / "work" / str(number)),
                 isolation=self.settings.isolation,
             )
-            return start_module("rstar2.judge.worker.main", settings, self.logs / f"worker-{number}.log")
+            return start_module(
+                "rstar2.judge.worker.main", settings, private_log(self.logs, f"worker-{number}")
+            )
 
         def on_death() -> None:
             self.restarts.update(["worker"])
@@ -252,7 +262,7 @@ class Supervisor:
             return None
         return JudgeHandle(
             url=self.url,
-            token=self.settings.token,
+            token=self.token,
             redis_url=self.redis_url,
             isolation=tier,
             pid=os.getpid(),
@@ -307,6 +317,9 @@ class Supervisor:
                         part.restart_if_dead()
                     except Failure as error:
                         log.error("%s", error.message)
+            if time.monotonic() >= self.rotate_at:
+                rotate(self.logs, self.settings.max_log_bytes)
+                self.rotate_at = time.monotonic() + ROTATE_EVERY_S
             self._count_restarts()
             self._renew_required_isolation()
 

@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
@@ -69,6 +69,8 @@ class Consumer:
         self.about = {**about, "host": socket.gethostname(), "pid": os.getpid()}
         self.exchanging = threading.Lock()
         """Held by the thread that speaks with Redis."""
+        self.more_returned = False
+        """Whether there may be returned tasks that are older than any new one."""
         self.done = 0
         self.beats = 0
         self.next_beat = 0.0
@@ -91,7 +93,10 @@ class Consumer:
             # The other thread may have fetched something, or lost the connection, just before.
             if local.connected and not local.tasks and not local.stopping:
                 try:
+                    returned_only = self.more_returned
                     self._exchange(waits=True)
+                    if returned_only and local.is_idle():
+                        self._exchange(waits=True)
                 except redis.RedisError as error:
                     self._disconnected(error)
         task = local.start_next()
@@ -150,12 +155,14 @@ class Consumer:
 
     def _recover_delivered(self) -> None:
         """Take in what Redis delivered to us and we do not hold: a reply that never came."""
-        replies = self.connection.execute({"fetch": self._fetch_command(MAX_HELD, since="0")})
+        told = self._fetch_command(MAX_HELD, self.streams[:-1], since="0")
+        replies = self.connection.execute({"told": told, "own": queue.claim_own(self.name, MAX_HELD)})
+        found = Task.from_reply(replies["own"]) + self._with_returned(replies["told"], MAX_HELD)
         local = self.local
         with local.changed:
             held = [*local.tasks, local.current, *(task for task, _ in local.results)]
             entries = {task.entry for task in held if task is not None}
-            local.tasks.extend(t for t in Task.from_reply(replies["fetch"]) if t.entry not in entries)
+            local.tasks.extend(task for task in found if task.entry not in entries)
 
     def _exchange(self, *, waits: bool) -> None:
         """Send results and ask for tasks, in one exchange with Redis; where nothing runs, wait for one if `waits`."""
@@ -167,12 +174,14 @@ class Consumer:
             count, block_ms = local.tasks_to_fetch(), None
             if local.is_idle():
                 count, block_ms = (count, BLOCK_MS) if waits else (0, None)
+        if self.more_returned:
+            block_ms = None
         if running is not None and running.is_cell:
             # A cell that was delivered cannot be cancelled.
             running = None
         commands: dict[str, Command] = {}
         if running is not None:
-            commands["state"] = ("GET", queue.state_key(running.id))
+            commands["state"] = queue.get_state(running.id)
         finished = [(task, result) for task, result in results if task.is_cell or result.outcome != "refused"]
         for task, result in results:
             if result.outcome == "refused" and not task.is_cell:
@@ -181,15 +190,16 @@ class Consumer:
         if finished:
             commands["commit"] = queue.commit(finished)
         for task in returned:
-            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task)
+            commands[f"return {task.stream} {task.entry}"] = queue.return_task(task, self.name)
         now = time.monotonic()
         if now >= self.next_beat:
             commands["heartbeat"] = self._heartbeat_command(now)
         if count:
-            commands["fetch"] = self._fetch_command(count, block_ms)
+            streams = self.streams[:-1] if self.more_returned else self.streams
+            commands["fetch"] = self._fetch_command(count, streams, block_ms)
         asked_at = time.monotonic()
         replies = self.connection.execute(commands)
-        if running is not None and replies["state"] not in (None, queue.delivered_state(running)):
+        if running is not None and replies["state"] not in ("", queue.delivered_state(running)):
             # Nobody waits for it, or only for another run under its id, which was asked for meanwhile.
             self.abort(running.id)
         local.remove_stored(len(results))
@@ -198,14 +208,36 @@ class Consumer:
             load = queue.pairs(replies["commit"])
             local.update_share(load["unfinished"], load["workers"])
         if count:
-            local.add_fetched(Task.from_reply(replies["fetch"]), count, asked_at)
+            returned_only = self.more_returned
+            fetched = self._with_returned(replies["fetch"], count)
+            local.add_fetched(fetched, len(fetched) if returned_only else count, asked_at)
 
-    def _fetch_command(self, count: int, block_ms: int | None = None, since: str = ">") -> Command:
-        """Asks for so many tasks, and waits for one if it is to."""
+    def _with_returned(self, reply: Any, count: int) -> list[Task]:
+        """The tasks in a reply to a fetch of so many from each stream, and the returned ones that it tells of.
+
+        Where there may be more of those, they come before what is new, and the new tasks wait with them.
+        """
+        tasks, entries = Task.from_reply(reply), queue.returned_entries(reply)
+        self.more_returned = len(entries) >= count
+        if not entries:
+            return tasks
+        commands: dict[str, Command] = {}
+        if self.more_returned:
+            for task in tasks:
+                if not task.is_cell:
+                    commands[f"return {task.entry}"] = queue.return_task(task, self.name)
+            tasks = [task for task in tasks if task.is_cell]
+        commands["claim"] = queue.claim_returned(self.name, entries, len(entries))
+        return tasks + Task.from_reply(self.connection.execute(commands)["claim"])
+
+    def _fetch_command(
+        self, count: int, streams: Sequence[str], block_ms: int | None = None, since: str = ">"
+    ) -> Command:
+        """Asks for so many tasks of each stream, and waits for one if it is to."""
         block = () if block_ms is None else ("BLOCK", block_ms)
-        ids = [since] * len(self.streams)
+        ids = [since] * len(streams)
         reader = ("XREADGROUP", "GROUP", queue.GROUP, self.name, "COUNT", count)
-        return (*reader, *block, "STREAMS", *self.streams, *ids)
+        return (*reader, *block, "STREAMS", *streams, *ids)
 
     def _heartbeat_command(self, now: float) -> Command:
         self.beats += 1

@@ -122,7 +122,8 @@ class LocalQueue:
     def add_fetched(self, tasks: list[Task], asked_for: int, asked_at: float) -> None:
         with self.changed:
             self.fetched_at = asked_at
-            self.tasks.extend(tasks)
+            # Of each kind the oldest first; cells before programs.
+            self.tasks = deque(sorted([*self.tasks, *tasks], key=lambda task: (not task.is_cell, task.at)))
             if len(tasks) < asked_for:
                 # What else is unfinished is at other workers.
                 self.share = 1

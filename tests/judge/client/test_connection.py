@@ -242,6 +242,7 @@ ODD_ANSWERS = {
     "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
     "a date": b"HTTP/1.1 503 No\r\nRetry-After: Fri, 07 Nov 2036 23:59:59 GMT\r\nContent-Length: 0\r\n\r\n",
     "much later": b"HTTP/1.1 429 No\r\nRetry-After: 86400\r\nContent-Length: 0\r\n\r\n",
+    "too slow": b"HTTP/1.1 408 No\r\nContent-Length: 0\r\n\r\n",
     "round and round": b"HTTP/1.1 302 No\r\nLocation: /v1/runs/stream\r\nContent-Length: 0\r\n\r\n",
 }
 
@@ -305,15 +306,16 @@ async def test_no_message_however_odd_keeps_a_call_beyond_its_time() -> None:
     assert [said for said, times in found.items() if times == 1] == list(ODD_MESSAGES[-3:])
 
 
-async def test_a_server_without_the_endpoint_is_an_error_with_a_hint() -> None:
+@pytest.mark.parametrize(("status", "remedy"), [(404, "WebSocket"), (403, "--allow-host")])
+async def test_a_refusal_is_an_error_with_a_hint(status: int, remedy: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % status)
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
         async with JudgeClient(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(JudgeError, match="HTTP 404") as raised:
+            with pytest.raises(JudgeError, match=f"HTTP {status}") as raised:
                 await asyncio.wait_for(client.run(RunRequest(code="1")), 60)
-    assert "WebSocket" in raised.value.hint
+    assert remedy in raised.value.hint

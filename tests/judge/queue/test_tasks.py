@@ -33,7 +33,16 @@ def do(client: Any, command: Command) -> Any:
 
 def take(client: Any, worker: str) -> list[Task]:
     command = ("XREADGROUP", "GROUP", queue.GROUP, worker, "STREAMS", queue.RETURNED, queue.TASKS, ">", ">")
-    return Task.from_reply(SyncRedisConnection(client).execute({"fetch": command})["fetch"])
+    connection = SyncRedisConnection(client)
+    reply = connection.execute({"fetch": command})["fetch"]
+    entries = queue.returned_entries(reply)
+    claim = queue.claim_returned(worker, entries, len(entries) or 1)
+    return Task.from_reply(connection.execute({"claim": claim})["claim"]) + Task.from_reply(reply)
+
+
+def state(client: Any, name: str) -> str:
+    """The state of a program without its fingerprint."""
+    return str(do(client, queue.get_state(name)))
 
 
 @contextmanager
@@ -63,7 +72,7 @@ def test_the_first_result_counts_and_the_second_does_not(client: Any) -> None:
     first, second = RunResult(id="a", outcome="ok"), RunResult(id="a", outcome="error")
     assert do(client, queue.commit([(task, first)])) == ["stored", 1, "unfinished", 0, "workers", 0]
     assert do(client, queue.commit([(task, second)])) == ["stored", 0, "unfinished", 0, "workers", 0]
-    assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == first
+    assert RunResult.model_validate_json(state(client, "a")) == first
     assert client.hgetall(queue.OUTCOMES) == {"ok": "1"}
     assert client.xlen(queue.TASKS) == 0
     assert client.xpending(queue.TASKS, queue.GROUP)["pending"] == 0
@@ -74,7 +83,7 @@ def test_results_stored_together_are_counted_and_acknowledged_each(client: Any) 
     ids = [f"p{number}" for number in range(20)]
     do(client, queue.enqueue(dict.fromkeys(ids, BODY)))
     tasks = take(client, "w1")
-    do(client, queue.return_task(tasks[0]))
+    do(client, queue.return_task(tasks[0], "w1"))
     do(client, queue.cancel("p1"))
     tasks = [*take(client, "w1"), *tasks[1:]]
     outcomes: list[Outcome] = ["ok" if number % 2 else "error" for number in range(20)]
@@ -100,7 +109,7 @@ def test_a_long_result_is_stored_and_not_told(client: Any) -> None:
     with published(client) as notices:
         do(client, queue.commit([(task, result)]))
     assert [(notice.id, notice.result) for notice in notices] == [("a", "")]
-    assert RunResult.model_validate_json(client.get(queue.state_key("a"))) == result
+    assert RunResult.model_validate_json(state(client, "a")) == result
 
 
 def test_what_was_delivered_expires_sooner(client: Any) -> None:
@@ -110,7 +119,7 @@ def test_what_was_delivered_expires_sooner(client: Any) -> None:
 
 
 def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> None:
-    command = queue.enqueue_cell("c", BODY, "w9")
+    command = queue.enqueue_cell("c", BODY, "w9", "asked")
     [_, answer] = do(client, command)
     assert CellResult.model_validate_json(answer).outcome == "lost"
     assert client.xlen(queue.cells_stream("w9")) == 0
@@ -122,6 +131,7 @@ def test_a_cell_for_a_dead_worker_is_answered_and_not_queued(client: Any) -> Non
     client.hdel(queue.WORKERS, "w9")
     assert do(client, command) == ["c", known]
     assert client.xlen(queue.cells_stream("w9")) == 1
+    assert do(client, queue.enqueue_cell("c", BODY, "w9", "asked otherwise")) == ["c", queue.REUSED]
 
 
 def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) -> None:
@@ -131,15 +141,56 @@ def test_a_dead_workers_tasks_go_to_the_others_and_count_the_try(client: Any) ->
     assert do(client, queue.remove_worker("dead")) == 2
     assert do(client, queue.remove_worker("dead")) == 0
     assert {(task.id, task.tries, task.stream) for task in take(client, "w2")} == {
-        ("a", 1, queue.RETURNED),
-        ("b", 1, queue.RETURNED),
+        ("a", 1, queue.TASKS),
+        ("b", 1, queue.TASKS),
     }
+
+
+def test_what_is_given_back_keeps_its_age(client: Any) -> None:
+    names = [f"p{number}" for number in range(8)]
+    do(client, queue.enqueue(dict.fromkeys(names, BODY)))
+    tasks = take(client, "w1")
+    for task in (tasks[5], tasks[1]):
+        do(client, queue.return_task(task, "w1"))
+    do(client, queue.enqueue({"late": BODY}))
+    # Those of a worker that died are older, and newer, than what was returned already.
+    do(client, queue.remove_worker("w1"))
+    again = take(client, "w2")
+    assert [task.id for task in again] == [*names, "late"]
+    assert [task.tries for task in again] == [1, 0, 1, 1, 1, 0, 1, 1, 0]
+    assert do(client, queue.return_task(tasks[3], "w1")) == 0
+    assert [task.entry for task in again] == [task.entry for task in (*tasks, again[-1])]
+
+
+def test_what_a_dead_worker_was_told_of_is_told_to_another(client: Any) -> None:
+    do(client, queue.enqueue({"a": BODY}))
+    [task] = take(client, "w1")
+    do(client, queue.return_task(task, "w1"))
+    streams: Any = {queue.RETURNED: ">"}
+    [[_, told]] = client.xreadgroup(queue.GROUP, "dies", streams)
+    assert len(told) == 1
+    do(client, queue.remove_worker("dies"))
+    [[_, told]] = client.xreadgroup(queue.GROUP, "w2", streams)
+    assert len(told) == 1
+
+
+def test_another_program_under_the_same_id_is_told_and_not_queued(client: Any) -> None:
+    other = RunRequest(code="print(2)").model_dump_json()
+    do(client, queue.enqueue({"a": BODY}))
+    assert do(client, queue.enqueue({"a": other})) == ["a", queue.REUSED]
+    [task] = take(client, "w1")
+    do(client, queue.commit([(task, RunResult(id="a", outcome="ok"))]))
+    assert do(client, queue.enqueue({"a": other})) == ["a", queue.REUSED]
+    assert do(client, queue.enqueue({"a": BODY})) == ["a", state(client, "a")]
+    do(client, queue.enqueue({"b": BODY}))
+    do(client, queue.cancel("b"))
+    assert do(client, queue.enqueue({"b": other})) == []
 
 
 def test_what_is_given_back_is_delivered_again_without_a_try_counted(client: Any) -> None:
     do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
-    do(client, queue.return_task(task))
+    do(client, queue.return_task(task, "w1"))
     [again] = take(client, "w2")
     assert (again.id, again.tries, again.body) == (task.id, 0, task.body)
 
@@ -156,7 +207,7 @@ def test_a_cancelled_program_is_not_delivered_and_can_be_asked_for_again(client:
 def test_a_cancelled_program_is_found_wherever_it_was_moved(client: Any) -> None:
     do(client, queue.enqueue({"a": BODY}))
     [task] = take(client, "w1")
-    do(client, queue.return_task(task))
+    do(client, queue.return_task(task, "w1"))
     do(client, queue.cancel("a"))
     assert take(client, "w2") == []
 
@@ -169,7 +220,7 @@ def test_what_was_cancelled_while_it_ran_is_not_given_to_others_and_its_result_i
     do(client, queue.cancel("a"))
     assert do(client, queue.remove_worker("w1")) == 0
     assert do(client, queue.commit([(task, RunResult(id="a", outcome="ok"))]))[:2] == ["stored", 0]
-    assert client.get(queue.state_key("a")) == queue.CANCELLED
+    assert state(client, "a") == queue.CANCELLED
 
 
 def test_the_queue_survives_a_restart_of_its_server(client: Any, server: EmbeddedRedis) -> None:

@@ -163,6 +163,18 @@ def test_the_same_key_runs_once(http: httpx.Client) -> None:
     assert answers[0]["id"] == "once"
 
 
+def test_a_key_holds_for_one_request_alone(http: httpx.Client) -> None:
+    headers = {"Idempotency-Key": f"held-{time.time_ns()}"}
+    for body, status in (({"code": "1"}, 200), ({"code": "2"}, 422), ({"code": "1", "stdin": "2"}, 422)):
+        answer = http.post("/v1/runs", json=body, headers=headers)
+        assert answer.status_code == status
+    assert answer.json()["error"].startswith("Idempotency-Key: ")
+    batch = {"Idempotency-Key": f"batch-{time.time_ns()}"}
+    for code, status in (("1", 200), ("2", 422), ("1", 200)):
+        runs = {"runs": [{"code": "0"}, {"code": code}]}
+        assert http.post("/v1/runs/batch", json=runs, headers=batch).status_code == status
+
+
 def test_status_counts_what_was_run(http: httpx.Client) -> None:
     before = http.get("/status").json()["outcomes"].get("ok", 0)
     run(http, "1")
@@ -190,7 +202,7 @@ def test_metrics_count_runs_in_the_format_of_prometheus(http: httpx.Client) -> N
 @pytest.mark.parametrize("token", [None, "secret"])
 async def test_the_api_is_described_where_no_token_is_asked_for(token: str | None) -> None:
     app: Any = create_app(
-        ServerSettings(redis_url="redis://127.0.0.1:1", socket_fd=0, token=token, max_queued=1)
+        ServerSettings(redis_url="redis://127.0.0.1:1", socket_fd=0, token=token, hosts=["judge"])
     )
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(

@@ -143,7 +143,7 @@ def test_an_opening_that_was_lost_can_be_tried_again_under_its_key(
     key = f"lost-{time.time_ns()}"
     lost = CellResult(id=key, outcome="lost", stderr="gone", session_alive=False).model_dump_json()
     with redis.Redis.from_url(judge.redis_url) as client:
-        client.set(queue.state_key(f"open/{key}"), lost, ex=60)
+        client.set(queue.state_key(f"open/{key}"), queue.NO_FINGERPRINT + lost, ex=60)
     assert again(http, "/v1/sessions", {}, key).status_code == 503
     assert again(http, "/v1/sessions", {}, key).status_code == 201
 
@@ -212,6 +212,22 @@ def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client) -> None:
         assert (result["value"], busy.result().status_code) == ("1", 200)
     assert result["queue_s"] > 2.5
     assert "idle for 2 s" in cell(one, idle, "1")["session_end"]
+
+
+def test_a_key_holds_for_one_cell_of_one_session(http: httpx.Client) -> None:
+    headers = {"Idempotency-Key": f"held-{time.time_ns()}"}
+    one, other = open_session(http), open_session(http)
+
+    def ask(session: str, code: str) -> httpx.Response:
+        return http.post(f"/v1/sessions/{session}/cells", json={"code": code}, headers=headers)
+
+    assert ask(one, "1").json()["value"] == "1"
+    assert ask(one, "2").status_code == ask(other, "1").status_code == 422
+    assert ask(one, "1").json()["value"] == "1"
+    assert http.post("/v1/runs", json={"code": "1"}, headers=headers).status_code == 422
+    opened = http.post("/v1/sessions", json={}, headers=headers).json()["id"]
+    assert http.post("/v1/sessions", json={}, headers=headers).json()["id"] == opened
+    assert http.post("/v1/sessions", json={"idle_s": 5}, headers=headers).status_code == 422
 
 
 def test_a_closed_session_is_gone(http: httpx.Client) -> None:

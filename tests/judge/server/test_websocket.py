@@ -80,6 +80,25 @@ def test_an_id_is_run_once_on_whatever_connection_it_is_asked_for(
     assert first == second == third == fourth
 
 
+def test_another_program_under_the_id_of_one_that_runs_is_invalid(
+    judge: JudgeHandle, http: httpx.Client
+) -> None:
+    none_left(judge)
+    with dial(judge) as one, dial(judge) as other:
+        ask(one, taken=ENDLESS)
+        status_when(judge, lambda found: unfinished(found) == 1)
+        ask(other, taken={"code": "1"})
+        result = receive(other, 1)["taken"]["result"]
+        assert result["outcome"] == "invalid"
+        answer = http.post("/v1/runs", json={"code": "1"}, headers={"Idempotency-Key": "taken"})
+        assert answer.status_code == 422
+        assert answer.json()["error"] == result["stderr"]
+        assert unfinished(status(judge)) == 1
+        one.send(json.dumps([{"id": "taken", "cancel": True}]))
+        assert list(receive(one, 1)) == ["taken"]
+    none_left(judge)
+
+
 def test_a_cancelled_program_is_ended_and_others_continue(
     judge: JudgeHandle, stream: ClientConnection
 ) -> None:

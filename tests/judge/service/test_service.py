@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
 
 import httpx
 import pytest
@@ -25,8 +27,10 @@ from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import Isolation, RunRequest
+from rstar2.judge.server.settings import ServerLimits
+from rstar2.judge.service.logs import follow, private_log, rotate
 from rstar2.judge.service.settings import ServiceSettings
-from rstar2.judge.service.start import JudgeHandle, running_judge, start_service
+from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 from rstar2.judge.service.supervisor import Supervisor
 
 
@@ -120,6 +124,89 @@ def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
         client.run(RunRequest(code="7"))
 
 
+@pytest.mark.slow
+def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "judge"
+    (folder / "work").mkdir(parents=True)
+    folder.chmod(0o700)
+    with running_judge(folder, workers=1, isolation="none") as judge:
+        assert judge.token
+        assert httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}).status_code == 401
+        with SyncJudgeClient(judge.url, judge.token) as client:
+            assert client.run(RunRequest(code="7")).value == "7"
+        places = [
+            folder,
+            folder / "work",
+            folder / "logs",
+            folder / "redis",
+            *(folder / "logs").glob("*.log"),
+        ]
+        places += (folder / "redis").rglob("*.aof*")
+        assert len(places) >= 8
+        shared = [path for path in places if path.stat().st_mode & 0o077]
+    assert shared == []
+
+
+def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path) -> None:
+    logs, found = tmp_path / "logs", Queue[tuple[str, str]]()
+
+    def read() -> None:
+        for line in follow(logs):
+            found.put(line)
+
+    with private_log(logs, "api").open("ab", buffering=0) as log:
+        threading.Thread(target=read, daemon=True).start()
+        # It reads from the end on, once it has begun.
+        while found.empty():
+            log.write(b"before\n")
+            time.sleep(0.05)
+        rotate(logs, 5)
+        log.write(b"2\n")
+        while (line := found.get(timeout=60)) != ("api", "2"):
+            assert line == ("api", "before")
+    assert (logs / "api.log").read_text() == "2\n"
+    assert (logs / "api.log.1").read_text().startswith("before\n")
+    rotate(logs, 5)
+    assert (logs / "api.log").read_text() == "2\n"
+
+
+@pytest.mark.slow
+def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
+    """NUL bytes take six times their size as JSON, in the queue too."""
+    budget, size, count = 12 << 20, 64 << 10, 120
+    settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=ServerLimits(max_queued_bytes=budget))
+    process, judge = start_service(settings)
+    used: list[int] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        with redis.Redis.from_url(judge.redis_url) as client:
+            while not over.wait(0.02):
+                used.append(client.info("memory")["used_memory"])
+
+    try:
+        with SyncJudgeClient(judge.url, judge.token) as client, ThreadPoolExecutor(2) as pool:
+            watching = pool.submit(watch)
+            program = RunRequest(code="import time; time.sleep(0.02); print(len(input()))", stdin="\0" * size)
+            running = pool.submit(client.run_many, [program] * count)
+            refused = None
+            while refused is None and not running.done():
+                answer = httpx.post(f"{judge.url}/v1/runs", json={"code": "1"}, timeout=60)
+                refused = answer if answer.status_code == 429 else None
+            results = running.result(300)
+            over.set()
+            watching.result(60)
+    finally:
+        over.set()
+        stop_service(process)
+    assert [result.stdout for result in results] == [f"{size}\n"] * count
+    assert refused is not None
+    assert float(refused.headers["Retry-After"]) >= 1
+    assert "MiB" in refused.json()["error"]
+    # A message of the client is admitted as long as there is room at all.
+    assert max(used) < budget + 2 * (8 << 20) < count * 6 * size
+
+
 def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -172,7 +259,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
     # That judge has ended and requires nothing any more; the next one requires no more than it finds.
     with (
         running_judge(tmp_path / "weak", workers=1, redis_url=server.url, isolation="none") as judge,
-        SyncJudgeClient(judge.url) as client,
+        SyncJudgeClient(judge.url, judge.token) as client,
     ):
         assert judge.isolation == "none"
         with (

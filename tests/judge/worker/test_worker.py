@@ -14,6 +14,8 @@ import redis
 
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.queue.redis_connection import SyncRedisConnection
+from rstar2.judge.queue.tasks import Task
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker import consumer, local_queue
@@ -56,8 +58,8 @@ def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRed
         process.kill()
         process.wait(10)
     assert client.execute_command(*queue.remove_worker("hangs")) == 1
-    [[_, [[_, fields]]]] = client.xreadgroup(queue.GROUP, "next", {queue.RETURNED: ">"})
-    assert (fields["id"], fields["tries"]) == ("a", "1")
+    reply = SyncRedisConnection(client).execute({"claim": queue.claim_returned("next", [], 1)})["claim"]
+    assert [(task.id, task.tries) for task in Task.from_reply(reply)] == [("a", 1)]
     client.close()
 
 
@@ -67,7 +69,8 @@ class Quick:
     isolation = "none"
 
     def __init__(self) -> None:
-        self.runs = self.profiled = 0
+        self.runs: list[str] = []
+        self.profiled = 0
 
     def start(self) -> None: ...
     def start_zygotes(self) -> None: ...
@@ -78,7 +81,7 @@ class Quick:
         return []
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
-        self.runs += 1
+        self.runs.append(run_id)
         return RunResult(id=run_id, outcome="ok")
 
     def profile_next_zygote(self) -> bool:
@@ -96,7 +99,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
 
     def look(*_: object) -> None:
         if sandbox.runs:
-            stored.append(queue.is_result(client.get(queue.state_key("a"))))
+            stored.append(queue.is_result(client.execute_command(*queue.get_state("a"))))
 
     monkeypatch.setattr(WorkerSessions, "end_overdue", look)
     monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
@@ -114,6 +117,32 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     assert len(stored) >= 2
     assert all(stored)
     assert sandbox.profiled
+    client.close()
+
+
+def test_returned_programs_are_run_first_the_oldest_before_the_others(server: EmbeddedRedis) -> None:
+    client: Any = redis.Redis.from_url(server.url, decode_responses=True)
+    names = [f"p{number}" for number in range(6)]
+    body = RunRequest(code="1").model_dump_json()
+    client.execute_command(*queue.make_groups((queue.TASKS, queue.RETURNED)))
+    client.execute_command(*queue.enqueue(dict.fromkeys(names, body)))
+    streams: Any = {queue.TASKS: ">"}
+    [[_, taken]] = client.xreadgroup(queue.GROUP, "returns", streams)
+    client.execute_command(*queue.enqueue({"late": body}))
+    tasks = [queue.Task(queue.TASKS, entry, of["id"], of["body"], 0, float(of["at"])) for entry, of in taken]
+    for number in (4, 1, 5, 0):
+        client.execute_command(*queue.return_task(tasks[number], "returns"))
+    client.execute_command(*queue.remove_worker("returns"))
+    sandbox, local = Quick(), LocalQueue()
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+        working = threading.Thread(target=worker.work, args=("w", own, sandbox, local))
+        working.start()
+        deadline = time.monotonic() + 60
+        while len(sandbox.runs) < 7 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        local.stop()
+        working.join(60)
+    assert sandbox.runs == [*names, "late"]
     client.close()
 
 

@@ -1,0 +1,163 @@
+"""What clients may cost before they are known: the length of a request's head, silence, and bytes of bodies.
+
+uvicorn has no such bounds, and its parser, httptools, gathers a head of any length in quadratic time. The classes here
+are uvicorn's protocols with the bounds added; they find them in the state that the application's lifespan yields.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TypedDict
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's first line and headers; one that came whole in one read of the socket may be longer."""
+FRAGMENT_BYTES = 128
+"""What each fragment of a message costs besides its content."""
+
+
+class BodyBudget:
+    """Bytes of requests that are being received, on all connections together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.held = 0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self.held > self.most
+
+
+class ServerState(TypedDict):
+    """What the application's lifespan yields."""
+
+    read_s: float
+    """How long a client may take for a request's head, and be silent in the middle of its body."""
+    bodies: BodyBudget
+
+
+class LimitedHttp(HttpToolsProtocol):
+    """HTTP with a bound on heads and on silence; `read_json` bounds bodies."""
+
+    receiving_head = True
+    receiving_body = False
+    head_bytes = 0
+    """Received since the head of the last request began."""
+    timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.receiving_head, self.head_bytes = True, 1
+
+    def on_headers_complete(self) -> None:
+        self.receiving_head, self.receiving_body = False, True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.receiving_body = False
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        self.head_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            self._stop_timer()
+        elif self.receiving_head and self.head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")
+        elif self.receiving_body and not self._is_answered():
+            self._stop_timer()
+            self._start_timer()
+        elif not (self.receiving_head or self._is_answered()):
+            self._stop_timer()
+        elif self.timer is None:
+            self._start_timer()
+
+    def _is_answered(self) -> bool:
+        """Whether nothing is left to answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self.timer = self.loop.call_later(self.app_state["read_s"], self._on_timer)
+
+    def _stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _on_timer(self) -> None:
+        self.timer = None
+        if self.flow.read_paused:
+            # The client may have sent more; it waits for us.
+            self._start_timer()
+        elif self.head_bytes and self.receiving_head and self._is_answered():
+            self._refuse(408, "the head of the request did not come in time")
+        elif self.receiving_body and not self._is_answered() and not self.cycle.response_started:
+            self._refuse(408, "the body of the request did not come in time")
+        else:
+            self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._stop_timer()
+        super().handle_websocket_upgrade()
+        opened = self.transport.get_protocol()
+        if isinstance(opened, LimitedWebSocket) and not opened.handshake_initiated:
+            # The request cannot open a WebSocket, and uvicorn would leave the client without an answer.
+            self._refuse(400, "Upgrade: a WebSocket is opened with GET")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, and end the connection."""
+        self._stop_timer()
+        body = json.dumps({"error": message}).encode()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
+            body
+        )
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket whose message counts, while it is received, for the same budget as the bodies of HTTP."""
+
+    held_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        parts = (self.conn.current_size or 0) + FRAGMENT_BYTES * len(self.frames)
+        self._hold(len(self.conn.reader.buffer) + parts)
+        if self.held_bytes and self.app_state["bodies"].is_exceeded and not self.close_sent:
+            self.conn.fail(CloseCode.TRY_AGAIN_LATER, "the judge receives too much at once")
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            self.close_sent = True
+            self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._hold(0)
+        super().connection_lost(exc)
+
+    def _hold(self, size: int) -> None:
+        self.app_state["bodies"].held += size - self.held_bytes
+        self.held_bytes = size
+
+
+def shorten_log() -> None:
+    """Have uvicorn log a client's text that is no UTF-8 as a line, and not with a traceback as a fault of ours."""
+
+    def without_traceback(record: logging.LogRecord) -> bool:
+        if record.msg == "Invalid UTF-8 sequence received from client.":
+            record.exc_info = None
+        return True
+
+    logging.getLogger("uvicorn.error").addFilter(without_traceback)

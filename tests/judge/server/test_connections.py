@@ -1,0 +1,259 @@
+"""What strangers can do to the HTTP process with bare connections, and what web pages can."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import select
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.schema import RunRequest
+from rstar2.judge.server.settings import ServerLimits
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import JudgeHandle, start_service, stop_service
+
+BODY_BUDGET = 12 << 20
+MAX_LOG_BYTES = 4000
+UPGRADE = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n"
+)
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def strict_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
+    """A judge with short waits and little memory for bodies, called `here` too."""
+    settings = ServiceSettings(
+        folder=str(tmp_path_factory.mktemp("limits")),
+        workers=1,
+        hosts=["here"],
+        limits=ServerLimits(read_s=1.0, max_body_bytes=BODY_BUDGET),
+        max_log_bytes=MAX_LOG_BYTES,
+    )
+    process, handle = start_service(settings)
+    yield handle
+    stop_service(process)
+
+
+def dial(judge: JudgeHandle) -> socket.socket:
+    address = httpx.URL(judge.url)
+    return socket.create_connection((address.host, address.port), timeout=WAIT_S)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the judge ends the connection."""
+    received = b""
+    try:
+        while data := connection.recv(65536):
+            received += data
+    except ConnectionResetError:
+        # It ended while we were sending.
+        pass
+    return received
+
+
+def said(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
+    """What is answered to a request, after which the judge ends the connection."""
+    with dial(judge) as connection:
+        connection.sendall(head.encode() + b"\r\n" + body)
+        return read_all(connection)
+
+
+def test_a_long_head_is_refused_early_and_holds_up_nobody(strict_limits: JudgeHandle) -> None:
+    sent = 0
+    with dial(strict_limits) as connection, httpx.Client(base_url=strict_limits.url) as http:
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+        try:
+            for _ in range(128):
+                connection.sendall(b"a" * (1 << 20))
+                sent += 1
+                assert http.get("/ping", timeout=WAIT_S).status_code == 200
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    # What the buffers of both sockets take, and no more.
+    assert sent < 32
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [
+        ("", b""),
+        ("GET / HT", b"408"),
+        ("GET / HTTP/1.1\r\nHost: localhost\r\nX: 1", b"408"),
+        ("POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{", b"408"),
+        (f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Content-Length: 9\r\n\r\n", b"400"),
+        ("POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n", b"404"),
+        ("GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\nGET", b"200"),
+    ],
+    ids=["nothing", "line", "head", "body", "upgrade", "answered", "second"],
+)
+def test_a_connection_on_which_nothing_comes_ends(
+    strict_limits: JudgeHandle, begun: str, status: bytes
+) -> None:
+    with dial(strict_limits) as connection:
+        connection.sendall(begun.encode())
+        assert read_all(connection)[9:12] == status
+
+
+def test_a_head_that_trickles_ends(strict_limits: JudgeHandle) -> None:
+    with dial(strict_limits) as connection:
+        connection.settimeout(0.2)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012
+            deadline = time.monotonic() + WAIT_S
+            while time.monotonic() < deadline:
+                connection.sendall(b"G")
+                time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_slow_body_that_goes_on_and_a_slow_program_are_waited_for(strict_limits: JudgeHandle) -> None:
+    body = json.dumps({"code": "import time; time.sleep(2.5); print(7)"}).encode()
+    with dial(strict_limits) as connection:
+        head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode())
+        for start in range(0, len(body), 16):
+            connection.sendall(body[start : start + 16])
+            time.sleep(0.5)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+@contextmanager
+def held_bodies(judge: JudgeHandle, count: int) -> Iterator[list[socket.socket]]:
+    """Connections with incomplete bodies, each a little over a fourth of the budget."""
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BODY_BUDGET}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        held = [stack.enter_context(dial(judge)) for _ in range(count)]
+        for connection in held:
+            connection.sendall(head + b"a" * (BODY_BUDGET // 4 + 1))
+        yield held
+
+
+def test_bodies_have_a_budget_together(strict_limits: JudgeHandle) -> None:
+    """Each is legal alone; while they are incomplete another is told to come again."""
+    with held_bodies(strict_limits, 4) as held:
+        while not (answered := select.select(held, [], [], 0.1)[0]):
+            for connection in held:
+                # One on which nothing comes would be ended.
+                connection.sendall(b"a")
+        answer = answered[0].recv(65536)
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert b"retry-after: 1\r\n" in answer.lower()
+    # What they held is free again.
+    with httpx.Client(base_url=strict_limits.url) as http:
+        answer = http.post(
+            "/v1/runs", json={"code": "1", "stdin": "a" * (BODY_BUDGET * 3 // 4)}, timeout=WAIT_S
+        )
+        assert answer.status_code == 200
+
+
+def test_messages_of_websockets_count_for_the_budget(strict_limits: JudgeHandle) -> None:
+    with dial(strict_limits) as connection:
+        connection.sendall(f"GET /v1/runs/stream HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}\r\n".encode())
+        assert connection.recv(65536).startswith(b"HTTP/1.1 101")
+        fragment = b"\x81\xff" + (60 << 20).to_bytes(8) + bytes(4)
+        try:
+            connection.sendall(fragment + bytes(BODY_BUDGET + (1 << 20)))
+        except (ConnectionResetError, BrokenPipeError):
+            return
+        answer = read_all(connection)
+        assert not answer or answer[2:4] == (1013).to_bytes(2)
+
+
+@pytest.mark.slow
+async def test_a_client_that_is_told_to_come_again_loses_nothing(strict_limits: JudgeHandle) -> None:
+    with held_bodies(strict_limits, 3) as held:
+        async with JudgeClient(strict_limits.url) as client:
+            requests = [RunRequest(code="print(len(input()))", stdin="a" * (1 << 20)) for _ in range(5)]
+            results = asyncio.create_task(client.run_many(requests))
+            async with asyncio.timeout(WAIT_S):
+                while "1013" not in client._connection().trouble:
+                    # A connection on which nothing comes would be ended.
+                    for connection in held:
+                        connection.sendall(b"a")
+                    await asyncio.sleep(0.2)
+            for connection in held:
+                connection.close()
+            assert {result.stdout for result in await results} == {f"{1 << 20}\n"}
+
+
+def test_a_request_that_cannot_open_a_websocket_is_told(strict_limits: JudgeHandle) -> None:
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\n{UPGRADE}Content-Length: 2\r\n"
+    answer = said(strict_limits, head, b"{}")
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert b'"error": "Upgrade' in answer
+
+
+def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
+    strict_limits: JudgeHandle,
+) -> None:
+    url = strict_limits.url.replace("http", "ws", 1) + "/v1/runs/stream"
+    with connect(url, proxy=None) as stream:
+        stream.send(b"\xff\xff", text=True)
+        with pytest.raises(ConnectionClosed) as closed:
+            stream.recv(timeout=WAIT_S)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1007
+    log = (Path(strict_limits.folder) / "logs" / "api.log").read_text()
+    assert "Invalid UTF-8" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/runs", "/run", "/run_code", "/v1/sessions", "/health", "/ping", "/status"]
+)
+@pytest.mark.parametrize(
+    ("headers", "fault"),
+    [
+        ("Host: localhost\r\nOrigin: http://elsewhere.example\r\n", b"Origin"),
+        ("Host: localhost\r\nOrigin: null\r\n", b"Origin"),
+        ("Host: rebound.example\r\n", b"Host"),
+        ("Host: localhost.rebound.example:80\r\n", b"Host"),
+        ("Host: 127.0.0.1.rebound.example\r\n", b"Host"),
+    ],
+)
+def test_web_pages_are_refused(strict_limits: JudgeHandle, path: str, headers: str, fault: bytes) -> None:
+    method = "GET" if path in ("/health", "/ping", "/status") else "POST"
+    body = b'{"code": "1"}'
+    head = f"{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\nContent-Length: {len(body)}\r\n"
+    answer = said(strict_limits, head, body)
+    assert answer.startswith(b"HTTP/1.1 403")
+    assert b'{"error":"%b: ' % fault in answer
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1:80", "[::1]:80", "192.0.2.7", "Here:1"]
+)
+def test_a_judge_answers_to_its_own_names(strict_limits: JudgeHandle, host: str) -> None:
+    assert said(strict_limits, f"GET /ping HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n").startswith(
+        b"HTTP/1.1 200"
+    )
+
+
+def test_with_a_token_a_judge_has_any_name(limited_judge: JudgeHandle) -> None:
+    headers = {"Host": "judge.example", "Authorization": f"Bearer {limited_judge.token}"}
+    assert httpx.get(f"{limited_judge.url}/status", headers=headers, timeout=WAIT_S).status_code == 200
+    page = headers | {"Origin": "http://judge.example"}
+    assert httpx.get(f"{limited_judge.url}/status", headers=page, timeout=WAIT_S).status_code == 403
+
+
+def test_a_long_log_is_put_aside(strict_limits: JudgeHandle) -> None:
+    logs = Path(strict_limits.folder) / "logs"
+    deadline = time.monotonic() + WAIT_S
+    while not (logs / "api.log.1").exists():
+        assert time.monotonic() < deadline
+        assert said(strict_limits, "no request\r\n").startswith(b"HTTP/1.1 400")
+    while (logs / "api.log").stat().st_size > MAX_LOG_BYTES:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
