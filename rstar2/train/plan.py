@@ -17,6 +17,7 @@ from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of, traces_of_eval
+from rstar2.train.stages import last_actor
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -77,6 +78,9 @@ def plan_training(
         raise UserError(
             f"{data} has {len(rows)} problems, a step needs {needed}", "Set rollout.prompts lower."
         )
+    first = recipes[min(recipes)]
+    if first.optim.state == "continued":
+        last_actor(model, first.hardware)
     if solved is not None:
         traces_of_eval(solved)
     elif any(recipe.drop_solved for recipe in recipes.values()):

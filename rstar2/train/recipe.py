@@ -51,7 +51,10 @@ class OptimSettings(Strict):
 
     lr: float = Field(1e-6, gt=0)
     warmup_steps: int = Field(20, ge=0)
-    weight_decay: float = Field(0.1, ge=0)
+    """The first step has 1 / warmup_steps of `lr`."""
+    state: Literal["fresh", "continued"] = "fresh"
+    """continued: AdamW's moments and the warm-up go on from where the stage left them that made the model."""
+    weight_decay: float = Field(0.01, ge=0)
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.28, gt=0)
 
@@ -64,6 +67,18 @@ class CheckpointSettings(Strict):
     keep: int = Field(2, ge=1)
 
 
+class JudgeSettings(Strict):
+    """What training does while the judge is away or loses programs."""
+
+    wait_s: float = Field(600.0, gt=0)
+    """Seconds that a tool call waits for its result beyond the program's own limit; then it is lost."""
+    max_lost_share: float = Field(0.05, ge=0, lt=1)
+    """A step of which more rollouts than this share lost a call is not trained on: training waits for the judge and
+    rolls the step out again with the next problems. Below, such rollouts are left out before RoC selects."""
+    stop_after_s: float = Field(1800.0, gt=0)
+    """Seconds of such waiting after which the training ends. Its last checkpoint is kept."""
+
+
 class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
@@ -71,6 +86,7 @@ class StageRecipe(Strict):
     rollout: RolloutSettings = RolloutSettings()
     roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
+    judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
     reward: Literal["answer", "constant"] = "answer"
@@ -114,7 +130,7 @@ class SftRecipe(Strict):
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)
     warmup_ratio: float = Field(0.04, ge=0, le=1)
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
     max_tokens: int = Field(16384, ge=1)
     """Longer conversations are refused."""
     hardware: Hardware = Hardware()

@@ -26,10 +26,13 @@ class RocSettings(Strict):
 
     variant: Literal["paper", "release", "off"] = "paper"
     """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random."""
-    down_sample_to_n: int = Field(16, ge=1)
+    down_sample_to_n: int = Field(16, ge=2)
     """G, the rollouts kept per problem."""
-    reject_equal_reward: bool = False
-    """Drop groups whose rewards are all equal."""
+    reject_equal_reward: bool = True
+    """Drop groups whose kept rewards are all equal, be it before the selection or only after it."""
+    refill_batches: float = Field(0, ge=0)
+    """Replace dropped groups by new problems, up to this many times a step's problems; what is still missing then is
+    padded, as it is with 0."""
     roc_error_ratio: bool = True
     """Whether failed calls count against a correct trace."""
     roc_answer_format: bool = True
@@ -55,7 +58,10 @@ class Rollout:
     """Whether every `<answer>` is closed; only the variant `release` asks."""
     correct: bool = False
     """The grader's verdict; the reward differs from it under a constant reward."""
+    problem_id: str = ""
     lost_calls: int = 0
+    lost_because: str = ""
+    """What the judge said of the first lost call."""
     tokens: int = 0
     truncated: bool = False
     """Ended by the token budget."""
@@ -67,6 +73,7 @@ class Rollout:
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
         text = "".join(turn.text for turn in trace.turns)
+        lost = [call.output for call in trace.calls if call.status == "lost"]
         return cls(
             reward=trace.reward,
             calls=len(trace.calls),
@@ -75,7 +82,9 @@ class Rollout:
             turns=len(trace.turns),
             balanced=text.count("<answer>") == text.count("</answer>"),
             correct=trace.correct,
-            lost_calls=trace.lost_calls,
+            problem_id=trace.problem_id,
+            lost_calls=len(lost),
+            lost_because=lost[0][:200] if lost else "",
             tokens=trace.tokens,
             truncated=trace.finish == "max_tokens",
             wall_s=trace.wall_s,
@@ -94,19 +103,33 @@ def penalty(rollout: Rollout, settings: RocSettings) -> float:
 
 
 def select(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Generator) -> list[int]:
-    """The indices of the rollouts to keep, in order; `down_sample_to_n` of them, or all of a smaller group.
+    """The indices of the rollouts to keep, in order: `sample_down`'s, or none where those give no gradient."""
+    kept = sample_down(group, settings, rng)
+    return kept if gives_gradient([group[i] for i in kept], settings) else []
 
-    An empty list means that the group is dropped (`reject_equal_reward`).
+
+def gives_gradient(kept: Sequence[Rollout], settings: RocSettings) -> bool:
+    """Whether a group's kept rollouts are trained on: two at least, and of different rewards where that is asked.
+
+    VERL gives a lone rollout its raw reward as its advantage.
     """
-    if settings.reject_equal_reward and len({rollout.reward for rollout in group}) <= 1:
-        return []
+    rewards = {rollout.reward for rollout in kept}
+    return len(kept) > 1 and (len(rewards) > 1 or not settings.reject_equal_reward)
+
+
+def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Generator) -> list[int]:
+    """The indices of `down_sample_to_n` rollouts, in order; of all that lost no call where there are no more.
+
+    What the judge lost says nothing about the policy: it is left out before anything is counted.
+    """
+    usable = [i for i, rollout in enumerate(group) if not rollout.lost_calls]
     keep = settings.down_sample_to_n
-    if len(group) <= keep:
-        return list(range(len(group)))
+    if len(usable) <= keep:
+        return usable
     if settings.variant == "off":
-        return sorted(rng.choice(len(group), size=keep, replace=False).tolist())
-    right = [i for i, rollout in enumerate(group) if rollout.reward > 0]
-    wrong = [i for i, rollout in enumerate(group) if rollout.reward <= 0]
+        return sorted(rng.choice(usable, size=keep, replace=False).tolist())
+    right = [i for i in usable if group[i].reward > 0]
+    wrong = [i for i in usable if group[i].reward <= 0]
     if settings.variant == "release":
         n_wrong = _release_share(len(wrong), len(right), keep, settings)
         ranked = sorted(right, key=lambda i: penalty(group[i], settings))

@@ -25,9 +25,9 @@ from rstar2.train.verl.rollout_fields import to_extra_fields
 
 
 @functools.cache
-def _judge(url: str, token: str | None) -> JudgeClient:
+def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
     """One client per process: calls made at the same time are sent together."""
-    return JudgeClient(url, token)
+    return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
@@ -85,6 +85,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         *args: Any,
         judge_url: str,
         judge_token: str | None,
+        judge_wait_s: float,
         max_turns: int,
         tool_timeout_s: float,
         traceback_lines: int,
@@ -96,7 +97,9 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         self._codec = ChatCodec(self.tokenizer)
-        self._tools = PythonTool(_judge(judge_url, judge_token), tool_timeout_s, traceback_lines)
+        self._tools = PythonTool(
+            _judge(judge_url, judge_token, judge_wait_s), tool_timeout_s, traceback_lines
+        )
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
         self._seed = seed
