@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
@@ -89,8 +90,9 @@ class StageRecipe(Strict):
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
-    reward: Literal["answer", "constant"] = "answer"
-    """constant: every trace gets 1, a control that cannot learn."""
+    reward: ReadingRule | Literal["constant"] = "paper"
+    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
+    constant: every trace gets 1, a control that cannot learn."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)

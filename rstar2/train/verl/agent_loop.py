@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rstar2.agent import Limits, RolloutError, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.python_tool import PythonTool
@@ -89,7 +90,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         max_turns: int,
         tool_timeout_s: float,
         traceback_lines: int,
-        reward: Literal["answer", "constant"],
+        reward: ReadingRule | Literal["constant"],
         seed: int,
         traces: str,
         trace_share: float,
@@ -146,9 +147,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward."""
-        verdict = await _grader().agrade(trace.gold, trace.final_text)
+        rule: ReadingRule = "paper" if self._reward == "constant" else self._reward
+        # The release reads all that the model and its tools wrote.
+        text = self._codec.decode(trace.response_ids) if rule == "release" else trace.final_text
+        verdict = await _grader().agrade(trace.gold, part_to_grade(text, rule, trace.finish))
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
-        return trace.model_copy(update={**asdict(verdict), "reward": reward})
+        return trace.model_copy(update={**asdict(verdict), "read_by": rule, "reward": reward})
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:
