@@ -88,6 +88,8 @@ def sft_command(
         "data.train_files": data,
         "data.train_batch_size": recipe.batch,
         "data.max_length": recipe.max_tokens,
+        # What is to be left out is left out of the data already.
+        "data.truncation": "right",
         "data.max_token_len_per_gpu": 2 * recipe.max_tokens,
         "model.path": model,
         "engine.strategy": "fsdp2",

@@ -134,7 +134,8 @@ class SftRecipe(Strict):
     warmup_ratio: float = Field(0.04, ge=0, le=1)
     weight_decay: float = Field(0.01, ge=0)
     max_tokens: int = Field(16384, ge=1)
-    """Longer conversations are refused."""
+    too_long: Literal["drop", "cut"] = "drop"
+    """What becomes of a conversation of more tokens: left out, or cut at its end. Either way they are counted."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     seed: int = 1
