@@ -55,6 +55,7 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "max_turns": recipe.rollout.max_turns,
         "tool_timeout_s": recipe.rollout.tool_timeout_s,
         "traceback_lines": recipe.rollout.traceback_lines,
+        "reply_characters": recipe.rollout.reply_characters,
         "judge_wait_s": recipe.judge.wait_s,
         "reward": recipe.reward,
         "seed": recipe.seed,

@@ -45,6 +45,8 @@ class RolloutSettings(Strict):
     """Wall-clock seconds a program may take."""
     traceback_lines: int = Field(20, ge=1)
     """Last lines of a traceback that the model sees."""
+    reply_characters: int = Field(4000, ge=2)
+    """How much of a call's output the model sees; the middle of a longer one is left out."""
 
 
 class OptimSettings(Strict):

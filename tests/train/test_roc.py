@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rstar2.trace import ToolCall, Trace, Turn
 from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down, select
 
 PAPER = RocSettings(down_sample_to_n=8)
@@ -18,8 +19,8 @@ def rollout(reward: float, calls: int = 1, failed: int = 0, blocks: int = 1, tur
 
 
 rollouts = st.builds(
-    lambda reward, calls, failed, blocks, turns, balanced: Rollout(
-        reward, calls, min(failed, calls), blocks, turns, balanced
+    lambda reward, calls, failed, blocks, turns, closed: Rollout(
+        reward, calls, min(failed, calls), blocks, turns, min(failed, calls), blocks * closed
     ),
     st.sampled_from([0.0, 1.0]),
     st.integers(0, 5),
@@ -47,10 +48,39 @@ def test_penalty_is_the_papers(trace: Rollout, expected: float) -> None:
     assert penalty(trace, PAPER) == pytest.approx(expected)
 
 
-def test_unbalanced_tags_count_in_the_release_only() -> None:
-    trace = Rollout(1.0, 1, 0, 1, 2, balanced=False)
-    assert penalty(trace, PAPER) == 0.0
-    assert penalty(trace, RELEASE) == 1.0
+@pytest.mark.parametrize(
+    ("calls", "error_replies", "closed_blocks", "turns", "expected"),
+    [
+        (4, 1, 1, 5, 0.25),
+        (0, 0, 1, 2, 0.5),
+        (2, 0, 0, 3, 1.0),  # no block, or a tag without a partner
+        (2, 0, 3, 3, 1.0),  # two blocks too many in two turns: the first is not counted
+        (2, 0, 2, 3, 0.5),
+        (0, 0, 1, 1, 1.5),  # a single turn has no turn to divide by
+    ],
+)
+def test_the_releases_penalty_by_hand(
+    calls: int, error_replies: int, closed_blocks: int, turns: int, expected: float
+) -> None:
+    trace = Rollout(1.0, calls, calls, 1, turns, error_replies=error_replies, closed_blocks=closed_blocks)
+    assert penalty(trace, RELEASE) == expected
+
+
+def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -> None:
+    outputs = ["mean squared Error 0.1", "<answer>9</answer>", "timed out"]
+    calls = [ToolCall(status="ok", output=output) for output in outputs]
+    turns = [
+        Turn(text="so", start=0, end=1, calls=calls),
+        Turn(text="<answer>9</answer>", start=1, end=2),
+    ]
+    trace = Trace(
+        problem_id="p", prompt_ids=[1], response_ids=[1, 2], response_mask=[1, 1], turns=turns,
+        finish="answer", reward=1.0,
+    )  # fmt: skip
+    made = Rollout.from_trace(trace)
+    assert (made.error_replies, made.closed_blocks, made.answer_blocks) == (1, 2, 1)
+    turns[1].text = "<answer>9"
+    assert Rollout.from_trace(trace).closed_blocks == 0
 
 
 def test_each_penalty_can_be_switched_off() -> None:
@@ -123,7 +153,8 @@ def test_plain_grpo_ignores_penalties() -> None:
 
 
 def test_release_takes_the_least_penalised_correct_and_the_first_wrong() -> None:
-    group = [rollout(0)] * 4 + [rollout(1, calls=1, failed=1)] * 6 + [rollout(1)] * 6
+    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    group = [rollout(0)] * 4 + [noisy] * 6 + [rollout(1)] * 6
     assert select(group, RELEASE, np.random.default_rng(0)) == [0, 1, *range(10, 16)]
 
 
@@ -197,6 +228,13 @@ def test_release_keeps_what_its_rules_give_by_hand(
         assert (len(kept), sum(group[i].reward == 0 for i in kept)) == (4, wrong)
 
 
+def test_where_the_releases_shares_do_not_come_to_g_the_least_penalised_are_kept() -> None:
+    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    group = [noisy] * 4 + [rollout(1)] + [rollout(0)] * 5  # round(2.5) = 2 of each, and G is 5
+    settings = RocSettings(variant="release", down_sample_to_n=5)
+    assert sample_down(group, settings, np.random.default_rng(0)) == [4, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize("keep", [2, 3, 4, 7, 8, 15, 16])
 def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -> None:
     for size in (2 * keep, 2 * keep - 1):
@@ -217,7 +255,7 @@ def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -
                 assert right <= positives
                 if variant == "paper":
                     assert wrong == max((size - positives) // 2, keep - positives)
-                elif keep >= 2 * least:
+                elif keep % 2 == 0 and keep >= 2 * least:  # else the shares may not come to G
                     assert wrong >= min(least, size - positives)
                     assert right >= min(least, positives)
                 trained = bool(select(group, settings, np.random.default_rng(positives)))

@@ -84,7 +84,7 @@ def buffer(
 def test_roc_is_told_of_the_models_own_text_alone() -> None:
     made = Rollout.from_trace(TRACE)
     assert (made.calls, made.failed_calls, made.lost_calls) == (2, 1, 1)
-    assert (made.answer_blocks, made.turns, made.balanced) == (2, 2, False)
+    assert (made.answer_blocks, made.turns, made.closed_blocks) == (2, 2, 0)
     assert (made.tokens, made.reward, made.correct) == (4, 1.0, True)
     assert (made.wall_s, made.tool_wait_s) == (8.0, 2.0)
 

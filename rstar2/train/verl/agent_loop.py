@@ -90,6 +90,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         max_turns: int,
         tool_timeout_s: float,
         traceback_lines: int,
+        reply_characters: int,
         reward: ReadingRule | Literal["constant"],
         seed: int,
         traces: str,
@@ -99,7 +100,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._codec = ChatCodec(self.tokenizer)
         self._tools = PythonTool(
-            _judge(judge_url, judge_token, judge_wait_s), tool_timeout_s, traceback_lines
+            _judge(judge_url, judge_token, judge_wait_s), tool_timeout_s, traceback_lines, reply_characters
         )
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
