@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from rstar2.train.roc import RocSettings, Rollout, penalty, select
+from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down, select
 
 CLEAN = Rollout(reward=1.0, calls=2, failed_calls=0, answer_blocks=1, turns=3)
 MESSY = Rollout(reward=1.0, calls=4, failed_calls=3, answer_blocks=1, turns=5)
@@ -30,13 +30,13 @@ def main() -> None:
     for variant in ("paper", "off"):
         settings = RocSettings(down_sample_to_n=4, variant=variant)
         rng = np.random.default_rng(0)
-        kept = Counter(NAMES[GROUP[at]] for _ in range(1000) for at in select(GROUP, settings, rng))
+        kept = Counter(NAMES[GROUP[at]] for _ in range(1000) for at in sample_down(GROUP, settings, rng))
         shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in NAMES.values())
         print(f"variant {variant}: share of each kind that is kept: {shares}")
 
-    # A group with one reward teaches nothing; it can be dropped as a whole.
-    strict = RocSettings(down_sample_to_n=4, reject_equal_reward=True)
-    print("all correct:", select([CLEAN] * 8, strict, np.random.default_rng(0)))
+    # A group with one reward teaches nothing; it is dropped.
+    settings = RocSettings(down_sample_to_n=4)
+    print("all correct:", select([CLEAN] * 8, settings, np.random.default_rng(0)))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,10 @@ class Trace(BaseModel, extra="forbid"):
     """The answer the grader read out of the final turn."""
     rule: str = ""
     """The grader's rule that decided."""
+    read_by: str = ""
+    """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
+    paper_correct: bool | None = None
+    """Whether the answer is correct under the paper's reading rule; None before grading."""
     reward: float | None = None
     """What training was given for it; None outside of training, as are `step` and `kept`."""
     step: int | None = None

@@ -115,7 +115,7 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     optim = recipe.optim
     assert (optim.lr, optim.warmup_steps, optim.clip_low, optim.clip_high) == (1e-6, 20, 0.2, 0.28)
     assert recipe.roc.variant == "paper"
-    assert recipe.reward == "answer"
+    assert recipe.reward == "paper"
 
 
 def test_sft_is_the_papers() -> None:

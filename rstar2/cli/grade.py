@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +22,10 @@ EPILOG = examples(
         "from another program, with keys of its own",
         "cat outputs.jsonl | rstar2 grade - --gold-key answer --pred-key output",
     ),
-    ("the traces of an evaluation again", "rstar2 grade runs/night/aime24/traces.jsonl"),
+    (
+        "the traces of an evaluation, as the paper rewards them",
+        "rstar2 grade --rule paper runs/night/aime24/traces.jsonl",
+    ),
 )
 
 
@@ -46,6 +49,13 @@ def command(
     ] = 1.5,
     gold_key: Annotated[str, typer.Option(help="The key of the gold answer.")] = "gold",
     pred_key: Annotated[str, typer.Option(help="The key of the answer to grade.")] = "pred",
+    rule: Annotated[
+        Literal["paper", "boxed", "release", "lenient"],
+        typer.Option(
+            help="Where the answer is read: the box in <answer> of a finished turn; any box of one; as the release; "
+            "wherever there is one."
+        ),
+    ] = "lenient",
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first row that cannot be graded.")
     ] = False,
@@ -53,7 +63,8 @@ def command(
     """Grade answers that were made elsewhere.
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
-    answer or a whole model output); either may be a number or null. One line
+    answer or a whole model output); either may be a number or null. Its
+    `finish` may say how the output ended: answer, max_tokens, max_turns. One line
     comes out for each, in order: `id`, `verdict` (correct, wrong, unparsed,
     timeout or invalid), the `extracted` answer and the `rule` that decided.
     A row that cannot be graded is invalid, and told.
@@ -68,7 +79,9 @@ def command(
     rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     with writer(output) as write, GraderPool(workers, timeout) as pool:
-        for verdict in track(graded(rows, pool), "grading", total=len(rows), console=err, transient=True):
+        for verdict in track(
+            graded(rows, pool, rule), "grading", total=len(rows), console=err, transient=True
+        ):
             write(verdict)
             counts[verdict["verdict"]] += 1
     _summary(counts, output)

@@ -52,6 +52,9 @@ def command(
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
+    if plan.too_long:
+        done = "left out" if resolved.too_long == "drop" else "cut"
+        out.print(f"{plan.too_long} conversations have more than {resolved.max_tokens} tokens and are {done}")
     with open_run(run, "sft", plan.config()) as opened:
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:

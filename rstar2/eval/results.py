@@ -6,6 +6,7 @@ Only a short row of each trace is kept, so that a run of any size fits in memory
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ class Row:
     calls: int
     failed_calls: int
     lost_calls: int
+    read_by: str
+    paper_correct: bool
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -42,6 +45,8 @@ class Row:
             calls=len(trace.calls),
             failed_calls=trace.failed_calls,
             lost_calls=trace.lost_calls,
+            read_by=trace.read_by,
+            paper_correct=bool(trace.paper_correct),
         )
 
     @property
@@ -89,6 +94,10 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "samples": len(rows),
         "n": min(len(group) for group in groups.values()),
         "correct": len(right),
+        "paper_accuracy": statistics.avg_at_n(
+            [[row.paper_correct for row in group] for group in groups.values()]
+        ).mean,
+        "read_by": dict(Counter(row.read_by for row in rows if not row.no_answer)),
         "pass@k": _pass_at_k(correct),
         "maj@n": _maj_at_n(groups, correct),
         "failed_call_ratio_correct": _share(sum(row.failed_calls for row in right), calls_right),

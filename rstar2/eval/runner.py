@@ -23,7 +23,8 @@ from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.eval.grader import Verdict
+from rstar2.eval.grader import Verdict, extract_answer
+from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.progress import Meter, Progress
 from rstar2.eval.results import Row, problem_rows, summarise
 from rstar2.eval.retry import RetryingTools
@@ -257,10 +258,21 @@ class _Benchmark:
 
     async def _grade_finished(self, writer: TraceWriter) -> None:
         while (trace := await self._finished.get()) is not None:
-            verdict = await self._shared.grader.agrade(trace.gold, trace.final_text)
-            graded = trace.model_copy(update=asdict(verdict))
+            graded = await self._graded(trace)
             writer.write(graded)
             self.groups[trace.problem_id].append(Row.of(graded))
+
+    async def _graded(self, trace: Trace) -> Trace:
+        """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
+        grader, turn = self._shared.grader, trace.final_text
+        part, read_by = benchmark_part(turn, trace.finish)
+        verdict = await grader.agrade(trace.gold, part)
+        paper = part_to_grade(turn, "paper", trace.finish)
+        correct = verdict.correct
+        if extract_answer(paper) != verdict.extracted:
+            correct = bool(paper) and (await grader.agrade(trace.gold, paper)).correct
+        update = {**asdict(verdict), "read_by": read_by, "paper_correct": correct and bool(paper)}
+        return trace.model_copy(update=update)
 
     def conclude(self, about: Mapping[str, Any], wall_s: float) -> EvalResult:
         """Write results.json."""

@@ -38,6 +38,8 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
     lines |= {f"pass@{k}": percent(value) for k, value in summary["pass@k"].items() if k != "1"}
     lines |= {
         "problems × samples": f"{summary['problems']:,} × {summary['n']}",
+        "avg@n, paper's reading rule": percent(summary["paper_accuracy"]),
+        "answers read by rule": ", ".join(f"{rule} {n:,}" for rule, n in summary["read_by"].items()) or "–",
         "no answer": percent(summary["no_answer_share"]),
         "truncated": percent(summary["truncated_share"]),
         "could not verify": percent(summary["could_not_verify_share"]),

@@ -114,6 +114,8 @@ class Pipeline:
             self.progress.update(row, step, text)
 
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
+        if recipe.optim.state == "continued":
+            stages.continue_optimizer(model, folder, recipe.hardware)
         command = stage_command(recipe, folder, model, stages.next_metrics(folder))
         command.env.update(self.trainer_env(recipe.hardware))
         log = self.run.logs / f"{folder.name}.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import CHAT_TEMPLATE, FORMAT_FILE, load_codec, save_format
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of, traces_of_eval
+from rstar2.train.stages import last_actor
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -51,6 +53,8 @@ class SftPlan:
     model: Path
     data: Path
     conversations: list[dict[str, Any]]
+    too_long: int
+    """How many conversations of the data have more tokens than the recipe allows."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it."""
@@ -77,6 +81,9 @@ def plan_training(
         raise UserError(
             f"{data} has {len(rows)} problems, a step needs {needed}", "Set rollout.prompts lower."
         )
+    first = recipes[min(recipes)]
+    if first.optim.state == "continued":
+        last_actor(model, first.hardware)
     if solved is not None:
         traces_of_eval(solved)
     elif any(recipe.drop_solved for recipe in recipes.values()):
@@ -95,11 +102,32 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model or data cannot be used, or fill no batch."""
     check_model(model)
     rows = read_conversations(data)
-    if len(rows) < recipe.batch:
+    fitting = [
+        row for row, count in zip(rows, _tokens(rows, model), strict=True) if count <= recipe.max_tokens
+    ]
+    kept = fitting if recipe.too_long == "drop" else rows
+    if len(kept) < recipe.batch:
+        limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(rows) else ""
         raise UserError(
-            f"{data} has {len(rows)} conversations, a batch needs {recipe.batch}", "Set batch lower."
+            f"{data} has {len(kept)} conversations{limit}, a batch needs {recipe.batch}",
+            "Set batch lower" + (", or max_tokens higher." if limit else "."),
         )
-    return SftPlan(recipe, model, data, rows)
+    return SftPlan(recipe, model, data, kept, len(rows) - len(fitting))
+
+
+def _tokens(rows: list[dict[str, Any]], model: Path) -> Iterator[int]:
+    """The length of each conversation as SFT sees it."""
+    tokenizer = load_codec(model).tokenizer
+    for start in range(0, len(rows), 1000):
+        texts = [
+            tokenizer.apply_chat_template(
+                [_written_out(message) for message in row["messages"]],
+                chat_template=CHAT_TEMPLATE,
+                tokenize=False,
+            )
+            for row in rows[start : start + 1000]
+        ]
+        yield from map(len, tokenizer(texts, add_special_tokens=False)["input_ids"])
 
 
 def check_model(model: Path) -> None:

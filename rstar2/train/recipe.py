@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
+from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
@@ -44,6 +45,8 @@ class RolloutSettings(Strict):
     """Wall-clock seconds a program may take."""
     traceback_lines: int = Field(20, ge=1)
     """Last lines of a traceback that the model sees."""
+    reply_characters: int = Field(4000, ge=2)
+    """How much of a call's output the model sees; the middle of a longer one is left out."""
 
 
 class OptimSettings(Strict):
@@ -51,7 +54,10 @@ class OptimSettings(Strict):
 
     lr: float = Field(1e-6, gt=0)
     warmup_steps: int = Field(20, ge=0)
-    weight_decay: float = Field(0.1, ge=0)
+    """The first step has 1 / warmup_steps of `lr`."""
+    state: Literal["fresh", "continued"] = "fresh"
+    """continued: AdamW's moments and the warm-up go on from where the stage left them that made the model."""
+    weight_decay: float = Field(0.01, ge=0)
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.28, gt=0)
 
@@ -64,6 +70,18 @@ class CheckpointSettings(Strict):
     keep: int = Field(2, ge=1)
 
 
+class JudgeSettings(Strict):
+    """What training does while the judge is away or loses programs."""
+
+    wait_s: float = Field(600.0, gt=0)
+    """Seconds that a tool call waits for its result beyond the program's own limit; then it is lost."""
+    max_lost_share: float = Field(0.05, ge=0, lt=1)
+    """A step of which more rollouts than this share lost a call is not trained on: training waits for the judge and
+    rolls the step out again with the next problems. Below, such rollouts are left out before RoC selects."""
+    stop_after_s: float = Field(1800.0, gt=0)
+    """Seconds of such waiting after which the training ends. Its last checkpoint is kept."""
+
+
 class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
@@ -71,10 +89,12 @@ class StageRecipe(Strict):
     rollout: RolloutSettings = RolloutSettings()
     roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
+    judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
-    reward: Literal["answer", "constant"] = "answer"
-    """constant: every trace gets 1, a control that cannot learn."""
+    reward: ReadingRule | Literal["constant"] = "paper"
+    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
+    constant: every trace gets 1, a control that cannot learn."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
@@ -114,9 +134,10 @@ class SftRecipe(Strict):
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)
     warmup_ratio: float = Field(0.04, ge=0, le=1)
-    weight_decay: float = Field(0.1, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
     max_tokens: int = Field(16384, ge=1)
-    """Longer conversations are refused."""
+    too_long: Literal["drop", "cut"] = "drop"
+    """What becomes of a conversation of more tokens: left out, or cut at its end. Either way they are counted."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     seed: int = 1

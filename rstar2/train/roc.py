@@ -7,6 +7,7 @@ others from VERL's batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,10 +27,13 @@ class RocSettings(Strict):
 
     variant: Literal["paper", "release", "off"] = "paper"
     """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random."""
-    down_sample_to_n: int = Field(16, ge=1)
+    down_sample_to_n: int = Field(16, ge=2)
     """G, the rollouts kept per problem."""
-    reject_equal_reward: bool = False
-    """Drop groups whose rewards are all equal."""
+    reject_equal_reward: bool = True
+    """Drop groups whose kept rewards are all equal, be it before the selection or only after it."""
+    refill_batches: float = Field(0, ge=0)
+    """Replace dropped groups by new problems, up to this many times a step's problems; what is still missing then is
+    padded, as it is with 0."""
     roc_error_ratio: bool = True
     """Whether failed calls count against a correct trace."""
     roc_answer_format: bool = True
@@ -51,11 +55,16 @@ class Rollout:
     failed_calls: int
     answer_blocks: int
     turns: int
-    balanced: bool = True
-    """Whether every `<answer>` is closed; only the variant `release` asks."""
+    error_replies: int = 0
+    """Tool outputs with the word "error" in them; only the variant `release` asks."""
+    closed_blocks: int = 1
+    """Closed `<answer>` blocks in all text, tool output included, 0 where a tag has no partner; likewise."""
     correct: bool = False
     """The grader's verdict; the reward differs from it under a constant reward."""
+    problem_id: str = ""
     lost_calls: int = 0
+    lost_because: str = ""
+    """What the judge said of the first lost call."""
     tokens: int = 0
     truncated: bool = False
     """Ended by the token budget."""
@@ -66,16 +75,22 @@ class Rollout:
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
-        text = "".join(turn.text for turn in trace.turns)
+        text = "".join(turn.text + "".join(call.output for call in turn.calls) for turn in trace.turns)
+        closed = len(re.findall("<answer>.*?</answer>", text, re.DOTALL))
+        balanced = text.count("<answer>") == text.count("</answer>") == closed
+        lost = [call.output for call in trace.calls if call.status == "lost"]
         return cls(
             reward=trace.reward,
             calls=len(trace.calls),
             failed_calls=trace.failed_calls,
             answer_blocks=trace.answer_blocks,
             turns=len(trace.turns),
-            balanced=text.count("<answer>") == text.count("</answer>"),
+            error_replies=sum("error" in call.output.lower() for call in trace.calls),
+            closed_blocks=closed if balanced else 0,
             correct=trace.correct,
-            lost_calls=trace.lost_calls,
+            problem_id=trace.problem_id,
+            lost_calls=len(lost),
+            lost_because=lost[0][:200] if lost else "",
             tokens=trace.tokens,
             truncated=trace.finish == "max_tokens",
             wall_s=trace.wall_s,
@@ -84,33 +99,49 @@ class Rollout:
 
 
 def penalty(rollout: Rollout, settings: RocSettings) -> float:
-    """p_total = p_err + p_format, in [0, 2], before the floor."""
-    p_err = rollout.failed_calls / rollout.calls if rollout.calls else NO_CALL_PENALTY
-    if rollout.answer_blocks == 0 or (settings.variant == "release" and not rollout.balanced):
-        p_format = 1.0
-    else:
-        p_format = min(1.0, (rollout.answer_blocks - 1) / max(rollout.turns, 1))
+    """p_total = p_err + p_format, in [0, 2], before the floor.
+
+    In the release the first turn does not count among the turns, since its header stands in the prompt.
+    """
+    release = settings.variant == "release"
+    failed = rollout.error_replies if release else rollout.failed_calls
+    blocks = rollout.closed_blocks if release else rollout.answer_blocks
+    turns = rollout.turns - 1 if release else max(rollout.turns, 1)
+    p_err = failed / rollout.calls if rollout.calls else NO_CALL_PENALTY
+    p_format = min(1.0, (blocks - 1) / turns) if blocks and turns > 0 else 1.0
     return p_err * settings.roc_error_ratio + p_format * settings.roc_answer_format
 
 
 def select(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Generator) -> list[int]:
-    """The indices of the rollouts to keep, in order; `down_sample_to_n` of them, or all of a smaller group.
+    """The indices of the rollouts to keep, in order: `sample_down`'s, or none where those give no gradient."""
+    kept = sample_down(group, settings, rng)
+    return kept if gives_gradient([group[i] for i in kept], settings) else []
 
-    An empty list means that the group is dropped (`reject_equal_reward`).
+
+def gives_gradient(kept: Sequence[Rollout], settings: RocSettings) -> bool:
+    """Whether a group's kept rollouts are trained on: two at least, and of different rewards where that is asked.
+
+    VERL gives a lone rollout its raw reward as its advantage.
     """
-    if settings.reject_equal_reward and len({rollout.reward for rollout in group}) <= 1:
-        return []
+    rewards = {rollout.reward for rollout in kept}
+    return len(kept) > 1 and (len(rewards) > 1 or not settings.reject_equal_reward)
+
+
+def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Generator) -> list[int]:
+    """The indices of `down_sample_to_n` rollouts, in order; of all that lost no call where there are no more.
+
+    What the judge lost says nothing about the policy: it is left out before anything is counted.
+    """
+    usable = [i for i, rollout in enumerate(group) if not rollout.lost_calls]
     keep = settings.down_sample_to_n
-    if len(group) <= keep:
-        return list(range(len(group)))
+    if len(usable) <= keep:
+        return usable
     if settings.variant == "off":
-        return sorted(rng.choice(len(group), size=keep, replace=False).tolist())
-    right = [i for i, rollout in enumerate(group) if rollout.reward > 0]
-    wrong = [i for i, rollout in enumerate(group) if rollout.reward <= 0]
+        return sorted(rng.choice(usable, size=keep, replace=False).tolist())
+    right = [i for i in usable if group[i].reward > 0]
+    wrong = [i for i in usable if group[i].reward <= 0]
     if settings.variant == "release":
-        n_wrong = _release_share(len(wrong), len(right), keep, settings)
-        ranked = sorted(right, key=lambda i: penalty(group[i], settings))
-        return sorted(ranked[: keep - n_wrong] + wrong[:n_wrong])
+        return _release(group, right, wrong, settings)
     # In a group of other than 2G rollouts either side may be short of its part; the other then fills up.
     n_wrong = min(max(len(wrong) // 2, keep - len(right)), keep)
     kept_wrong = rng.choice(len(wrong), size=n_wrong, replace=False).tolist() if n_wrong else []
@@ -128,10 +159,23 @@ def _weighted(
     return [right[i] for i in drawn]
 
 
-def _release_share(wrong: int, right: int, keep: int, settings: RocSettings) -> int:
-    """How many wrong traces the release keeps, in [keep - right, wrong]; correct ones fill the rest of G."""
-    least_wrong = min(settings.min_zero_reward_trace_num, wrong, keep)
-    least_right = min(settings.min_non_zero_reward_trace_num, right, keep)
-    n_wrong = max(round(wrong * keep / (wrong + right)), least_wrong)
-    n_wrong = min(n_wrong, keep - least_right)
-    return min(max(n_wrong, keep - right), wrong)
+def _release(
+    group: Sequence[Rollout], right: list[int], wrong: list[int], settings: RocSettings
+) -> list[int]:
+    """The release's choice: each kind's share, rounded, but its minimum; the correct of least penalty, the first wrong.
+
+    Where the shares do not come to G, the least penalised of both kinds.
+    """
+    keep, size = settings.down_sample_to_n, len(right) + len(wrong)
+    n_wrong, n_right = (round(len(kind) * keep / size) for kind in (wrong, right))
+    least_wrong = min(settings.min_zero_reward_trace_num, len(wrong))
+    least_right = min(settings.min_non_zero_reward_trace_num, len(right))
+    if n_wrong <= least_wrong:
+        n_wrong, n_right = least_wrong, keep - least_wrong
+    if n_right <= least_right:
+        n_wrong, n_right = keep - least_right, least_right
+    ranked = sorted(right, key=lambda i: penalty(group[i], settings))
+    chosen = ranked[:n_right] + wrong[:n_wrong]
+    if len(chosen) != keep:
+        chosen = sorted(ranked + wrong, key=lambda i: penalty(group[i], settings))[:keep]
+    return sorted(chosen)

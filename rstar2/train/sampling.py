@@ -70,7 +70,9 @@ def sample(
                     {out.name: (evaluation.problems, out)},
                     engine=engine,
                     codec=codec,
-                    tools=PythonTool(client, rollout.tool_timeout_s, rollout.traceback_lines),
+                    tools=PythonTool(
+                        client, rollout.tool_timeout_s, rollout.traceback_lines, rollout.reply_characters
+                    ),
                     grader=grader,
                     settings=evaluation.settings,
                     on_progress=on_progress,

@@ -4,7 +4,8 @@
 FOLDER/
   train.parquet         the problems of this stage (RL only)
   agent_loop.yaml       the settings of our agent loop, for VERL (RL only)
-  checkpoints/          VERL's; a killed stage resumes from the last one
+  checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
+                        before, where its optimizer is continued
   metrics-1.jsonl …     one file per start of the trainer, one line per step
   timing.json           see `rstar2.train.timing`
   model/                appears, whole, when the stage is done; a stage that has one is not run again
@@ -38,6 +39,8 @@ MAIN_METRIC = "rstar2/pass_rate"
 _STEP_METRICS = {MAIN_METRIC, "train/loss"}
 """Each step's line has one of them; a line of validation alone has none."""
 _POINTER = "latest_checkpointed_iteration.txt"
+_BEFORE = "global_step_0"
+"""The checkpoint that a stage starts from; VERL counts its steps from 1."""
 
 
 class PhaseProgress(Protocol):
@@ -160,6 +163,39 @@ def _export(weights: Path, base: Path, model: Path) -> None:
     part.rename(model)
 
 
+def last_actor(model: Path, hardware: Hardware) -> Path:
+    """VERL's checkpoint of the actor, AdamW's state included, at the end of the stage that made a model.
+
+    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks.
+    """
+    checkpoints = model.parent / "checkpoints"
+    hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
+    steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
+    actor = checkpoints / f"global_step_{max(steps, default=0)}" / "actor"
+    ranks = hardware.nodes * hardware.gpus_per_node
+    if not any(actor.glob("optim_world_size_*")):
+        raise UserError(f"optim.state = continued, but {model} has no optimizer state beside it", hint)
+    if not (actor / f"optim_world_size_{ranks}_rank_0.pt").exists():
+        raise UserError(f"optim.state = continued, but {actor} was not written by {ranks} ranks", hint)
+    return actor
+
+
+def continue_optimizer(model: Path, folder: Path, hardware: Hardware) -> None:
+    """Have a stage that has no checkpoint yet begin with the optimizer of the stage that made the model.
+
+    A UserError as of `last_actor`.
+    """
+    checkpoints = folder / "checkpoints"
+    if (checkpoints / _POINTER).exists():
+        return
+    actor = last_actor(model, hardware).absolute()
+    link = checkpoints / _BEFORE / "actor"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(actor)
+    write_text(checkpoints / _POINTER, "0")
+
+
 def repair_checkpoint_pointer(checkpoints: Path) -> None:
     """Make VERL's pointer to the latest checkpoint name a whole one.
 
@@ -174,7 +210,7 @@ def repair_checkpoint_pointer(checkpoints: Path) -> None:
     whole = [
         int(folder.name.removeprefix("global_step_"))
         for folder in checkpoints.glob("global_step_*")
-        if any(folder.glob("data*.pt"))
+        if any(folder.glob("data*.pt")) or folder.name == _BEFORE
     ]
     if whole:
         pointer.write_text(str(max(whole)))

@@ -173,3 +173,22 @@ def group_is_alive(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_rule_says_where_the_answer_is_read_and_finish_how_the_output_ended(tmp_path):
+    pred = "</reason><answer>\\boxed{42}</answer>"
+    rows = [
+        {"gold": "42", "pred": pred},
+        {"gold": "42", "pred": pred, "finish": "max_tokens"},
+        {"gold": "42", "pred": "\\boxed{42}"},
+        {"gold": "42", "pred": "so the answer is 42"},
+        {"gold": "42", "pred": pred, "finish": "tired"},
+    ]
+    source = write(tmp_path / "in.jsonl", rows)
+    correct = {"paper": [0], "boxed": [0, 2], "release": [0, 1, 2, 3], "lenient": [0, 1, 2, 3]}
+    for rule, expected in correct.items():
+        result = run(source, "--rule", rule)
+        graded = [json.loads(line)["verdict"] for line in result.stdout.splitlines()]
+        assert [at for at, verdict in enumerate(graded) if verdict == "correct"] == expected
+        assert "line 5: `finish` is 'tired', not one of answer, max_turns" in result.stderr
+    assert run(source, "--rule", "none").code == 2

@@ -31,6 +31,8 @@ SMALL = [
     "rl.steps=2",
     "rl.checkpoint.every=2",
     "rl.traces_per_step=10",
+    "rl.optim.warmup_steps=2",
+    "rl.optim.weight_decay=0.1",
     "stage2.steps=5",
     "stage3.steps=1",
     "stage3.rollout.prompts=4",
@@ -154,12 +156,29 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]]) 
     run, _ = killed
     recipe = demo_plan("demo", None, SMALL).stages[3]
     rewards = [step["critic/rewards/mean"] for step in step_metrics(run / "stage3").values()]
-    assert rewards == [1.0] * recipe.steps
-    decay = recipe.steps * recipe.optim.lr * recipe.optim.weight_decay
+    assert rewards == [1.0] * recipe.steps == [1.0]
+    decay = recipe.optim.lr / recipe.optim.warmup_steps * recipe.optim.weight_decay
     assert weight_change(run, "stage2", "stage3") == pytest.approx(decay, rel=0.1)
     assert weight_change(run, "stage1", "stage2") > 100 * decay, (
         "the reward must teach, or this shows nothing"
     )
+
+
+def test_stage_2_continues_the_optimizer_and_stage_3_starts_afresh(
+    killed: tuple[Path, dict[str, Any]],
+) -> None:
+    run, _ = killed
+    assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2, 2 + 5, 1]
+
+
+def adam_steps(stage: Path) -> int:
+    """How many updates AdamW's moments at the end of a stage are made of."""
+    import torch
+
+    last = max(stage.glob("checkpoints/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    state = torch.load(last / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)["state"]
+    [steps] = {int(each["step"]) for each in state.values()}
+    return steps
 
 
 def weight_change(run: Path, before: str, after: str) -> float:

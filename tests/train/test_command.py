@@ -13,6 +13,7 @@ from support.optional import needs
 from rstar2.errors import UserError
 from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command
 from rstar2.train.recipe import StageRecipe, sft_recipe, stage_recipe
+from rstar2.train.roc import RocSettings
 
 NEEDS_VERL = needs("verl")
 
@@ -57,6 +58,18 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+@NEEDS_VERL
+@pytest.mark.parametrize("name", ["release", "7b-8xh100"])
+def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
+    recipe = stage_recipe(1, None, [], name)
+    config = composed("ppo_trainer", command_of(recipe, tmp_path).argv[3:])
+    kwargs = config.trainer.v1.sampler.sampler_kwargs
+    assert RocSettings.model_validate(dict(kwargs.roc)) == recipe.roc
+    assert (recipe.reward, recipe.roc.variant, recipe.rollout.max_turns) == ("release", "release", 5)
+    assert config.data.train_batch_size * recipe.rollout.rollouts == 128 * 32
+
+
 @NEEDS_VERL
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:

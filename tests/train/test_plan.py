@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.optional import needs
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.train.plan import check_model, read_conversations, with_our_template, write_conversations
+from rstar2.train.plan import (
+    SftPlan,
+    check_model,
+    plan_sft,
+    read_conversations,
+    with_our_template,
+    write_conversations,
+)
+from rstar2.train.recipe import sft_recipe
 
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
 
@@ -41,6 +50,26 @@ def test_a_bad_conversation_is_named(tmp_path: Path, row: object, said: str) -> 
     with pytest.raises(UserError) as caught:
         read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}, row))
     assert said in caught.value.message
+
+
+def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    long = [GOOD[0], {"role": "assistant", "content": "so " * 200}]
+    data = lines(tmp_path / "x.jsonl", {"messages": GOOD}, {"messages": long}, {"messages": GOOD})
+
+    def planned(*changes: str) -> SftPlan:
+        return plan_sft(sft_recipe(None, ["max_tokens=100", "batch=2", *changes]), tmp_path, data)
+
+    dropped, cut = planned(), planned("too_long=cut")
+    assert (dropped.too_long, cut.too_long) == (1, 1)
+    assert [len(plan.conversations) for plan in (dropped, cut)] == [2, 3]
+    assert planned("max_tokens=2000").too_long == 0
+    with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, a batch needs 3"):
+        planned("batch=3")
 
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:

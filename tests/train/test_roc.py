@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.train.roc import RocSettings, Rollout, penalty, select
+from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down, select
 
 PAPER = RocSettings(down_sample_to_n=8)
 RELEASE = RocSettings(variant="release", down_sample_to_n=8)
@@ -18,8 +19,8 @@ def rollout(reward: float, calls: int = 1, failed: int = 0, blocks: int = 1, tur
 
 
 rollouts = st.builds(
-    lambda reward, calls, failed, blocks, turns, balanced: Rollout(
-        reward, calls, min(failed, calls), blocks, turns, balanced
+    lambda reward, calls, failed, blocks, turns, closed: Rollout(
+        reward, calls, min(failed, calls), blocks, turns, min(failed, calls), blocks * closed
     ),
     st.sampled_from([0.0, 1.0]),
     st.integers(0, 5),
@@ -47,10 +48,39 @@ def test_penalty_is_the_papers(trace: Rollout, expected: float) -> None:
     assert penalty(trace, PAPER) == pytest.approx(expected)
 
 
-def test_unbalanced_tags_count_in_the_release_only() -> None:
-    trace = Rollout(1.0, 1, 0, 1, 2, balanced=False)
-    assert penalty(trace, PAPER) == 0.0
-    assert penalty(trace, RELEASE) == 1.0
+@pytest.mark.parametrize(
+    ("calls", "error_replies", "closed_blocks", "turns", "expected"),
+    [
+        (4, 1, 1, 5, 0.25),
+        (0, 0, 1, 2, 0.5),
+        (2, 0, 0, 3, 1.0),  # no block, or a tag without a partner
+        (2, 0, 3, 3, 1.0),  # two blocks too many in two turns: the first is not counted
+        (2, 0, 2, 3, 0.5),
+        (0, 0, 1, 1, 1.5),  # a single turn has no turn to divide by
+    ],
+)
+def test_the_releases_penalty_by_hand(
+    calls: int, error_replies: int, closed_blocks: int, turns: int, expected: float
+) -> None:
+    trace = Rollout(1.0, calls, calls, 1, turns, error_replies=error_replies, closed_blocks=closed_blocks)
+    assert penalty(trace, RELEASE) == expected
+
+
+def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -> None:
+    outputs = ["mean squared Error 0.1", "<answer>9</answer>", "timed out"]
+    calls = [ToolCall(status="ok", output=output) for output in outputs]
+    turns = [
+        Turn(text="so", start=0, end=1, calls=calls),
+        Turn(text="<answer>9</answer>", start=1, end=2),
+    ]
+    trace = Trace(
+        problem_id="p", prompt_ids=[1], response_ids=[1, 2], response_mask=[1, 1], turns=turns,
+        finish="answer", reward=1.0,
+    )  # fmt: skip
+    made = Rollout.from_trace(trace)
+    assert (made.error_replies, made.closed_blocks, made.answer_blocks) == (1, 2, 1)
+    turns[1].text = "<answer>9"
+    assert Rollout.from_trace(trace).closed_blocks == 0
 
 
 def test_each_penalty_can_be_switched_off() -> None:
@@ -62,12 +92,12 @@ def test_each_penalty_can_be_switched_off() -> None:
 @pytest.mark.parametrize("wrong", range(17))
 def test_paper_keeps_half_of_the_wrong_rounded_down_and_fills_with_correct(wrong: int) -> None:
     group = [rollout(0)] * wrong + [rollout(1)] * (16 - wrong)
-    kept = select(group, PAPER, np.random.default_rng(0))
+    kept = sample_down(group, PAPER, np.random.default_rng(0))
     assert len(kept) == 8
     assert sum(group[i].reward == 0 for i in kept) == wrong // 2
 
 
-@given(st.lists(rollouts, min_size=1, max_size=40), st.integers(1, 20), st.integers(0, 5), st.integers(0, 5))
+@given(st.lists(rollouts, min_size=1, max_size=40), st.integers(2, 20), st.integers(0, 5), st.integers(0, 5))
 def test_every_variant_keeps_g_distinct_rollouts_of_any_group(
     group: list[Rollout], keep: int, least_wrong: int, least_right: int
 ) -> None:
@@ -78,27 +108,30 @@ def test_every_variant_keeps_g_distinct_rollouts_of_any_group(
             min_zero_reward_trace_num=least_wrong,
             min_non_zero_reward_trace_num=least_right,
         )
-        kept = select(group, settings, np.random.default_rng(1))
+        kept = sample_down(group, settings, np.random.default_rng(1))
         assert kept == sorted(set(kept))
         assert len(kept) == min(keep, len(group))
         assert all(0 <= i < len(group) for i in kept)
 
 
+TWO = RocSettings(down_sample_to_n=2)
+
+
 def test_correct_traces_are_drawn_in_proportion_to_one_over_the_penalty() -> None:
-    settings = RocSettings(down_sample_to_n=1)
-    group = [rollout(1, calls=4, failed=1), rollout(1, calls=4, failed=3)]
+    # Of two wrong ones one is kept, and so one of the correct.
+    group = [rollout(1, calls=4, failed=1), rollout(1, calls=4, failed=3), rollout(0), rollout(0)]
     rng = np.random.default_rng(0)
-    first = sum(select(group, settings, rng) == [0] for _ in range(4000)) / 4000
+    first = sum(select(group, TWO, rng)[0] == 0 for _ in range(4000)) / 4000
     assert first == pytest.approx(0.75, abs=0.03)  # weights 4 and 4/3
 
 
 def test_the_floor_decides_how_far_a_faultless_trace_is_preferred() -> None:
-    group = [rollout(1), rollout(1, calls=2, failed=1)]
+    group = [rollout(1), rollout(1, calls=2, failed=1), rollout(0), rollout(0)]
     rng = np.random.default_rng(0)
 
     def share(floor: float) -> float:
-        settings = RocSettings(down_sample_to_n=1, penalty_floor=floor)
-        return sum(select(group, settings, rng) == [0] for _ in range(2000)) / 2000
+        settings = TWO.model_copy(update={"penalty_floor": floor})
+        return sum(select(group, settings, rng)[0] == 0 for _ in range(2000)) / 2000
 
     assert share(1e-3) > 0.99
     assert share(0.5) == pytest.approx(0.5, abs=0.05)
@@ -107,7 +140,7 @@ def test_the_floor_decides_how_far_a_faultless_trace_is_preferred() -> None:
 def test_wrong_traces_are_kept_uniformly_whatever_their_faults() -> None:
     group = [rollout(0, calls=4, failed=4, blocks=0)] * 8 + [rollout(0)] * 8
     rng = np.random.default_rng(0)
-    faulty = np.mean([sum(i < 8 for i in select(group, PAPER, rng)) for _ in range(500)])
+    faulty = np.mean([sum(i < 8 for i in sample_down(group, PAPER, rng)) for _ in range(500)])
     assert faulty == pytest.approx(4.0, abs=0.3)
 
 
@@ -115,12 +148,13 @@ def test_plain_grpo_ignores_penalties() -> None:
     settings = RocSettings(variant="off", down_sample_to_n=8)
     group = [rollout(1)] * 8 + [rollout(1, calls=1, failed=1, blocks=0)] * 8
     rng = np.random.default_rng(0)
-    clean = np.mean([sum(i < 8 for i in select(group, settings, rng)) for _ in range(500)])
+    clean = np.mean([sum(i < 8 for i in sample_down(group, settings, rng)) for _ in range(500)])
     assert clean == pytest.approx(4.0, abs=0.3)
 
 
 def test_release_takes_the_least_penalised_correct_and_the_first_wrong() -> None:
-    group = [rollout(0)] * 4 + [rollout(1, calls=1, failed=1)] * 6 + [rollout(1)] * 6
+    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    group = [rollout(0)] * 4 + [noisy] * 6 + [rollout(1)] * 6
     assert select(group, RELEASE, np.random.default_rng(0)) == [0, 1, *range(10, 16)]
 
 
@@ -138,9 +172,91 @@ def test_release_lifts_either_side_to_its_minimum(
     assert sum(group[i].reward == 0 for i in kept) == wrong_kept
 
 
-def test_groups_of_equal_rewards_are_dropped_on_request_only() -> None:
-    group = [rollout(1)] * 16
-    assert len(select(group, PAPER, np.random.default_rng(0))) == 8
-    rejecting = PAPER.model_copy(update={"reject_equal_reward": True})
-    assert select(group, rejecting, np.random.default_rng(0)) == []
-    assert len(select([*group[1:], rollout(0)], rejecting, np.random.default_rng(0))) == 8
+def test_a_group_that_gives_no_gradient_is_dropped() -> None:
+    rng = np.random.default_rng(0)
+    assert select([rollout(1)] * 16, PAPER, rng) == []
+    # One wrong of sixteen: half of it, rounded down, is none.
+    assert select([*[rollout(1)] * 15, rollout(0)], PAPER, rng) == []
+    assert len(select([*[rollout(1)] * 14, rollout(0), rollout(0)], PAPER, rng)) == 8
+    keeping = PAPER.model_copy(update={"reject_equal_reward": False})
+    assert len(select([rollout(1)] * 16, keeping, rng)) == 8
+    # VERL would give a lone rollout its reward as its advantage.
+    assert select([rollout(1)], keeping, rng) == []
+
+
+def test_what_the_judge_lost_is_no_positive_no_negative_and_no_failed_call() -> None:
+    lost = Rollout(1.0, 2, 1, 1, 2, lost_calls=1)
+    group = [lost] * 4 + [rollout(1)] * 6 + [lost] * 2 + [rollout(0)] * 4
+    for variant in ("paper", "release", "off"):
+        settings = PAPER.model_copy(update={"variant": variant})
+        for seed in range(20):
+            kept = select(group, settings, np.random.default_rng(seed))
+            assert len(kept) == 8
+            assert not any(group[i].lost_calls for i in kept)
+    kept = select(group, PAPER, np.random.default_rng(0))
+    assert sum(group[i].reward == 0 for i in kept) == 2, "half of the four wrong ones"
+    assert select([lost] * 15 + [rollout(1)], PAPER, np.random.default_rng(0)) == []
+
+
+RELEASE_KEEPS = [
+    # of 2G = 8: positives, negatives → kept negatives without minima, and with minima of 2 of each
+    (8, 0, 0, 0),
+    (7, 1, 0, 1),  # round(0.5) = 0 in Python; there is only one for the minimum
+    (6, 2, 1, 2),
+    (5, 3, 2, 2),  # round(1.5) = 2
+    (4, 4, 2, 2),
+    (3, 5, 2, 2),  # round(2.5) = 2
+    (2, 6, 3, 2),
+    (1, 7, 4, 3),  # round(3.5) = 4, the lone positive is wanted by the minimum
+    (0, 8, 4, 4),
+]
+
+
+@pytest.mark.parametrize(("positives", "negatives", "plain", "with_minima"), RELEASE_KEEPS)
+def test_release_keeps_what_its_rules_give_by_hand(
+    positives: int, negatives: int, plain: int, with_minima: int
+) -> None:
+    group = [rollout(1)] * positives + [rollout(0)] * negatives
+    for least, wrong in ((0, plain), (2, with_minima)):
+        settings = RocSettings(
+            variant="release",
+            down_sample_to_n=4,
+            min_zero_reward_trace_num=least,
+            min_non_zero_reward_trace_num=least,
+        )
+        kept = sample_down(group, settings, np.random.default_rng(0))
+        assert (len(kept), sum(group[i].reward == 0 for i in kept)) == (4, wrong)
+
+
+def test_where_the_releases_shares_do_not_come_to_g_the_least_penalised_are_kept() -> None:
+    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    group = [noisy] * 4 + [rollout(1)] + [rollout(0)] * 5  # round(2.5) = 2 of each, and G is 5
+    settings = RocSettings(variant="release", down_sample_to_n=5)
+    assert sample_down(group, settings, np.random.default_rng(0)) == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4, 7, 8, 15, 16])
+def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -> None:
+    for size in (2 * keep, 2 * keep - 1):
+        for positives in range(size + 1):
+            group = [rollout(1)] * positives + [rollout(0)] * (size - positives)
+            for variant, least in (("paper", 0), ("release", 0), ("release", 2)):
+                settings = RocSettings(
+                    variant=variant,
+                    down_sample_to_n=keep,
+                    min_zero_reward_trace_num=least,
+                    min_non_zero_reward_trace_num=least,
+                )
+                kept = sample_down(group, settings, np.random.default_rng(positives))
+                wrong = sum(group[i].reward == 0 for i in kept)
+                right = len(kept) - wrong
+                assert len(kept) == keep
+                assert wrong <= size - positives
+                assert right <= positives
+                if variant == "paper":
+                    assert wrong == max((size - positives) // 2, keep - positives)
+                elif keep % 2 == 0 and keep >= 2 * least:  # else the shares may not come to G
+                    assert wrong >= min(least, size - positives)
+                    assert right >= min(least, positives)
+                trained = bool(select(group, settings, np.random.default_rng(positives)))
+                assert trained == (wrong > 0 and right > 0)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
 
+from rstar2.judge.client.http import JudgeError
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.processes import free_port
 from rstar2.trace import ToolCall, Trace, Turn, read_traces
 from rstar2.train.roc import Rollout
 from rstar2.train.verl.rollout_fields import rollout_of, to_extra_fields, trace_of
@@ -47,7 +53,14 @@ def rollout(correct: bool, calls: int = 1, failed: int = 0, **more: Any) -> Roll
     )
 
 
-def buffer(folder: Path, traces_per_step: int = 0, **roc: Any) -> RocReplayBuffer:
+def buffer(
+    folder: Path,
+    traces_per_step: int = 0,
+    judge: dict[str, Any] | None = None,
+    prompts: int = 4,
+    refill: Callable[[int], None] | None = None,
+    **roc: Any,
+) -> RocReplayBuffer:
     from rstar2.train.verl.sampler import RocReplayBuffer
 
     return RocReplayBuffer(
@@ -55,11 +68,15 @@ def buffer(folder: Path, traces_per_step: int = 0, **roc: Any) -> RocReplayBuffe
         trainer_config={},
         max_off_policy_threshold=None,
         max_off_policy_strategy="drop",
+        refill_fn=refill or (lambda count: None),
         sampler_kwargs={
             "roc": roc,
             "seed": 3,
             "traces": str(folder),
             "traces_per_step": traces_per_step,
+            "prompts": prompts,
+            "judge": judge or {},
+            "agent_loop": str(folder / "agent_loop.yaml"),
         },
     )
 
@@ -67,7 +84,7 @@ def buffer(folder: Path, traces_per_step: int = 0, **roc: Any) -> RocReplayBuffe
 def test_roc_is_told_of_the_models_own_text_alone() -> None:
     made = Rollout.from_trace(TRACE)
     assert (made.calls, made.failed_calls, made.lost_calls) == (2, 1, 1)
-    assert (made.answer_blocks, made.turns, made.balanced) == (2, 2, False)
+    assert (made.answer_blocks, made.turns, made.closed_blocks) == (2, 2, 0)
     assert (made.tokens, made.reward, made.correct) == (4, 1.0, True)
     assert (made.wall_s, made.tool_wait_s) == (8.0, 2.0)
 
@@ -89,7 +106,7 @@ def test_raw_statistics_count_what_selection_would_hide() -> None:
         rollout(False, calls=5, failed=5),
         rollout(False, lost_calls=1),
     ]
-    raw = raw_metrics(rollouts, kept=[0, 3], groups={"a": [0, 1], "b": [2, 3]})
+    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]])
     assert raw["rstar2/pass_rate"] == 0.5
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0
@@ -106,11 +123,128 @@ def test_each_group_is_sampled_down_and_a_step_repeats(tmp_path: Path) -> None:
     assert [sum(i < 8 for i in first), sum(i >= 8 for i in first)] == [4, 4]
 
 
-def test_a_step_whose_groups_are_all_dropped_keeps_one(tmp_path: Path) -> None:
-    kept = buffer(tmp_path, down_sample_to_n=2, reject_equal_reward=True)._select(
-        [rollout(True)] * 8, {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
+def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp_path: Path) -> None:
+    mixed = [rollout(True)] * 3 + [rollout(False)]
+    kept = buffer(tmp_path, down_sample_to_n=2)._select(
+        [*mixed, *[rollout(True)] * 4], {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
     )
-    assert kept == [0, 1]
+    assert len(kept) == 2
+    assert len({(mixed + [rollout(True)] * 4)[i].reward for i in kept}) == 1
+
+
+@pytest.fixture(scope="module")
+def verls_queue() -> Iterator[Any]:
+    """The queue between VERL's agent loops and its trainer."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, logging_level="ERROR")
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    yield tq
+    tq.close()
+    ray.shutdown()
+
+
+@pytest.fixture
+def submit(verls_queue: Any) -> Iterator[Callable[[str, list[Trace]], None]]:
+    """Puts a finished group into the queue, as VERL's agent loops do."""
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    def put(name: str, traces: list[Trace]) -> None:
+        verls_queue.kv_batch_put(
+            keys=[f"{name}_{i}_0" for i in range(len(traces))],
+            partition_id="train",
+            fields=list_of_dict_to_tensordict(
+                [{"extra_fields": to_extra_fields(trace, with_trace=True)} for trace in traces]
+            ),
+            tags=[{"status": "success"}] * len(traces),
+        )
+        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
+
+    yield put
+    if left := (verls_queue.kv_list() or {}).get("train"):
+        verls_queue.kv_clear(keys=list(left), partition_id="train")
+
+
+def group(rewards: str) -> list[Trace]:
+    """Traces with these rewards; `x` is one whose call the judge lost."""
+    lost = TRACE.turns[0]
+    fine = lost.model_copy(update={"calls": lost.calls[:1]})
+    return [
+        TRACE.model_copy(
+            update={
+                "sample": i,
+                "step": 1,
+                "reward": float(reward == "1"),
+                "turns": [lost if reward == "x" else fine, TRACE.turns[1]],
+            }
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def test_lost_rollouts_never_reach_the_update(submit: Any, tmp_path: Path) -> None:
+    sampler = buffer(tmp_path, -1, judge={"max_lost_share": 0.3}, down_sample_to_n=4)
+    submit("a", group("x1100100"))
+    submit("b", group("xxx10000"))
+    batch, metrics = sampler.sample(1, "train", 2)
+    assert len(batch.keys) == 8
+    assert not {"a_0_0", "b_0_0", "b_1_0", "b_2_0"} & set(batch.keys)
+    assert (metrics["rstar2/lost_rollouts"], metrics["rstar2/rollouts"]) == (4, 16)
+    assert metrics["rstar2/dropped_groups"] == 0
+    kept = [trace for trace in read_traces(tmp_path / "step-000001.jsonl") if trace.kept]
+    assert len(kept) == 8
+    assert not any(trace.lost_calls for trace in kept)
+
+
+def test_groups_without_a_gradient_are_replaced_up_to_the_limit(submit: Any, tmp_path: Path) -> None:
+    fresh = iter([("c", "11110000"), ("d", "11111111"), ("e", "10101010"), ("f", "10101010")])
+
+    def refill(count: int) -> None:
+        for name, rewards in islice(fresh, count):
+            submit(name, group(rewards))
+
+    sampler = buffer(tmp_path, prompts=2, refill=refill, down_sample_to_n=4, refill_batches=1.0)
+    submit("a", group("11111111"))
+    submit("b", group("11111110"))
+    batch, metrics = sampler.sample(1, "train", 2)
+    # Two are replaced, as many as a step has problems; the third without a gradient stays, and VERL pads.
+    assert {key.split("_")[0] for key in batch.keys} == {"c"}
+    assert metrics["rstar2/rollouts"] == 32
+    assert metrics["rstar2/pass_rate"] == 1.0, "the verdicts of replaced groups count"
+    assert next(fresh)[0] == "e"
+
+
+def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: Any, tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([{"judge_url": url, "judge_token": None}]))
+    sampler = buffer(tmp_path, judge={"stop_after_s": 0.2}, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
+        sampler.sample(1, "train", 1)
+
+
+def test_once_the_judge_answers_the_step_is_rolled_out_again(
+    submit: Any, judge: JudgeHandle, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"judge_url": judge.url, "judge_token": judge.token}
+    (tmp_path / "agent_loop.yaml").write_text(json.dumps([settings]))
+    asked: list[int] = []
+
+    def refill(count: int) -> None:
+        asked.append(count)
+        submit("b", group("1010"))
+
+    sampler = buffer(tmp_path, refill=refill, down_sample_to_n=2)
+    submit("a", group("1x10"))
+    batch, metrics = sampler.sample(1, "train", 1)
+    assert asked == [1]
+    assert {key.split("_")[0] for key in batch.keys} == {"b"}
+    assert metrics["rstar2/lost_rollouts"] == 0
+    assert "training waits for the judge" in caplog.text
+    assert "step 1 is rolled out again" in caplog.text
 
 
 def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_them(tmp_path: Path) -> None:

@@ -10,8 +10,15 @@ import pytest
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
+from rstar2.train.recipe import Hardware
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import MAIN_METRIC, fitting, repair_checkpoint_pointer, step_metrics
+from rstar2.train.stages import (
+    MAIN_METRIC,
+    continue_optimizer,
+    fitting,
+    repair_checkpoint_pointer,
+    step_metrics,
+)
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -54,6 +61,30 @@ def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
     assert fitting(rows, codec, 100) == rows[:1]
     with pytest.raises(UserError, match="longer than rollout"):
         fitting(rows, codec, 3)
+
+
+def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path: Path) -> None:
+    model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
+    with pytest.raises(UserError, match="has no optimizer state beside it"):
+        continue_optimizer(model, folder, Hardware(gpus_per_node=2))
+    actor = tmp_path / "stage1" / "checkpoints" / "global_step_12" / "actor"
+    for rank in range(2):
+        actor.mkdir(parents=True, exist_ok=True)
+        (actor / f"optim_world_size_2_rank_{rank}.pt").touch()
+    (tmp_path / "stage1" / "checkpoints" / "global_step_9").mkdir()
+    with pytest.raises(UserError, match="was not written by 8 ranks"):
+        continue_optimizer(model, folder, Hardware(gpus_per_node=8))
+    for _ in range(2):
+        continue_optimizer(model, folder, Hardware(gpus_per_node=2))
+    assert (folder / "checkpoints" / "global_step_0" / "actor").resolve() == actor
+    assert (folder / "checkpoints" / TRACKER).read_text() == "0"
+    # A kill that tears VERL's own pointer leads back to it; a checkpoint of the stage itself comes first.
+    (folder / "checkpoints" / TRACKER).write_text("")
+    repair_checkpoint_pointer(folder / "checkpoints")
+    assert (folder / "checkpoints" / TRACKER).read_text() == "0"
+    (folder / "checkpoints" / TRACKER).write_text("3")
+    continue_optimizer(model, folder, Hardware(gpus_per_node=2))
+    assert (folder / "checkpoints" / TRACKER).read_text() == "3"
 
 
 @pytest.mark.parametrize("torn", ["", "1", "xyz", "9"])

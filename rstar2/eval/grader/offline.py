@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
 from pydantic import ValidationError
 
 from rstar2.errors import Failure, UserError
-from rstar2.eval.grader.grade import Given, Verdict
+from rstar2.eval.grader.grade import Given, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
+from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.files import read_objects, whole_file
-from rstar2.trace import Trace
+from rstar2.trace import Finish, Trace
 
 BATCH = 256
 """Rows graded between two steps of the progress bar."""
@@ -32,6 +33,8 @@ class OfflineRow:
     """`id` as the line has it, empty without one; `line`, its number, where there is a fault."""
     gold: Given = None
     pred: Given = None
+    finish: Finish = "answer"
+    """How the output ended."""
     fault: str = ""
     """Why the line cannot be graded."""
 
@@ -59,7 +62,8 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
             refused(number, fault)
         else:
             own_id = {name: row[name] for name in row if name == "id"}
-            rows.append(OfflineRow(own_id, *(row[name] for name in names)))
+            gold, pred = (row[name] for name in names)
+            rows.append(OfflineRow(own_id, gold, pred, row.get("finish", "answer")))
     return rows
 
 
@@ -69,7 +73,12 @@ def _as_row(value: dict[str, Any]) -> dict[str, Any]:
         trace = Trace.model_validate(value)
     except ValidationError:
         return value
-    return {"id": f"{trace.problem_id}/{trace.sample}", "gold": trace.gold, "pred": trace.final_text}
+    return {
+        "id": f"{trace.problem_id}/{trace.sample}",
+        "gold": trace.gold,
+        "pred": trace.final_text,
+        "finish": trace.finish,
+    }
 
 
 def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
@@ -78,14 +87,20 @@ def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
             return f"`{name}` is missing"
         if isinstance(row[name], bool) or not isinstance(row[name], Given):
             return f"`{name}` is {type(row[name]).__name__}, not text, a number or null"
+    if row.get("finish", "answer") not in get_args(Finish):
+        return f"`finish` is {row['finish']!r}, not one of {', '.join(get_args(Finish))}"
     return ""
 
 
-def graded(rows: list[OfflineRow], pool: GraderPool) -> Iterator[dict[str, Any]]:
+def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> Iterator[dict[str, Any]]:
     """One object for each row, in order: `id` if there is one, then `verdict`, `extracted` and `rule`."""
+
+    def pair(row: OfflineRow) -> tuple[Given, Given]:
+        return row.gold, part_to_grade(as_text(row.pred) or "", reading, row.finish)
+
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
-        verdicts = iter(pool.grade_many([(row.gold, row.pred) for row in batch if not row.fault]))
+        verdicts = iter(pool.grade_many([pair(row) for row in batch if not row.fault]))
         for row in batch:
             verdict = Verdict("invalid", None, f"bad row: {row.fault}") if row.fault else next(verdicts)
             yield row.id | asdict(verdict)

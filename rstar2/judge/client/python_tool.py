@@ -10,9 +10,6 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.trace import CallStatus, ToolCall
 
-MAX_CHARS = 4000
-"""How much output the model is shown; the middle of a longer one is left out."""
-
 
 class PythonTool:
     """Runs `python_code_with_standard_io` calls through a judge.
@@ -20,12 +17,20 @@ class PythonTool:
     Args:
         timeout_s: wall-clock seconds a program may take.
         traceback_lines: how many of a traceback's last lines the model is shown.
+        max_characters: how much output the model is shown; the middle of a longer one is left out.
     """
 
-    def __init__(self, client: JudgeClient, timeout_s: float = 10.0, traceback_lines: int = 20) -> None:
+    def __init__(
+        self,
+        client: JudgeClient,
+        timeout_s: float = 10.0,
+        traceback_lines: int = 20,
+        max_characters: int = 4000,
+    ) -> None:
         self._client = client
         self._timeout_s = timeout_s
         self._traceback_lines = traceback_lines
+        self._max_characters = max_characters
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         started = time.monotonic()
@@ -57,7 +62,7 @@ class PythonTool:
             lines = result.stderr.rstrip("\n").splitlines()[-self._traceback_lines :]
             parts.append("\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}")
         shown = "\n".join(part for part in parts if part) or "(no output)"
-        if len(shown) > MAX_CHARS:
-            half = MAX_CHARS // 2
+        if len(shown) > self._max_characters:
+            half = self._max_characters // 2
             shown = f"{shown[:half]}\n... {len(shown) - 2 * half} characters left out ...\n{shown[-half:]}"
         return shown

@@ -140,7 +140,9 @@ class Sandbox:
         return self._jail
 
     def start_zygotes(self) -> None:
-        """Start every zygote now; without this each starts when a program first needs it."""
+        """Start every zygote now, unless that was done; without this each starts when a program first needs it."""
+        if self._all_zygotes and self._jail is not None:
+            return
         self._all_zygotes = True
         jail = self._open_jail()
         for kind in PARENTS:

@@ -54,7 +54,6 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) ->
     sandbox.start()
     sessions = WorkerSessions(sandbox)
     try:
-        sandbox.start_zygotes()
         about = {"isolation": sandbox.isolation, "exceptions": sandbox.exceptions()}
         consumer = Consumer(name, client, local, about, sandbox.abort)
         thread = threading.Thread(target=consumer.run, name="consumer")
@@ -68,8 +67,12 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) ->
                 # Before the program and not after it: a result must not wait for any of this.
                 sessions.end_overdue(local.session_activity)
                 turn += 1
-                if not local.stopping and (task is None or turn % PROFILE_EVERY == 0):
-                    sandbox.profile_next_zygote()
+                if not local.stopping:
+                    if task is None:
+                        # Not before: a worker that is refused or soon ended loads no libraries for nothing.
+                        sandbox.start_zygotes()
+                    if task is None or turn % PROFILE_EVERY == 0:
+                        sandbox.profile_next_zygote()
                 if task is not None:
                     local.finish(task, sessions.run_task(task) if task.is_cell else run_task(sandbox, task))
                 local.sessions = len(sessions.open)

@@ -24,6 +24,14 @@ function summaryCards(summary) {
     card(formatFixed(summary.calls_per_trace), "tool calls per trace"),
     share("failed_call_ratio", "failed calls"),
     share("failed_call_ratio_correct", "failed calls in correct traces"),
+    share(
+      "paper_accuracy",
+      "by the paper's reading rule",
+      "the average where only a box in the <answer> of a finished turn is an answer",
+    ),
+    ...Object.entries(summary.read_by ?? {}).map(([rule, count]) =>
+      card(formatCount(count), `answers read by the rule ${rule}`)
+    ),
     share("no_answer_share", "no answer"),
     share("truncated_share", "truncated", "ended by the token or turn limit"),
     share(

@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from rstar2.agent import Limits, RolloutError, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.python_tool import PythonTool
@@ -25,9 +26,9 @@ from rstar2.train.verl.rollout_fields import to_extra_fields
 
 
 @functools.cache
-def _judge(url: str, token: str | None) -> JudgeClient:
+def _judge(url: str, token: str | None, wait_s: float) -> JudgeClient:
     """One client per process: calls made at the same time are sent together."""
-    return JudgeClient(url, token)
+    return JudgeClient(url, token, wait_s)
 
 
 @functools.cache
@@ -85,10 +86,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         *args: Any,
         judge_url: str,
         judge_token: str | None,
+        judge_wait_s: float,
         max_turns: int,
         tool_timeout_s: float,
         traceback_lines: int,
-        reward: Literal["answer", "constant"],
+        reply_characters: int,
+        reward: ReadingRule | Literal["constant"],
         seed: int,
         traces: str,
         trace_share: float,
@@ -96,7 +99,9 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> None:
         super().__init__(*args, **kwargs)
         self._codec = ChatCodec(self.tokenizer)
-        self._tools = PythonTool(_judge(judge_url, judge_token), tool_timeout_s, traceback_lines)
+        self._tools = PythonTool(
+            _judge(judge_url, judge_token, judge_wait_s), tool_timeout_s, traceback_lines, reply_characters
+        )
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
         self._seed = seed
@@ -143,9 +148,12 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward."""
-        verdict = await _grader().agrade(trace.gold, trace.final_text)
+        rule: ReadingRule = "paper" if self._reward == "constant" else self._reward
+        # The release reads all that the model and its tools wrote.
+        text = self._codec.decode(trace.response_ids) if rule == "release" else trace.final_text
+        verdict = await _grader().agrade(trace.gold, part_to_grade(text, rule, trace.finish))
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
-        return trace.model_copy(update={**asdict(verdict), "reward": reward})
+        return trace.model_copy(update={**asdict(verdict), "read_by": rule, "reward": reward})
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:

@@ -1,8 +1,15 @@
-"""Applies RoC behind VERL's custom-sampler hook: 2G rollouts per problem come in, G go to the update."""
+"""Applies RoC behind VERL's custom-sampler hook: 2G rollouts per problem come in, G go to the update.
+
+Rollouts that lost a tool call to the judge are left out first. Where they are too many, the step waits for the judge
+and is rolled out again.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import logging
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +18,72 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from rstar2.eval.settings import sample_seed
+from rstar2.judge.client import SyncJudgeClient
+from rstar2.judge.client.http import JudgeError
 from rstar2.train.kept_traces import choose, write_step
-from rstar2.train.roc import RocSettings, Rollout, select
+from rstar2.train.recipe import JudgeSettings
+from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
 from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 
 POLL_S = 0.1
 """Seconds; VERL's default of 2 is most of a step's time for a small model."""
+JUDGE_POLL_S = 5.0
+log = logging.getLogger(__name__)
 
 
 class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Samples every group down by RoC, logs what the group looked like before, and keeps traces.
 
-    `sampler_kwargs` of the trainer config: `roc` (RocSettings), `seed`, `traces` (a folder), `traces_per_step`.
+    `sampler_kwargs` of the trainer config: `roc` (RocSettings), `judge` (JudgeSettings), `seed`, `traces` (a folder),
+    `traces_per_step`, `prompts` (problems per step), `agent_loop` (the file of `command.agent_loop_yaml`).
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"poll_interval": POLL_S, **kwargs})
-        given = self.sampler_kwargs
+        given = kwargs["sampler_kwargs"]
         self._settings = RocSettings.model_validate(dict(given["roc"]))
+        self._judge = JudgeSettings.model_validate(dict(given["judge"]))
         self._seed = int(given["seed"])
         self._traces = Path(given["traces"])
         self._traces_per_step = int(given["traces_per_step"])
+        self._agent_loop = Path(given["agent_loop"])
         self._step = 0
         self._raw: dict[str, float] = {}
+        self._lost: list[str] = []
+        self._refills = int(self._settings.refill_batches * given["prompts"])
+        """Dropped groups of a step that are replaced."""
+        self._replaced: dict[str, list[Any]] = {}
+        """The extra fields of the rollouts of each dropped and replaced group, by the group's key."""
+        self._accepted: set[str] = set()
+        """Groups that are not replaced."""
+        # What VERL's own filter for groups without a signal needs; here RoC decides what is one.
+        refill = {
+            "filter_groups_metric": "roc",
+            "train_batch_size": int(given["prompts"]),
+            "gen_batch_size": 1,
+        }
+        super().__init__(**{"poll_interval": POLL_S, **(refill if self._refills else {}), **kwargs})
 
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """A step's batch and metrics.
+
+        Raises:
+            JudgeError: too many rollouts lost a call, for longer than the recipe's `judge.stop_after_s`.
+        """
         self._step = global_steps
-        batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        return batch, metrics if partition_id == "val" else {**metrics, **self._raw}
+        deadline = None
+        while True:
+            self._replaced.clear()
+            batch, metrics = super().sample(global_steps, partition_id, batch_size)
+            if partition_id == "val":
+                return batch, metrics
+            if batch.keys:
+                return batch, {**metrics, **self._raw}
+            deadline = deadline or time.monotonic() + self._judge.stop_after_s
+            self._await_judge(deadline)
+            self.refill_fn(batch_size)
 
     def _materialize_batch(
         self,
@@ -48,37 +91,102 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         selected_prompt_uids: list[str],
         partition_snapshot: dict[str, dict[str, Any]],
     ) -> KVBatchMeta:
+        """The selected groups' kept rollouts; none where too many lost a call."""
         batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
         if partition_id == "val":
             return batch
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["extra_fields"])
-        fields = list(stored["extra_fields"])
+        order = sorted(range(len(batch.keys)), key=lambda i: batch.keys[i])
+        keys = [batch.keys[i] for i in order]
+        stored = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+        fields = [*stored["extra_fields"], *(each for group in self._replaced.values() for each in group)]
         rollouts = [rollout_of(each) for each in fields]
         groups: dict[str, list[int]] = defaultdict(list)
-        for i, key in enumerate(batch.keys):
-            groups[key.split("_")[0]].append(i)
+        for i, key in enumerate(keys):
+            groups[_group(key)].append(i)
         kept = self._select(rollouts, groups)
-        dropped = sorted(set(range(len(batch.keys))) - set(kept))
+        self._lost = [rollout.lost_because for rollout in rollouts if rollout.lost_calls]
+        if len(self._lost) > self._judge.max_lost_share * len(rollouts):
+            kept = []
+        dropped = sorted(set(range(len(keys))) - set(kept))
         if dropped:
-            tq.kv_clear(keys=[batch.keys[i] for i in dropped], partition_id=partition_id)
-        self._raw = raw_metrics(rollouts, kept, groups)
+            tq.kv_clear(keys=[keys[i] for i in dropped], partition_id=partition_id)
+        if self._lost:
+            log.warning("step %d: left out before selection: %s", self._step, self._lost_text())
+        in_groups, start = list(groups.values()), len(keys)
+        for replaced in self._replaced.values():
+            in_groups.append(list(range(start, start + len(replaced))))
+            start += len(replaced)
+        self._raw = raw_metrics(rollouts, kept, in_groups)
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
-        return KVBatchMeta(
-            partition_id=partition_id, keys=[batch.keys[i] for i in kept], tags=[batch.tags[i] for i in kept]
-        )
+        tags = [batch.tags[order[i]] for i in kept]
+        return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
+
+    def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
+        """Of the finished groups those that give no gradient, to be replaced, as far as `refill_batches` goes."""
+        if partition_id == "val" or not self._refills:
+            return set(), Counter()
+        groups: dict[str, list[str]] = defaultdict(list)
+        for key in sorted(self.partitions[partition_id]):
+            if _group(key) in self.finished_keys[partition_id] - self._accepted:
+                groups[_group(key)].append(key)
+        found = set()
+        for group, keys in groups.items():
+            stored = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
+            fields = list(stored["extra_fields"])
+            rollouts = [rollout_of(each) for each in fields]
+            kept = [rollouts[i] for i in self._sample_down(rollouts)]
+            if gives_gradient(kept, self._settings) or len(self._replaced) >= self._refills:
+                self._accepted.add(group)
+            else:
+                self._replaced[group] = fields
+                found.add(group)
+        return found, Counter()
+
+    def _sample_down(self, group: list[Rollout]) -> list[int]:
+        # Seeded by step and problem, so that a resumed run draws as an uninterrupted one would.
+        seed = sample_seed(self._seed, f"roc {self._step} {group[0].problem_id}", 0)
+        return sample_down(group, self._settings, np.random.default_rng(seed))
 
     def _select(self, rollouts: list[Rollout], groups: dict[str, list[int]]) -> list[int]:
-        # Seeded by the step, so that a resumed run draws as an uninterrupted one would.
-        rng = np.random.default_rng([self._seed, self._step])
+        """The indices of the rollouts to train on.
+
+        Where no group gives a gradient, one whose advantages are all zero, because VERL needs a batch; nothing where
+        there is none of these either.
+        """
         kept: list[int] = []
+        spare: list[int] = []
         for members in groups.values():
-            kept += [members[i] for i in select([rollouts[m] for m in members], self._settings, rng)]
-        if not kept:
-            # Every group was dropped. VERL needs a batch: one group whose advantages are all zero.
-            members = next(iter(groups.values()))
-            kept = members[: self._settings.down_sample_to_n]
-        return sorted(kept)
+            chosen = [members[i] for i in self._sample_down([rollouts[m] for m in members])]
+            if gives_gradient([rollouts[i] for i in chosen], self._settings):
+                kept += chosen
+            elif len(chosen) > 1:
+                spare = chosen
+        return sorted(kept or spare)
+
+    def _await_judge(self, deadline: float) -> None:
+        """Wait until the judge answers, and say why; JudgeError at the deadline, on the monotonic clock."""
+        why = f"step {self._step}: {self._lost_text()}"
+        [settings] = json.loads(self._agent_loop.read_text())
+        log.warning("%s; training waits for the judge at %s", why, settings["judge_url"])
+        with SyncJudgeClient(settings["judge_url"], settings["judge_token"]) as judge:
+            while True:
+                if time.monotonic() > deadline:
+                    raise JudgeError(
+                        f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
+                        "Start the judge again, then the same command.",
+                    )
+                try:
+                    judge.health()
+                    log.warning("the judge answers; step %d is rolled out again", self._step)
+                    return
+                except JudgeError:
+                    time.sleep(min(JUDGE_POLL_S, max(0.0, deadline - time.monotonic())))
+
+    def _lost_text(self) -> str:
+        """How many rollouts lost a tool call, and the most frequent causes."""
+        causes = "; ".join(f"{count} x {why}" for why, count in Counter(self._lost).most_common(3))
+        return f"rollouts that lost a tool call: {len(self._lost)} ({causes})"
 
     def _keep_traces(self, fields: list[Any], rollouts: list[Rollout], kept: set[int]) -> None:
         carried = {i: trace for i, each in enumerate(fields) if (trace := trace_of(each)) is not None}
@@ -87,24 +195,36 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         write_step(self._traces, self._step, traces)
 
 
-def raw_metrics(rollouts: list[Rollout], kept: list[int], groups: dict[str, list[int]]) -> dict[str, float]:
-    """Statistics of all rollouts of a step, before selection, and of the selection itself."""
+def _group(key: str) -> str:
+    """The group of a trajectory; VERL's keys are GROUP_SESSION_INDEX."""
+    return key.split("_")[0]
+
+
+def raw_metrics(rollouts: list[Rollout], kept: list[int], groups: list[list[int]]) -> dict[str, float]:
+    """Statistics of all rollouts of a step, before selection, and of the selection itself.
+
+    `groups` are lists of indices into `rollouts`, as `kept` is one.
+    """
     correct = [rollout for rollout in rollouts if rollout.correct]
     kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
-    mixed = sum(len({rollouts[m].reward for m in members}) > 1 for members in groups.values())
+    rewards = [{rollouts[i].reward for i in group} for group in groups]
+    trained = sum(not set(group).isdisjoint(kept) for group in groups)
     wall_s = sum(rollout.wall_s for rollout in rollouts)
+    lost = [rollout for rollout in rollouts if rollout.lost_calls]
     return {
         "rstar2/pass_rate": len(correct) / len(rollouts),
         "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
         "rstar2/tokens": float(np.mean([rollout.tokens for rollout in rollouts])),
         "rstar2/calls": float(np.mean([rollout.calls for rollout in rollouts])),
         "rstar2/truncated": float(np.mean([rollout.truncated for rollout in rollouts])),
-        "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in rollouts)),
+        "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
+        "rstar2/lost_rollouts": float(len(lost)),
         "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
         "rstar2/rollouts": float(len(rollouts)),
         "rstar2/kept": float(len(kept)),
         "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
-        "rstar2/mixed_groups": mixed / len(groups),
+        "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
+        "rstar2/dropped_groups": 1 - trained / len(groups),
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from rstar2.errors import UserError
+from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import SyncRedisConnection
@@ -70,10 +72,12 @@ class Quick:
 
     def __init__(self) -> None:
         self.runs: list[str] = []
-        self.profiled = 0
+        self.profiled = self.loaded = 0
 
     def start(self) -> None: ...
-    def start_zygotes(self) -> None: ...
+    def start_zygotes(self) -> None:
+        self.loaded += 1
+
     def set_affinity(self, affinity: CpuAffinity) -> None: ...
     def close(self) -> None: ...
     def abort(self, run_id: str) -> None: ...
@@ -117,6 +121,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     assert len(stored) >= 2
     assert all(stored)
     assert sandbox.profiled
+    assert sandbox.loaded
     client.close()
 
 
@@ -144,6 +149,15 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
         working.join(60)
     assert sandbox.runs == [*names, "late"]
     client.close()
+
+
+def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> None:
+    sandbox = Quick()
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+        own.execute_command(*required_isolation.require("judge", "strict"))
+        with pytest.raises(UserError, match="none is below the strict"):
+            worker.work("w", own, sandbox, LocalQueue())
+    assert sandbox.loaded == 0
 
 
 def test_a_worker_holds_no_more_than_its_share_of_the_queue() -> None:

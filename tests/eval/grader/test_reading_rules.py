@@ -1,0 +1,85 @@
+"""Final turns × reading rules × endings: which earn the reward of gold 42."""
+
+from __future__ import annotations
+
+import pytest
+
+from rstar2.eval.grader import grade
+from rstar2.eval.grader.reading_rules import ReadingRule, benchmark_part, part_to_grade
+from rstar2.trace import Finish
+
+BOX = r"\boxed{42}"
+TURNS = [
+    # A final turn, and by which rules it is correct where it ended by itself, then where a budget ended it.
+    # p: paper, b: boxed, r: release, l: lenient, e: an evaluation.
+    (f"so it is.</reason>\n<answer>{BOX}</answer>", "pbrle", "rle"),
+    (f"<reason>so</reason><answer>It is {BOX}.</answer>", "pbrle", "rle"),
+    (f"<answer>{BOX}</answer>", "pbrle", "rle"),
+    (f"<answer>\n$$x = {BOX}$$\n</answer>\n", "pbrle", "rle"),
+    (f"</reason><answer>{BOX}</answer> Thank you.", "pbrle", "rle"),
+    (f"</reason><answer>\\boxed{{41}}</answer> No: <answer>{BOX}</answer>", "pbrle", "rle"),
+    (f"</reason><answer>\\boxed{{41}}, no, {BOX}</answer>", "pbrle", "rle"),
+    (r"</reason><answer>\boxed{\text{42}}</answer>", "pbrle", "rle"),
+    (r"</reason><answer>\fbox{42}</answer>", "pbrle", "rle"),
+    (r"</reason><answer>\boxed{\frac{84}{2}}</answer>", "pbrle", "rle"),
+    (r"</reason><answer>\boxed{42\}}</answer>", "", ""),
+    (f"</think><answer>{BOX}</answer>", "pbrle", "rle"),
+    # A box, but not in a closed <answer> behind the reasoning.
+    (f"so it is {BOX}", "brle", "rle"),
+    (f"</reason>so it is {BOX}", "brle", "rle"),
+    (f"</reason><answer>{BOX}", "brle", "rle"),
+    (f"<answer>{BOX}</answer></reason>so it is", "br", "re"),
+    (f"</reason><answer>42</answer> {BOX}", "brle", "rle"),
+    (f"</reason><answer>\\boxed{{42}}</answer><answer>{BOX}", "brle", "rle"),
+    (f"</reason></answer>{BOX}<answer>", "brle", "rle"),
+    # An answer without a box.
+    ("</reason><answer>42</answer>", "rle", "rl"),
+    ("</reason><answer>The answer is 42.</answer>", "rle", "rl"),
+    ("</reason>So the answer is 42.", "rle", "rl"),
+    ("</reason><answer>42", "rle", "rl"),
+    ("42", "rle", "rl"),
+    ("#### 42", "rle", "rl"),
+    # Cut off in the middle of a thought, or waiting for a tool.
+    ("total so far is 42", "rle", "rl"),
+    ('total so far is 42\n<tool_call>{"name": "python"}</tool_call>', "rl", "rl"),
+    (f'{BOX}\n<tool_call>{{"name": "python"}}', "rle", "rle"),
+    (f'</reason><answer>{BOX}</answer><tool_call>{{"name"', "rle", "rle"),
+    # Wrong, or nothing at all.
+    (r"</reason><answer>\boxed{41}</answer>", "", ""),
+    (f"{BOX}</reason><answer>\\boxed{{41}}</answer>", "", ""),
+    (f"</reason><answer>{BOX}</answer> so \\boxed{{41}}", "ple", "l"),
+    (r"</reason><answer>\boxed{}</answer>", "", ""),
+    (r"</reason><answer>\boxed{42</answer>", "rle", "rl"),
+    ("</reason><answer></answer>", "", ""),
+    ("<tool_call>", "", ""),
+    ("", "", ""),
+]
+RULES: dict[str, ReadingRule] = {"p": "paper", "b": "boxed", "r": "release", "l": "lenient"}
+
+
+@pytest.mark.parametrize(("turn", "answered", "cut_off"), TURNS)
+@pytest.mark.parametrize("finish", ["answer", "max_tokens", "max_turns"])
+def test_which_rules_find_the_answer(turn: str, answered: str, cut_off: str, finish: Finish) -> None:
+    parts = {letter: part_to_grade(turn, rule, finish) for letter, rule in RULES.items()}
+    parts["e"] = benchmark_part(turn, finish)[0]
+    correct = "".join(letter for letter, part in parts.items() if grade("42", part).correct)
+    assert correct == (answered if finish == "answer" else cut_off)
+
+
+def test_the_release_reads_what_tools_wrote() -> None:
+    assert grade("42", part_to_grade(f"<tool_response>{BOX}</tool_response> done", "release")).correct
+
+
+@pytest.mark.parametrize(
+    ("turn", "finish", "rule"),
+    [
+        (f"</reason><answer>{BOX}</answer>", "answer", "paper"),
+        (BOX, "answer", "boxed"),
+        ("it is 42", "answer", "lenient"),
+        (f"</reason><answer>{BOX}</answer>", "max_tokens", "boxed"),
+    ],
+)
+def test_an_evaluation_names_the_strictest_rule_that_finds_an_answer(
+    turn: str, finish: Finish, rule: str
+) -> None:
+    assert benchmark_part(turn, finish)[1] == rule
