@@ -9,15 +9,35 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import MAX_STEPS, NoValue, Setting, SeveralValues, Value, Work
-from rstar2.eval.grader.parse.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.compare.guarded_numbers import (
+    MAX_STEPS,
+    Constant,
+    NoValue,
+    Setting,
+    SeveralValues,
+    Value,
+    Work,
+)
+from rstar2.eval.grader.parse.nodes import (
+    CONSTANTS,
+    UNKNOWN,
+    Apply,
+    Call,
+    Node,
+    Number,
+    Product,
+    Series,
+    Sum,
+    Symbol,
+    walk,
+)
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
@@ -29,6 +49,13 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
+_ROUNDING = frozenset({"floor", "ceil", "sgn"})
+_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2))
+"""Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
+_LENGTHS = frozenset({"abs", "norm"})
+_OF_COMPLEX = _LENGTHS | {"Re", "Im", "arg"}
+_COMPLEX = (Fraction(3, 4), Fraction(-5, 8))
+"""Imaginary parts that letters for complex numbers get."""
 _contexts = threading.local()
 
 
@@ -65,9 +92,11 @@ def infinite(node: Node) -> int:
     """1 for infinity, -1 for minus infinity, 0 for anything else."""
     if node == Symbol("infinity"):
         return 1
-    factors = getattr(node, "factors", getattr(node, "terms", ()))
-    if factors and factors[-1] == Symbol("infinity") and all(isinstance(one, Number) for one in factors[:-1]):
-        return -1 if factors[0].value < 0 else 1
+    match node:
+        case Product(factors=(Number(value=value), Symbol(name="infinity"))):
+            return -1 if value < 0 else int(value > 0)
+        case Sum(terms=(*terms, Symbol(name="infinity"))) if all(isinstance(one, Number) for one in terms):
+            return 1
     return 0
 
 
@@ -95,6 +124,15 @@ def real_value(node: Node) -> Any:
     if abs(context.im(value)) > context.mpf(10) ** -30:
         raise NoValue("not real")
     return context.re(value)
+
+
+def whole_number(node: Node) -> int | None:
+    """The integer a constant is equal to, None where it is none; NoValue as `real_value`."""
+    value = real_value(node)
+    if not value.context.isfinite(value):
+        raise NoValue("not finite")
+    nearest = value.context.nint(value)
+    return int(nearest) if abs(value - nearest) <= abs(value) * value.context.mpf(10) ** -30 else None
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
@@ -135,16 +173,17 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not names:
         return _agree(a, b, setting)
+    for_integers = _identical_for_integers(a, b, names, setting) if set(names) <= _INTEGERS else None
+    if for_integers is not None:
+        return for_integers
     tried, doubt = 0, ""
     for point in _points(names):
         negative = any(value < 0 for value in point.values())
         try:
             if not _agree(a, b, replace(setting, symbols=point, real=negative)):
-                return _identical_for_integers(a, b, names, setting)
+                return False
             tried += not negative
         except SeveralValues as error:
-            if set(names) <= _INTEGERS:
-                return _identical_for_integers(a, b, names, setting)
             doubt = str(error)
         except NoValue:
             continue
@@ -152,19 +191,64 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
         doubt = doubt or "not defined where it was tried"
     if doubt:
         raise NoValue(doubt)
+    same = _identical_at(_special_points(a, b, names), a, b, setting)
+    if not same and (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX) <= _LENGTHS:
+        raise NoValue("a letter that may stand for a complex number")
+    return same
+
+
+def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool | None:
+    """Whether they agree where letters for whole numbers are some; None where they have no values there.
+
+    Where they have, other numbers must not decide, or an expression with another value at fractions would be two.
+    """
+    tried = False
+    for start in (7, 10, 12, 13):
+        point = {name: Fraction(start + 5 * i) for i, name in enumerate(names)}
+        try:
+            if not _agree(a, b, replace(setting, symbols=point)):
+                return False
+            tried = True
+        except SeveralValues:
+            raise
+        except NoValue:
+            continue
+    return True if tried else None
+
+
+def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
+    """Whether they agree at all of the points where both are defined."""
+    for point in points:
+        try:
+            if not _agree(a, b, replace(setting, symbols=point)):
+                return False
+        except NoValue:
+            continue
     return True
 
 
-def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
-    if not set(names) <= _INTEGERS:
-        return False
-    points = [{name: Fraction(start + 5 * i) for i, name in enumerate(names)} for start in (7, 10, 12, 13)]
-    try:
-        return all(_agree(a, b, replace(setting, symbols=point)) for point in points)
-    except SeveralValues:
-        raise
-    except NoValue:
-        return False
+def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
+    """Where expressions may differ that agree nearly everywhere, or at real numbers."""
+    used = functions(a) | functions(b)
+    if used & _ROUNDING:
+        for start in range(len(_JUMPS)):
+            yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
+    letters = _complex_letters(a) | _complex_letters(b)
+    if letters:
+        point = next(_points(names))
+        for part in _COMPLEX:
+            yield {name: (value, part) if name in letters else value for name, value in point.items()}
+
+
+def _complex_letters(node: Node) -> set[str]:
+    """The letters that may be complex: those inside Re, Im and arg, or inside |…| where they are called z or w."""
+    found = set[str]()
+    for part in walk(node):
+        if isinstance(part, Call) and part.name in _OF_COMPLEX:
+            found |= {name for name in variables(part) if name[0] in "zw" or part.name not in _LENGTHS}
+    return (
+        found if not any(name[0] in "zw" for name in found) else {name for name in found if name[0] in "zw"}
+    )
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:

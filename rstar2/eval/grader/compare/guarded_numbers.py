@@ -18,6 +18,8 @@ MAX_SPREAD_BITS = 250
 
 Value: TypeAlias = Any
 """A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
+Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
+"""What a symbol may stand for: a rational number, or the real and the imaginary part of a complex one."""
 
 
 class Work:
@@ -49,7 +51,7 @@ class SeveralValues(NoValue):
 class Setting:
     """How to evaluate, and arithmetic under the guards."""
 
-    symbols: Mapping[str, Fraction]
+    symbols: Mapping[str, Constant]
     context: Any
     """An mpmath context, which carries the precision."""
     work: Work = field(default_factory=Work)

@@ -61,6 +61,8 @@ _PHRASES: dict[tuple[str, ...], Node] = {
 }
 """Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60
+_DENIAL = re.compile(r"\b(?:not|never|wrong|incorrect|false)\b|n't\b", re.IGNORECASE)
+"""Words before an equals sign with which the value behind it is no answer."""
 
 
 def read(text: str) -> list[Node]:
@@ -101,9 +103,11 @@ def _read(text: str, thousands: bool) -> Node:
 
 def _last_side(text: str, thousands: bool) -> Node | None:
     """The value at the end of an equation whose left side is outside the grammar."""
-    left, equals, right = text[:MAX_CHARS].rpartition("=")
+    left, equals, right = text.rpartition("=")
     if (
         not equals
+        or len(text) > MAX_CHARS
+        or _DENIAL.search(left)
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")
