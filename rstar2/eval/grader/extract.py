@@ -81,8 +81,9 @@ _NEGATED = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"[\s$*)\]}\\,]{0,6}(?:which\s+)?(?:(?:is|was|would be|must be|seems|looks)(?:\s+\w+ly|\s+just|\s+also)?"
-    r"\s+(?:not\b|wrong\b|incorrect\b|false\b|invalid\b|impossible\b)|(?:is|was)n't\b|can(?:not|'t)\s+be\b)",
+    r"[\s$*)\]}\\,]{0,6}(?:which\s+)?(?:is|was|would be|must be|seems|looks|can|could)(?:\s+\w+ly|\s+just|\s+also)?"
+    r"(?:\s+(?:wrong|incorrect|false|invalid|impossible)\b|(?:n't|\s*not)(?:\s+be)?"
+    r"(?:\s*[.!,;\n]|\s*$|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b))",
     re.IGNORECASE,
 )
 """Words behind an answer that deny it."""

@@ -34,7 +34,7 @@ _CHOICE = re.compile(
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _NO_OPTION = re.compile(
     r"^(?:or|and|nor|is|isn't|are|was|not|but|maybe|perhaps)\b"
-    r"|^(?!both\b|neither\b).*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
+    r"|^(?!(?i:both|neither|none|all)\b).*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
     re.S,
 )
 """What is no option's text: a remark about it, or further options."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
 from rstar2.eval.grader.compare.guarded_numbers import (
+    MAX_SPREAD_BITS,
     MAX_STEPS,
     Constant,
     NoValue,
@@ -67,17 +68,20 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
+    made_up, other_made_up = _unknown(a), _unknown(b)
     doubt: NoValue | None = None
     for setting in _readings(a, b):
         try:
-            if _identical(a, b, names, setting):
+            if _identical(a, b, names, setting) and (
+                made_up == other_made_up or _identical(a, b, names, replace(setting, others=True))
+            ):
                 return True
         except NoValue as error:
             doubt = doubt or error
     if doubt:
         raise doubt
     # What came out different may be equal, if one side uses what is not known.
-    if _unknown(a) != _unknown(b):
+    if made_up != other_made_up:
         raise NoValue("a function or command that is not known")
     return False
 
@@ -113,6 +117,14 @@ def functions(node: Node) -> set[str]:
 
 def real_value(node: Node) -> Any:
     """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
+    value, context = constant_value(node), _context(_LOW_DIGITS)
+    if abs(context.im(value)) > context.mpf(10) ** -30:
+        raise NoValue("not real")
+    return context.re(value)
+
+
+def constant_value(node: Node) -> Any:
+    """A constant as an mpmath number or infinity; NoValue where it has variables or cannot be computed."""
     context = _context(_LOW_DIGITS)
     sign = infinite(node)
     if sign:
@@ -120,10 +132,7 @@ def real_value(node: Node) -> Any:
     if any(isinstance(part, Apply) for part in walk(node)):
         raise NoValue("not a known number")
     setting = Setting({}, context)
-    value = setting.inexact(evaluate(node, setting))
-    if abs(context.im(value)) > context.mpf(10) ** -30:
-        raise NoValue("not real")
-    return context.re(value)
+    return +setting.inexact(evaluate(node, setting))
 
 
 def whole_number(node: Node) -> int | None:
@@ -291,13 +300,16 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
     """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
-    exact = isinstance(left, Fraction) and isinstance(right, Fraction)
+    is_exact = isinstance(left, Fraction), isinstance(right, Fraction)
+    exact = all(is_exact)
     if (exact and left == right) or _rounds(a, right, setting) or _rounds(b, left, setting):
         return True
     if exact:
         return False
     left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
+    if any(is_exact) and context.mag(scale) > MAX_SPREAD_BITS:
+        raise NoValue("too large to compare with a value that is not exact")
     imaginary = max(abs(context.im(left)), abs(context.im(right)))
     return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
 

@@ -152,7 +152,8 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    return _fraction_of("|".join([name, *(_written(value, setting) for value in values)]))
+    found = _fraction_of("|".join([name, *(_written(value, setting) for value in values)]))
+    return -found - 7 if setting.others else found
 
 
 def _written(value: Value, setting: Setting) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name
-from rstar2.eval.grader.compare.equality import functions, real_value, variables, whole_number
+from rstar2.eval.grader.compare.equality import constant_value, functions, variables, whole_number
 from rstar2.eval.grader.compare.evaluate import is_unsolved
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.listings import Same
@@ -122,7 +122,9 @@ def _options(exact: Node, other: Node) -> list[Node]:
             if functions(exact) & _SIGNS != functions(other) & _SIGNS and _is_integer(exact)
             else [exact, other]
         )
-    differences = [(abs(real_value(one) - real_value(two)), real_value(one), two) for one, two in pairs]
+    differences = [
+        (abs(constant_value(one) - constant_value(two)), constant_value(one), two) for one, two in pairs
+    ]
     if all(difference * 2 <= 1 and _is_whole(two) for difference, _, two in differences):
         return [other]
     if all(
@@ -159,7 +161,7 @@ def _is_rounding(exact: Node, other: Node) -> bool:
     """Whether the other value is a decimal to which the first is rounded or cut off."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
-    return bool(abs(real_value(exact) - real_value(other)) * 10**other.places < 1)
+    return bool(abs(constant_value(exact) - constant_value(other)) * 10**other.places < 1)
 
 
 def _is_integer(node: Node) -> bool:

@@ -20,14 +20,13 @@ _NATURAL = frozenset({"ln", "exp"})
 def in_one_reading(node: Node) -> Node:
     """The expression with signs left as they are only where both readings say the same or one of them is meant."""
     used = functions(node)
-    if "degree" in used and _dimension(node, "degree") not in {0, 1}:
+    several = len(used & DOUBLE) > 1
+    if "degree" in used and (several or _dimension(node, "degree") not in {0, 1}):
         node = _replaced(node, "degree", plain=Symbol("pi") not in set(walk(node)))
-    if "percent" in used:
-        node = _percentage(node)
-    if "log" in used and not _linear_in_logs(node):
+    if "log" in used and (several or not _linear_in_logs(node)):
         natural = bool(used & _NATURAL) or Symbol("e") in set(walk(node))
         node = _renamed(node, "ln" if natural else "log10")
-    return node
+    return _percentage(node) if "percent" in used else node
 
 
 def without_signs(node: Node) -> Node:
@@ -108,11 +107,17 @@ def _linear_in_logs(node: Node) -> bool:
     """Whether logarithms are only added, multiplied and divided, and those of other bases than e.
 
     No such expression has two values that are both answers to something else than the same logarithms: with floors,
-    roots or e, it might be 1 in one reading and 7 in the other.
+    e or roots of sums, it might be 1 in one reading and 7 in the other.
     """
     if any(part == Symbol("e") or (isinstance(part, Call) and part.name in _NATURAL) for part in walk(node)):
         return False
     return _is_rational_in_logs(node)
+
+
+def _is_monomial(node: Node) -> bool:
+    """Whether logarithms are only multiplied, so that the sign is the same in both readings."""
+    sums = nodes.Sum | nodes.PlusMinus
+    return not any(isinstance(part, sums) and "log" in functions(part) for part in walk(node))
 
 
 def _is_rational_in_logs(node: Node) -> bool:
@@ -126,5 +131,7 @@ def _is_rational_in_logs(node: Node) -> bool:
         case nodes.PlusMinus(left=left, right=right) | nodes.Quotient(over=left, under=right):
             return _is_rational_in_logs(left) and _is_rational_in_logs(right)
         case nodes.Power(base=base, exponent=nodes.Number(value=exponent)):
-            return exponent.denominator == 1 and _is_rational_in_logs(base)
+            return _is_rational_in_logs(base) and (exponent.denominator == 1 or _is_monomial(base))
+        case nodes.Call(name="root", args=(base, nodes.Number())):
+            return _is_rational_in_logs(base) and _is_monomial(base)
     return False

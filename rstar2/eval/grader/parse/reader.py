@@ -13,7 +13,7 @@ from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Sym
 from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import DENIAL, NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -61,8 +61,6 @@ _PHRASES: dict[tuple[str, ...], Node] = {
 }
 """Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60
-_DENIAL = re.compile(r"\b(?:not|never|wrong|incorrect|false)\b|n't\b", re.IGNORECASE)
-"""Words before an equals sign with which the value behind it is no answer."""
 
 
 def read(text: str) -> list[Node]:
@@ -107,7 +105,7 @@ def _last_side(text: str, thousands: bool) -> Node | None:
     if (
         not equals
         or len(text) > MAX_CHARS
-        or _DENIAL.search(left)
+        or DENIAL.search(left)
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")
