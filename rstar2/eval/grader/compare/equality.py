@@ -68,12 +68,11 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
-    made_up, other_made_up = _unknown(a), _unknown(b)
     doubt: NoValue | None = None
     for setting in _readings(a, b):
         try:
             if _identical(a, b, names, setting) and (
-                made_up == other_made_up or _identical(a, b, names, replace(setting, others=True))
+                _unknown(a) == _unknown(b) or _identical(a, b, names, replace(setting, others=True))
             ):
                 return True
         except NoValue as error:
@@ -81,15 +80,17 @@ def equal(a: Node, b: Node) -> bool:
     if doubt:
         raise doubt
     # What came out different may be equal, if one side uses what is not known.
-    if made_up != other_made_up:
+    if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
     return False
 
 
 def _unknown(node: Node) -> set[str]:
-    functions = {part.name for part in walk(node) if isinstance(part, Apply)}
-    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
-    return functions | {name for name in names if name.startswith(UNKNOWN)}
+    return {
+        part.name
+        for part in walk(node)
+        if isinstance(part, Apply) or (isinstance(part, Symbol) and part.name.startswith(UNKNOWN))
+    }
 
 
 def infinite(node: Node) -> int:
@@ -106,8 +107,9 @@ def infinite(node: Node) -> int:
 
 def variables(node: Node) -> set[str]:
     """The names of the free variables."""
-    bound = {part.index for part in walk(node) if isinstance(part, Series)} | {"none"}
-    return {part.name for part in walk(node) if isinstance(part, Symbol)} - CONSTANTS - bound
+    parts = [part for part in walk(node) if isinstance(part, Symbol | Series)]
+    bound = {part.index for part in parts if isinstance(part, Series)} | {"none"}
+    return {part.name for part in parts if isinstance(part, Symbol)} - CONSTANTS - bound
 
 
 def functions(node: Node) -> set[str]:
@@ -201,7 +203,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if doubt:
         raise NoValue(doubt)
     same = _identical_at(_special_points(a, b, names), a, b, setting)
-    if not same and (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX) <= _LENGTHS:
+    if not same and not (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX - _LENGTHS):
         raise NoValue("a letter that may stand for a complex number")
     return same
 
@@ -242,7 +244,7 @@ def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Co
     if used & _ROUNDING:
         for start in range(len(_JUMPS)):
             yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
-    letters = _complex_letters(a) | _complex_letters(b)
+    letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()
     if letters:
         point = next(_points(names))
         for part in _COMPLEX:

@@ -34,12 +34,12 @@ _STRUCTURE = (
 
 def one_answer(pred: Node, same: Same) -> list[Node]:
     """The prediction with one value where it has chains: as it is exact, and, where it differs, as it is rounded."""
-    chains = [part for part in walk(pred) if isinstance(part, nodes.Relation)]
-    signs = any(isinstance(part, nodes.Call) and part.name in DOUBLE for part in walk(pred))
-    if not chains and not signs:
+    found = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
+    chains = [part.operators for part in found if isinstance(part, nodes.Relation)]
+    if not chains and not any(isinstance(part, nodes.Call) and part.name in DOUBLE for part in found):
         return [pred]
     exact = _with_one_value(pred, same, rounded=False)
-    if not any("~" in chain.operators for chain in chains):
+    if not any("~" in operators for operators in chains):
         return [exact]
     rounded = _with_one_value(pred, same, rounded=True)
     return [exact] if rounded == exact else [exact, rounded]
