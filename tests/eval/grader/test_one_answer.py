@@ -34,6 +34,7 @@ SEVERAL = [
     (r"\boxed{7+35\frac{\log 10-1}{\ln 10-1}}", ["42", "7"]),
     (r"\boxed{7+35\frac{\log e-1}{\log e-\log 10}}", ["42", "7"]),
     (r"\boxed{7+35(\lfloor\log 10\rfloor-1)}", ["42", "7", "77"]),
+    (r"\boxed{5.0\text{ m} \approx 5.0\text{ km}}", [r"5\text{ m}", r"5\text{ km}"]),
     (r"\boxed{7,007}", ["7007", "7"]),
     (r"\boxed{123,123}", ["123123", "123"]),
     (r"\boxed{\max{1,234}}", ["1234", "234"]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from fractions import Fraction
+from typing import Any
 
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name
 from rstar2.eval.grader.compare.equality import constant_value, functions, variables, whole_number
@@ -19,11 +19,11 @@ from rstar2.eval.grader.compare.evaluate import is_unsolved
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.listings import Same
 from rstar2.eval.grader.compare.one_reading import DOUBLE, counted_in, in_one_reading, without_signs
-from rstar2.eval.grader.parse import nodes
+from rstar2.eval.grader.parse import nodes, units
 from rstar2.eval.grader.parse.nodes import Node, walk, with_parts
 
-_CLOSE = Fraction(1, 100)
-"""Relative difference up to which another form, such as 22/7 or 1.27·10^30, may stand behind an exact value."""
+_CLOSE = 100
+"""Another form, such as 22/7 or 1.27·10^30, may differ by one part in so many from the exact value before it."""
 _SIGNS = frozenset({"percent", "degree"})
 _STRUCTURE = (
     nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Ratio
@@ -116,21 +116,12 @@ def _options(exact: Node, other: Node) -> list[Node]:
         return [exact]
     pairs = _pairs(exact, other)
     if all(_is_rounding(one, two) or _is_rounding(two, one) for one, two in pairs):
-        # 42 and 4200.0 % are the same, but nobody asks for either.
-        return (
-            [exact]
-            if functions(exact) & _SIGNS != functions(other) & _SIGNS and _is_integer(exact)
-            else [exact, other]
-        )
-    differences = [
-        (abs(constant_value(one) - constant_value(two)), constant_value(one), two) for one, two in pairs
-    ]
-    if all(difference * 2 <= 1 and _is_whole(two) for difference, _, two in differences):
+        # 1 and 57.3 degrees, 42 and 4200.0 % would be two integers.
+        other_sign = functions(exact) & _SIGNS != functions(other) & _SIGNS
+        return [exact] if other_sign and _is_integer(exact) else [exact, other]
+    if all(_is_integer_near(one, two) for one, two in pairs):
         return [other]
-    if all(
-        difference <= abs(value) * _CLOSE.numerator / _CLOSE.denominator
-        for difference, value, _ in differences
-    ):
+    if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
         return [exact]
     raise NoValue("several values")
 
@@ -146,6 +137,8 @@ def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
         ):
             if len(a) == len(b):
                 return [pair for left, right in zip(a, b, strict=True) for pair in _pairs(left, right)]
+        case (nodes.Quantity(unit=a), nodes.Quantity(unit=b)) if not units.same_words(a, b):
+            raise NoValue("values in different units")
         case (nodes.Quantity(value=value), _):
             return _pairs(value, other)
         case (_, nodes.Quantity(value=value)):
@@ -161,12 +154,18 @@ def _is_rounding(exact: Node, other: Node) -> bool:
     """Whether the other value is a decimal to which the first is rounded or cut off."""
     if not isinstance(other, nodes.Number) or not other.places:
         return False
-    return bool(abs(constant_value(exact) - constant_value(other)) * 10**other.places < 1)
+    return bool(abs(_difference(exact, other)) * 10**other.places < 1)
+
+
+def _is_integer_near(exact: Node, other: Node) -> bool:
+    """Whether the other value is an integer to which the first is rounded."""
+    is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
+    return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
+
+
+def _difference(one: Node, other: Node) -> Any:
+    return constant_value(one) - constant_value(other)
 
 
 def _is_integer(node: Node) -> bool:
     return whole_number(without_signs(node)) is not None
-
-
-def _is_whole(node: Node) -> bool:
-    return isinstance(node, nodes.Number) and node.value.denominator == 1
