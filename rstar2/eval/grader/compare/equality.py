@@ -213,18 +213,18 @@ def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting
 
     Where they have, other numbers must not decide, or an expression with another value at fractions would be two.
     """
-    tried = False
+    tried = 0
     for start in (7, 10, 12, 13):
         point = {name: Fraction(start + 5 * i) for i, name in enumerate(names)}
         try:
             if not _agree(a, b, replace(setting, symbols=point)):
                 return False
-            tried = True
+            tried += 1
         except SeveralValues:
             raise
         except NoValue:
             continue
-    return True if tried else None
+    return True if tried > 1 else None
 
 
 def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
@@ -257,9 +257,7 @@ def _complex_letters(node: Node) -> set[str]:
     for part in walk(node):
         if isinstance(part, Call) and part.name in _OF_COMPLEX:
             found |= {name for name in variables(part) if name[0] in "zw" or part.name not in _LENGTHS}
-    return (
-        found if not any(name[0] in "zw" for name in found) else {name for name in found if name[0] in "zw"}
-    )
+    return {name for name in found if name[0] in "zw"} or found
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:

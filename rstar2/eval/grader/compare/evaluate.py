@@ -18,8 +18,6 @@ from rstar2.eval.grader.parse import nodes
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
-
-
 _SHORT = 10**9
 """Fractions whose numerator times denominator is below this differ within twenty digits."""
 

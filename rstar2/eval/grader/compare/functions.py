@@ -104,9 +104,8 @@ def _floor(setting: Setting, value: Value) -> Fraction:
     nearest, noise = setting.context.nint(value), setting.context.mpf(10) ** (10 - setting.context.dps)
     if abs(value) * noise > 1:
         raise NoValue("too large to be rounded")
-    return Fraction(
-        int(nearest if abs(value - nearest) <= max(abs(value), 1) * noise else setting.context.floor(value))
-    )
+    is_noise = abs(value - nearest) <= max(abs(value), 1) * noise
+    return Fraction(int(nearest if is_noise else setting.context.floor(value)))
 
 
 def _sign(value: Value, setting: Setting) -> Fraction:
