@@ -5,7 +5,8 @@ the turn (several side by side, as in `\boxed{1}, \boxed{2}`, are one answer), u
 phrase states another; the whole text where it reads as mathematics; what follows the last `answer is`, `Answer:`
 or `####`; the last formula; the last number; the whole text where it is one short line. Reasoning in `<think>`
 or `<reason>` that has ended, tool calls and responses, and whatever follows an end-of-turn token are not part of
-the answer, and what the words beside it deny (`not 42`, `42 is wrong`) is none. Every step is linear in the length of the text.
+the answer, and what the words beside it deny (`not 42`, `42 is wrong`) is none. Every step is linear in the length of
+the text.
 """
 
 from __future__ import annotations
