@@ -5,7 +5,8 @@ the turn (several side by side, as in `\boxed{1}, \boxed{2}`, are one answer), u
 phrase states another; the whole text where it reads as mathematics; what follows the last `answer is`, `Answer:`
 or `####`; the last formula; the last number; the whole text where it is one short line. Reasoning in `<think>`
 or `<reason>` that has ended, tool calls and responses, and whatever follows an end-of-turn token are not part of
-the answer. Every step is linear in the length of the text.
+the answer, and what the words beside it deny (`not 42`, `42 is wrong`) is none. Every step is linear in the length of
+the text.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _LABEL = re.compile(
 )
 """Words in front of a boxed value, as in \\text{The probability is } 1/2."""
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\band\b|\bor\b|\\text\{\s*(?:and|or|,)?\s*\})*"
+    r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\b(?:and|or|maybe|perhaps|possibly|else)\b"
+    r"|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
@@ -73,8 +75,26 @@ _CHOSEN = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
     re.IGNORECASE,
 )
+_OR_BEFORE = re.compile(r"\b(?:or|nor|and)\s+\**$", re.IGNORECASE)
 _LISTED_CHOICE = re.compile(r"\(?[A-J]\)\s|[A-J][.:]\s")
-_NEGATED = re.compile(r"(?:\bnot|n't|\bnever)\s+(?:equal(?:\s+to)?\s+|exactly\s+)?[$(\\]*$", re.IGNORECASE)
+_NEGATED = re.compile(
+    r"(?:\bnot|n't|\bnever|\brather than|\binstead of|\bother than)[\s}]+(?:equal(?:\s+to)?\s+|exactly\s+)?[$({\\]*$",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"[\s$*)\]}\\,]{0,6}(?:which\s+)?(?:is|was|would be|must be|seems|looks|can|could)(?:\s+\w+ly|\s+just|\s+also)?"
+    r"(?:\s+(?:wrong|incorrect|false|invalid|impossible)\b|(?:n't|\s*not)(?:\s+be)?"
+    r"(?:\s*[.!,;\n]|\s*$|\s+(?:the|my|our|a|an)\s+(?:\w+\s+)?(?:answer|solution|result)\b|\s+(?:right|correct|true|valid|it)\b))",
+    re.IGNORECASE,
+)
+"""Words behind an answer that deny it."""
+_REMARK_CHARS = 80
+_HEDGE = r"(?:maybe|perhaps|possibly|probably|else|rather)"
+_ALTERNATIVE = re.compile(
+    rf"(?:\$([^$]+)\$|\\\(((?:(?!\\\().)+)\\\)|(?<!\S)(\d[\d.,/]*))\s+or\s+(?:{_HEDGE}\s+)?(?:\$|\\\()?$",
+    re.IGNORECASE,
+)
+"""Another answer, and `or`, in front of one."""
 _CODE = re.compile(r"__|\blambda\b|\bimport\b|\w\(['\"]")
 _ASSERTED = re.compile(r"(?:\bis|\bare|=|:|\bequals|\bbe|\bof)\s*$")
 
@@ -102,7 +122,9 @@ def _find(turn: str) -> str | None:
     ):
         return turn
     chosen = _last_match(_CHOSEN, turn)
-    if chosen is not None:
+    if chosen is not None and not (
+        _is_denied(turn, *chosen.span()) or _OR_BEFORE.search(turn[: chosen.start()][-_REMARK_CHARS:])
+    ):
         return chosen[1] or chosen[2]
     found = _stated(_STATED, turn) or _last_formula_or_number(turn)
     if found is None and len(turn) <= BARE_CHARS and "\n" not in turn:
@@ -149,6 +171,11 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
     if not starts:
         return ("", len(text)) if _EMPTY_BOX.search(text) else None
     content, end = _braced(text, starts[-1].end())
+    while _is_denied(text, starts[-1].start(), end):
+        starts.pop()
+        if not starts:
+            return "", len(text)
+        content, end = _braced(text, starts[-1].end())
     noun = _counted(text[end : end + _GAP_CHARS] + "\n", _NOUN_BEHIND)
     contents, last, left = [content.strip()], "", starts[-1].start()
     for match in reversed(starts[:-1]):
@@ -207,6 +234,18 @@ def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match
     return found[0] if found else None
 
 
+def _is_denied(text: str, start: int, end: int) -> bool:
+    """Whether words around an answer say that it is none: `not 42`, `42 is wrong`."""
+    before = text[max(0, start - _REMARK_CHARS) : start]
+    return _NEGATED.search(before) is not None or _DENIED.match(text[end : end + _REMARK_CHARS]) is not None
+
+
+def _with_alternative(text: str, start: int, answer: str) -> str:
+    """The answer with the one offered beside it, as in `41 or 42`."""
+    other = _ALTERNATIVE.search(text[max(0, start - _REMARK_CHARS) : start])
+    return f"{other[1] or other[2] or other[3]} or {answer}" if other else answer
+
+
 def _stated(pattern: re.Pattern[str], text: str) -> str | None:
     """The answer behind the last words that announce one."""
     last = _last_match(pattern, text)
@@ -241,8 +280,8 @@ def _formula_at(text: str) -> int:
     return 0 if end < 0 else end + len(opening.group())
 
 
-def _last_formula(text: str) -> tuple[str, int] | None:
-    """The content of the last formula between delimiters, and where it ends."""
+def _last_formula(text: str) -> tuple[str, int, int] | None:
+    """The content of the last formula between delimiters, where that begins, and where the formula ends."""
     found, position, unclosed = None, 0, set[str]()
     while (opening := _OPENING.search(text, position)) is not None:
         sign, position = opening.group(), opening.end()
@@ -255,7 +294,7 @@ def _last_formula(text: str) -> tuple[str, int] | None:
             unclosed.add(sign)
             continue
         if text[position:end].strip():
-            found = text[position:end], end + len(sign)
+            found = text[position:end], position, end + len(sign)
         position = end + len(sign)
     return found
 
@@ -272,16 +311,15 @@ def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
         number = None if _CODE.search(text) else _last_match(_NUMBER, text)
-        if number and _NEGATED.search(text, max(0, number.start() - 30), number.start()):
+        if number is None or _is_denied(text, *number.span()):
             return None
-        line = number and text.rfind("\n", 0, number.start()) + 1
-        total = _last_match(_TOTAL, text, line) if line is not None else None
-        return total[1] if total else number.group() if number else None
-    content, end = formula
+        total = _last_match(_TOTAL, text, text.rfind("\n", 0, number.start()) + 1)
+        return total[1] if total else _with_alternative(text, number.start(), number.group())
+    content, start, end = formula
     number = _last_match(_NUMBER, text, end)
     if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
         return number.group()
-    return content
+    return None if _is_denied(text, start, end) else _with_alternative(text, start, content)
 
 
 def _clean(answer: str | None) -> str | None:

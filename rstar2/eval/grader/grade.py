@@ -29,9 +29,15 @@ _IRRATIONAL = frozenset(map(nodes.Symbol, ("pi", "e", "i")))
 _LETTER = re.compile(r"(?:\\text\w*\{)?\(?([A-J])\)?\}?")
 _WRAPPED = re.compile(r"\\(?:text\w*|math\w*|mbox|bf|rm)\s*\{([^{}]*)\}")
 _CHOICE = re.compile(
-    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+\S.*|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
+    r"(?:(?:option|choice)\s*)?\(?([A-J])[).:]\s+(\S.*)|(?:option|choice)\s*\(?([A-J])\)?", re.I | re.S
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
+_NO_OPTION = re.compile(
+    r"^(?:or|and|nor|is|isn't|are|was|not|but|maybe|perhaps)\b"
+    r"|^(?!(?i:both|neither|none|all)\b).*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
+    re.S,
+)
+"""What is no option's text: a remark about it, or further options."""
 _INTEGER = re.compile(r"[-+]?\d{1,40}", re.ASCII)
 
 VerdictName = Literal["correct", "wrong", "unparsed", "timeout", "invalid"]
@@ -78,16 +84,21 @@ def grade(gold: Given, pred: Given, work_out: Callable[[Node], Node] | None = No
     wanted, extracted = found
     golds, preds = read(wanted), read(extracted)
     verdict = _by_type(wanted, extracted, golds, preds)
-    if verdict.verdict == "correct" or not any(map(unsolved, (*golds, *preds))):
+    if not any(map(unsolved, (*golds, *preds))) or (verdict.correct and _needs_no_working_out(golds, preds)):
         return verdict
     if work_out is not None:
         golds, preds = list(map(work_out, golds)), list(map(work_out, preds))
         verdict = _by_type(wanted, extracted, golds, preds)
-        if verdict.verdict == "correct":
+        if verdict.correct and _needs_no_working_out(golds, preds):
             return Verdict("correct", extracted, "symbolic")
         if not any(map(unsolved, (*golds, *preds))):
             return verdict
     return Verdict("unparsed", extracted, "not verified: a limit, an integral or a long sum")
+
+
+def _needs_no_working_out(golds: list[Node], preds: list[Node]) -> bool:
+    """Whether what is not worked out stands in the gold answer too, rather than having a made-up value."""
+    return any(map(unsolved, golds)) or not any(map(unsolved, preds))
 
 
 def grade_quickly(gold: str | None, pred: str | None) -> Verdict | None:
@@ -123,6 +134,15 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     return wanted, extracted
 
 
+def _has_members(node: Node) -> bool:
+    """Whether an answer has several values."""
+    several = nodes.Listing | nodes.SetOf | nodes.Brackets
+    return any(
+        isinstance(part, nodes.Matrix) or (isinstance(part, several) and len(part.items) > 1)
+        for part in walk(node)
+    )
+
+
 def _chosen(text: str) -> str | None:
     """The letter of a choice: B, (B), Option B, or the option with its text, as \\textbf{(B)}\\ 15."""
     bare = _WRAPPED.sub(r"\1", text).replace("\\ ", " ").replace("~", " ").replace("\\,", " ").strip()
@@ -130,18 +150,24 @@ def _chosen(text: str) -> str | None:
     if letter:
         return letter[1]
     choice = _CHOICE.fullmatch(bare)
-    return (choice[1] or choice[2]) if choice else None
+    if choice is None or _NO_OPTION.search(choice[2] or ""):
+        return None
+    return choice[1] or choice[3]
 
 
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, nodes.Text) for node in (*golds, *preds)) and words(wanted) == words(extracted):
+    if any(isinstance(node, nodes.Text) for node in golds) and words(wanted) == words(extracted):
         return Verdict("correct", extracted, "text")
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:
         return Verdict("correct" if letters[0] == letters[1] else "wrong", extracted, "choice")
+    if letters[1] and _LETTER.fullmatch(extracted) is None:
+        return Verdict("unparsed", extracted, "not verified: an option where none is asked for")
     for gold, pred in product(golds, preds):
+        if pred is not preds[0] and not _has_members(gold):
+            continue  # a list, and a number whose digits are grouped, would be two answers
         try:
             same, rule = compare(gold, pred)
         except (NoValue, RecursionError) as error:

@@ -11,6 +11,7 @@ from rstar2.eval.grader.compare.equality import equal, functions, proportional, 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
+from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, walk
@@ -22,7 +23,21 @@ _ORDER = {">": "<", ">=": "<="}
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
-    """Whether two answers are equal, and by which rule; NoValue where it cannot be verified."""
+    """Whether a prediction equals the gold answer, and by which rule; NoValue where it cannot be verified."""
+    outcome, doubt = (False, ""), None
+    for answer in one_answer(pred, _same):
+        try:
+            outcome = _compare_whole(gold, answer)
+        except NoValue as error:
+            doubt = error
+        if outcome[0]:
+            return outcome
+    if doubt:
+        raise doubt
+    return outcome
+
+
+def _compare_whole(gold: Node, pred: Node) -> Outcome:
     golds, preds = _with_signs(gold), _with_signs(pred)
     gold, pred = golds[0], preds[0]
     outcome = _compare(gold, with_letter_of(gold, pred))
@@ -184,7 +199,10 @@ def _turned(
 
 
 def _one_relation(a: Node, b: Node) -> Outcome:
-    """A relation against something that is none: the name is dropped."""
+    """A relation against something that is none: the name is dropped.
+
+    Only a gold answer still has a chain with ≈, and any of its values may be given.
+    """
     (name, left), (other, right) = assignments.named(a), assignments.named(b)
     if name is None and other is None and isinstance(b, nodes.Relation) and assignments.states_a_value(b):
         return _compare(a, b.sides[-1])

@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import MAX_STEPS, NoValue, Setting, SeveralValues, Value, Work
-from rstar2.eval.grader.parse.nodes import CONSTANTS, UNKNOWN, Apply, Call, Node, Number, Series, Symbol, walk
+from rstar2.eval.grader.compare.guarded_numbers import (
+    MAX_SPREAD_BITS,
+    MAX_STEPS,
+    Constant,
+    NoValue,
+    Setting,
+    SeveralValues,
+    Value,
+    Work,
+)
+from rstar2.eval.grader.parse.nodes import (
+    CONSTANTS,
+    UNKNOWN,
+    Apply,
+    Call,
+    Node,
+    Number,
+    Product,
+    Series,
+    Sum,
+    Symbol,
+    walk,
+)
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
@@ -29,6 +50,13 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
+_ROUNDING = frozenset({"floor", "ceil", "sgn"})
+_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2))
+"""Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
+_LENGTHS = frozenset({"abs", "norm"})
+_OF_COMPLEX = _LENGTHS | {"Re", "Im", "arg"}
+_COMPLEX = (Fraction(3, 4), Fraction(-5, 8))
+"""Imaginary parts that letters for complex numbers get."""
 _contexts = threading.local()
 
 
@@ -43,7 +71,9 @@ def equal(a: Node, b: Node) -> bool:
     doubt: NoValue | None = None
     for setting in _readings(a, b):
         try:
-            if _identical(a, b, names, setting):
+            if _identical(a, b, names, setting) and (
+                _unknown(a) == _unknown(b) or _identical(a, b, names, replace(setting, others=True))
+            ):
                 return True
         except NoValue as error:
             doubt = doubt or error
@@ -56,25 +86,30 @@ def equal(a: Node, b: Node) -> bool:
 
 
 def _unknown(node: Node) -> set[str]:
-    functions = {part.name for part in walk(node) if isinstance(part, Apply)}
-    names = {part.name for part in walk(node) if isinstance(part, Symbol)}
-    return functions | {name for name in names if name.startswith(UNKNOWN)}
+    return {
+        part.name
+        for part in walk(node)
+        if isinstance(part, Apply) or (isinstance(part, Symbol) and part.name.startswith(UNKNOWN))
+    }
 
 
 def infinite(node: Node) -> int:
     """1 for infinity, -1 for minus infinity, 0 for anything else."""
     if node == Symbol("infinity"):
         return 1
-    factors = getattr(node, "factors", getattr(node, "terms", ()))
-    if factors and factors[-1] == Symbol("infinity") and all(isinstance(one, Number) for one in factors[:-1]):
-        return -1 if factors[0].value < 0 else 1
+    match node:
+        case Product(factors=(Number(value=value), Symbol(name="infinity"))):
+            return -1 if value < 0 else int(value > 0)
+        case Sum(terms=(*terms, Symbol(name="infinity"))) if all(isinstance(one, Number) for one in terms):
+            return 1
     return 0
 
 
 def variables(node: Node) -> set[str]:
     """The names of the free variables."""
-    bound = {part.index for part in walk(node) if isinstance(part, Series)} | {"none"}
-    return {part.name for part in walk(node) if isinstance(part, Symbol)} - CONSTANTS - bound
+    parts = [part for part in walk(node) if isinstance(part, Symbol | Series)]
+    bound = {part.index for part in parts if isinstance(part, Series)} | {"none"}
+    return {part.name for part in parts if isinstance(part, Symbol)} - CONSTANTS - bound
 
 
 def functions(node: Node) -> set[str]:
@@ -84,6 +119,14 @@ def functions(node: Node) -> set[str]:
 
 def real_value(node: Node) -> Any:
     """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
+    value, context = constant_value(node), _context(_LOW_DIGITS)
+    if abs(context.im(value)) > context.mpf(10) ** -30:
+        raise NoValue("not real")
+    return context.re(value)
+
+
+def constant_value(node: Node) -> Any:
+    """A constant as an mpmath number or infinity; NoValue where it has variables or cannot be computed."""
     context = _context(_LOW_DIGITS)
     sign = infinite(node)
     if sign:
@@ -91,10 +134,16 @@ def real_value(node: Node) -> Any:
     if any(isinstance(part, Apply) for part in walk(node)):
         raise NoValue("not a known number")
     setting = Setting({}, context)
-    value = setting.inexact(evaluate(node, setting))
-    if abs(context.im(value)) > context.mpf(10) ** -30:
-        raise NoValue("not real")
-    return context.re(value)
+    return +setting.inexact(evaluate(node, setting))
+
+
+def whole_number(node: Node) -> int | None:
+    """The integer a constant is equal to, None where it is none; NoValue as `real_value`."""
+    value = real_value(node)
+    if not value.context.isfinite(value):
+        raise NoValue("not finite")
+    nearest = value.context.nint(value)
+    return int(nearest) if abs(value - nearest) <= abs(value) * value.context.mpf(10) ** -30 else None
 
 
 def proportional(a: Node, b: Node) -> Fraction | None:
@@ -135,16 +184,17 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not names:
         return _agree(a, b, setting)
+    for_integers = _identical_for_integers(a, b, names, setting) if set(names) <= _INTEGERS else None
+    if for_integers is not None:
+        return for_integers
     tried, doubt = 0, ""
     for point in _points(names):
         negative = any(value < 0 for value in point.values())
         try:
             if not _agree(a, b, replace(setting, symbols=point, real=negative)):
-                return _identical_for_integers(a, b, names, setting)
+                return False
             tried += not negative
         except SeveralValues as error:
-            if set(names) <= _INTEGERS:
-                return _identical_for_integers(a, b, names, setting)
             doubt = str(error)
         except NoValue:
             continue
@@ -152,19 +202,62 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
         doubt = doubt or "not defined where it was tried"
     if doubt:
         raise NoValue(doubt)
+    same = _identical_at(_special_points(a, b, names), a, b, setting)
+    if not same and not (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX - _LENGTHS):
+        raise NoValue("a letter that may stand for a complex number")
+    return same
+
+
+def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool | None:
+    """Whether they agree where letters for whole numbers are some; None where they have no values there.
+
+    Where they have, other numbers must not decide, or an expression with another value at fractions would be two.
+    """
+    tried = 0
+    for start in (7, 10, 12, 13):
+        point = {name: Fraction(start + 5 * i) for i, name in enumerate(names)}
+        try:
+            if not _agree(a, b, replace(setting, symbols=point)):
+                return False
+            tried += 1
+        except SeveralValues:
+            raise
+        except NoValue:
+            continue
+    return True if tried > 1 else None
+
+
+def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
+    """Whether they agree at all of the points where both are defined."""
+    for point in points:
+        try:
+            if not _agree(a, b, replace(setting, symbols=point)):
+                return False
+        except NoValue:
+            continue
     return True
 
 
-def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
-    if not set(names) <= _INTEGERS:
-        return False
-    points = [{name: Fraction(start + 5 * i) for i, name in enumerate(names)} for start in (7, 10, 12, 13)]
-    try:
-        return all(_agree(a, b, replace(setting, symbols=point)) for point in points)
-    except SeveralValues:
-        raise
-    except NoValue:
-        return False
+def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
+    """Where expressions may differ that agree nearly everywhere, or at real numbers."""
+    used = functions(a) | functions(b)
+    if used & _ROUNDING:
+        for start in range(len(_JUMPS)):
+            yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
+    letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()
+    if letters:
+        point = next(_points(names))
+        for part in _COMPLEX:
+            yield {name: (value, part) if name in letters else value for name, value in point.items()}
+
+
+def _complex_letters(node: Node) -> set[str]:
+    """The letters that may be complex: those inside Re, Im and arg, or inside |…| where they are called z or w."""
+    found = set[str]()
+    for part in walk(node):
+        if isinstance(part, Call) and part.name in _OF_COMPLEX:
+            found |= {name for name in variables(part) if name[0] in "zw" or part.name not in _LENGTHS}
+    return {name for name in found if name[0] in "zw"} or found
 
 
 def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
@@ -207,13 +300,16 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
     """A verdict where it is exact, else (|a - b|, the larger of |a| and |b|, whether both are real)."""
     context = setting.context
     left, right = evaluate(a, setting), evaluate(b, setting)
-    exact = isinstance(left, Fraction) and isinstance(right, Fraction)
+    is_exact = isinstance(left, Fraction), isinstance(right, Fraction)
+    exact = all(is_exact)
     if (exact and left == right) or _rounds(a, right, setting) or _rounds(b, left, setting):
         return True
     if exact:
         return False
     left, right = setting.inexact(left), setting.inexact(right)
     scale = max(abs(left), abs(right))
+    if any(is_exact) and context.mag(scale) > MAX_SPREAD_BITS:
+        raise NoValue("too large to compare with a value that is not exact")
     imaginary = max(abs(context.im(left)), abs(context.im(right)))
     return abs(left - right), scale, imaginary <= scale * context.mpf(10) ** (5 - context.dps)
 

@@ -18,6 +18,8 @@ from rstar2.eval.grader.parse import nodes
 
 MAX_TERMS = 2000
 """The longest sum or product written with an index that is added up."""
+_SHORT = 10**9
+"""Fractions whose numerator times denominator is below this differ within twenty digits."""
 
 
 def unsolved(node: nodes.Node) -> bool:
@@ -81,7 +83,8 @@ def _value(node: nodes.Node, setting: Setting) -> Value:
 
 def _symbol(name: str, setting: Setting) -> Value:
     if name in setting.symbols:
-        return setting.symbols[name]
+        value = setting.symbols[name]
+        return setting.context.mpc(*map(setting.inexact, value)) if isinstance(value, tuple) else value
     if name in {"pi", "e"}:
         return +getattr(setting.context, name)
     if name == "i":
@@ -147,8 +150,15 @@ def _unknown_series(node: nodes.Series, setting: Setting) -> Value:
 
 def _unknown(name: str, values: list[Value], setting: Setting) -> Value:
     """A value that only the name and the values of the parts decide."""
-    rounded = [str(setting.context.nstr(setting.inexact(value), 20)) for value in values]
-    return _fraction_of("|".join([name, *rounded]))
+    found = _fraction_of("|".join([name, *(_written(value, setting) for value in values)]))
+    return -found - 7 if setting.others else found
+
+
+def _written(value: Value, setting: Setting) -> str:
+    """A value as text, the same for an exact and an inexact one where twenty digits tell fractions apart."""
+    if isinstance(value, Fraction) and abs(value.numerator) * value.denominator > _SHORT:
+        return str(value)
+    return str(setting.context.nstr(setting.inexact(value), 20))
 
 
 @lru_cache(maxsize=4096)

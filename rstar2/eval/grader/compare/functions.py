@@ -96,12 +96,29 @@ def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     return setting.context.binomial(a, b)
 
 
+def _floor(setting: Setting, value: Value) -> Fraction:
+    """The floor; of an inexact value that differs from a whole number by noise only, that number."""
+    value = setting.as_real(value)
+    if isinstance(value, Fraction):
+        return Fraction(math.floor(value))
+    nearest, noise = setting.context.nint(value), setting.context.mpf(10) ** (10 - setting.context.dps)
+    if abs(value) * noise > 1:
+        raise NoValue("too large to be rounded")
+    is_noise = abs(value - nearest) <= max(abs(value), 1) * noise
+    return Fraction(int(nearest if is_noise else setting.context.floor(value)))
+
+
+def _sign(value: Value, setting: Setting) -> Fraction:
+    noise = 0 if isinstance(value, Fraction) else setting.context.mpf(10) ** (10 - setting.context.dps)
+    return Fraction((value > noise) - (value < -noise))
+
+
 _SPECIAL: dict[str, Callable[..., Value]] = {
     "root": _root,
     "abs": lambda setting, value: abs(value),
     "norm": lambda setting, value: abs(value),
-    "floor": lambda setting, value: Fraction(math.floor(setting.as_real(value))),
-    "ceil": lambda setting, value: Fraction(math.ceil(setting.as_real(value))),
+    "floor": lambda setting, value: _floor(setting, value),
+    "ceil": lambda setting, value: -_floor(setting, -value),
     "factorial": _factorial,
     "binom": _binomial,
     "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
@@ -118,5 +135,5 @@ _SPECIAL: dict[str, Callable[..., Value]] = {
     "lcm": lambda setting, *values: Fraction(math.lcm(*whole(values))),
     "Re": lambda setting, value: setting.context.re(setting.inexact(value)),
     "Im": lambda setting, value: setting.context.im(setting.inexact(value)),
-    "sgn": lambda setting, value: Fraction((setting.as_real(value) > 0) - (setting.as_real(value) < 0)),
+    "sgn": lambda setting, value: _sign(setting.as_real(value), setting),
 }

@@ -13,11 +13,13 @@ MAX_LOG10 = 60_000
 """No value may leave 10^-MAX_LOG10 .. 10^MAX_LOG10."""
 MAX_STEPS = 30_000
 """The longest evaluation, in nodes visited; sums within sums are what could take more."""
-MAX_SPREAD_BITS = 250
-"""Inexact numbers that differ more in size are not added: the smaller one would be lost at 80 digits."""
+MAX_SPREAD_BITS = 200
+"""Inexact numbers that differ more in size are not added: the smaller one would be lost in the noise of 80 digits."""
 
 Value: TypeAlias = Any
 """A Fraction while exact, an mpmath number (mpf or mpc) otherwise."""
+Constant: TypeAlias = Fraction | tuple[Fraction, Fraction]
+"""What a symbol may stand for: a rational number, or the real and the imaginary part of a complex one."""
 
 
 class Work:
@@ -49,7 +51,7 @@ class SeveralValues(NoValue):
 class Setting:
     """How to evaluate, and arithmetic under the guards."""
 
-    symbols: Mapping[str, Fraction]
+    symbols: Mapping[str, Constant]
     context: Any
     """An mpmath context, which carries the precision."""
     work: Work = field(default_factory=Work)
@@ -61,6 +63,8 @@ class Setting:
     """Refuse even roots, logarithms and broken powers of negative numbers."""
     natural_log: bool = True
     """Read `log` without a base as ln rather than as log10."""
+    others: bool = False
+    """Give functions that are not known other values, so that nothing hinges on those they get."""
 
     def inexact(self, value: Value) -> Value:
         if isinstance(value, Fraction):

@@ -13,6 +13,7 @@ from rstar2.eval.grader.parse.expression import Expression
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
+from rstar2.eval.grader.parse.vocabulary import DENIAL
 
 _OPERATORS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=",
@@ -135,6 +136,8 @@ class Answer(Expression):
         if not tokens.next.is_words:
             return None
         if len(word) > 3 and tokens.peek().text == "=":
+            if DENIAL.search(word):
+                raise ParseError("not an answer")
             tokens.take()
             return nodes.Symbol(word.lower())
         argument, closing = tokens.peek(2), tokens.peek(3).text
@@ -158,7 +161,7 @@ class Answer(Expression):
         if not (self._tokens.peek(ahead).text == ":" and self._tokens.peek(ahead + 1).text != "="):
             return ""
         label = " ".join(words).lower()
-        if _NO_LABEL.search(label):
+        if _NO_LABEL.search(label) or DENIAL.search(label):
             raise ParseError("what announces the answer is no part of it")
         self._tokens.place += ahead + 1
         return label

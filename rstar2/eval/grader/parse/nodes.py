@@ -245,4 +245,4 @@ def walk(node: Node) -> Iterator[Node]:
             pending.extend(here)
         elif isinstance(here, Node):
             yield here
-            pending.extend(getattr(here, name) for name in here.__slots__)
+            pending.extend([getattr(here, name) for name in here.__slots__])

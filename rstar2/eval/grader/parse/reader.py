@@ -13,7 +13,7 @@ from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Sym
 from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
-from rstar2.eval.grader.parse.vocabulary import NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
+from rstar2.eval.grader.parse.vocabulary import DENIAL, NUMBER_WORDS, ORDINAL_WORDS, SHORT_WORDS
 
 MAX_CHARS = 6000
 """Longer answers are not understood."""
@@ -101,9 +101,11 @@ def _read(text: str, thousands: bool) -> Node:
 
 def _last_side(text: str, thousands: bool) -> Node | None:
     """The value at the end of an equation whose left side is outside the grammar."""
-    left, equals, right = text[:MAX_CHARS].rpartition("=")
+    left, equals, right = text.rpartition("=")
     if (
         not equals
+        or len(text) > MAX_CHARS
+        or DENIAL.search(left)
         or left.count("{") != left.count("}")
         or re.search(r"__|['\"!<>]\s*$|['\"]", left)
         or not left.strip("$ ")

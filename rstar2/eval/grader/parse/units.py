@@ -46,7 +46,7 @@ _AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", 
 """Read as variables or functions unless they stand in `\\text{}`."""
 _REMARK = re.compile(
     r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if|when"
-    r"|where)\b|(?:times|to) \w"
+    r"|where)\b|(?:times|to) \w|(?:wrong|incorrect|false|invalid)$"
     r"|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross|lakhs?|crore|infinity|plus"
     rf"|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def _set(names: str) -> frozenset[str]:
     return frozenset(names.split())
@@ -69,6 +71,9 @@ SHORT_WORDS = _set("""
     oct nov dec red bob sam tom jim joe ann amy
 """)
 """Words of up to three letters that, standing alone, are words and not products of variables."""
+
+DENIAL = re.compile(r"\b(?:not|never|wrong|incorrect|false)\b|n't\b", re.IGNORECASE)
+"""Words before an equals sign or a colon with which what stands behind it is no answer."""
 
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen

@@ -1,0 +1,313 @@
+r"""The one answer a prediction states; NoValue where it offers several.
+
+The gold answer is given, but a model that is rewarded for being graded correct may write any text, and would find one
+that is accepted for many gold answers. So a prediction is brought to one value before it is compared: a chain such as
+`x = \frac{1}{3} \approx 0.333` may hold an exact value and its decimal and nothing else, all that stands between equals
+signs has to agree.
+
+Some signs have two readings: 30° is 30 or π/6, 5 % is 5 or 0.05, log is natural or decimal. A whole answer such as 30°
+may be meant either way; in a calculation, as in 1° - 1, only one reading is meant, and an expression with another value
+in each would be two answers. It gets the usual reading here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from rstar2.eval.grader.compare.assignments import EQUALS, is_name
+from rstar2.eval.grader.compare.equality import constant_value, functions, variables, whole_number
+from rstar2.eval.grader.compare.evaluate import is_unsolved
+from rstar2.eval.grader.compare.functions import ANGLES
+from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.listings import Same
+from rstar2.eval.grader.parse import nodes, units
+from rstar2.eval.grader.parse.nodes import Call, Node, Symbol, number, walk, with_parts
+
+_CLOSE = 100
+"""Another form, such as 22/7 or 1.27·10^30, may differ by one part in so many from the exact value before it."""
+_SIGNS = frozenset({"percent", "degree"})
+_DOUBLE = _SIGNS | {"log"}
+"""The calls with two readings."""
+_NATURAL = frozenset({"ln", "exp"})
+_STRUCTURE = (
+    nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Ratio
+    | nodes.Residue | nodes.Matrix
+)  # fmt: skip
+"""What holds values and is no value to be computed itself."""
+
+
+def one_answer(pred: Node, same: Same) -> list[Node]:
+    """The prediction with one value where it has chains: as it is exact, and, where it differs, as it is rounded."""
+    found = [part for part in walk(pred) if isinstance(part, nodes.Relation | nodes.Call)]
+    chains = [part.operators for part in found if isinstance(part, nodes.Relation)]
+    if not chains and not any(isinstance(part, nodes.Call) and part.name in _DOUBLE for part in found):
+        return [pred]
+    exact = _with_one_value(pred, same, rounded=False)
+    if not any("~" in operators for operators in chains):
+        return [exact]
+    rounded = _with_one_value(pred, same, rounded=True)
+    return [exact] if rounded == exact else [exact, rounded]
+
+
+def _with_one_value(node: Node, same: Same, rounded: bool) -> Node:
+    if not isinstance(node, _STRUCTURE):
+        return _in_one_reading(node)
+    node = with_parts(node, lambda part: _with_one_value(part, same, rounded))
+    if isinstance(node, nodes.Relation) and set(node.operators) <= EQUALS and node.operators != ("=",):
+        return _reduced(node, same, rounded)
+    return node
+
+
+def _reduced(chain: nodes.Relation, same: Same, rounded: bool) -> Node:
+    """A chain of = and ≈ as one equation, or one value where nothing in it is a name."""
+    known = any(map(_is_constant, chain.sides))
+    groups = [
+        [side for side in group if _is_constant(side) or not (known or is_name(side))]
+        for group in _groups(chain)
+    ]
+    values = [_agreed(group, same) for group in groups if group]
+    if len(values) > 2:
+        raise NoValue("several values")
+    if len(values) < 2:
+        return nodes.Relation(chain.sides, ("=",) * len(chain.operators))
+    value = _options(values[0], values[1])[-1 if rounded else 0]
+    counted = [side for group in groups for side in group]
+    names = [side for side in chain.sides if side not in counted]
+    return nodes.Relation((names[0], value), ("=",)) if names else value
+
+
+def _groups(chain: nodes.Relation) -> Iterator[list[Node]]:
+    """The sides between two ≈ signs."""
+    group = [chain.sides[0]]
+    for operator, side in zip(chain.operators, chain.sides[1:], strict=True):
+        if operator == "~":
+            yield group
+            group = []
+        group.append(side)
+    yield group
+
+
+def _is_constant(node: Node) -> bool:
+    return not variables(node) and not any(
+        isinstance(part, nodes.Apply) or is_unsolved(part) for part in walk(node)
+    )
+
+
+def _agreed(values: list[Node], same: Same) -> Node:
+    """The last of the values that equals signs join; NoValue where another one, but for working, differs from it."""
+    last = values[-1]
+    for value in values[:-1]:
+        # Before a residue stand congruent numbers.
+        if isinstance(last, nodes.Residue) or _is_working(value) or not _is_constant(value):
+            continue
+        with contextlib.suppress(NoValue):
+            if not same(value, last):
+                break
+    else:
+        return last
+    raise NoValue("an equation that is false")
+
+
+def _is_working(node: Node) -> bool:
+    """Whether a value is a calculation on the way to the answer, such as 5 + 5 + 1."""
+    steps = nodes.Sum | nodes.Product
+    return isinstance(node, steps) and all(isinstance(part, steps | nodes.Number) for part in walk(node))
+
+
+def _options(exact: Node, other: Node) -> list[Node]:
+    """What may be the answer where two values are called approximately equal; NoValue where they are not."""
+    if not (_is_constant(exact) and _is_constant(other)):
+        return [exact]
+    pairs = _pairs(exact, other)
+    if all(_is_rounding(one, two) or _is_rounding(two, one) for one, two in pairs):
+        # 1 and 57.3 degrees, 42 and 4200.0 % would be two integers.
+        other_sign = functions(exact) & _SIGNS != functions(other) & _SIGNS
+        return [exact] if other_sign and _is_integer(exact) else [exact, other]
+    if all(_is_integer_near(one, two) for one, two in pairs):
+        return [other]
+    if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
+        return [exact]
+    raise NoValue("several values")
+
+
+def _pairs(one: Node, other: Node) -> list[tuple[Node, Node]]:
+    """The numbers of two values that correspond; signs that only one of them has are taken into account."""
+    match one, other:
+        case (nodes.PlusMinus(left=a, right=b), nodes.PlusMinus(left=c, right=d)):
+            return [*_pairs(a, c), *_pairs(b, d)]
+        case (nodes.Brackets(items=a), nodes.Brackets(items=b)) | (
+            nodes.SetOf(items=a),
+            nodes.SetOf(items=b),
+        ):
+            if len(a) == len(b):
+                return [pair for left, right in zip(a, b, strict=True) for pair in _pairs(left, right)]
+        case (nodes.Quantity(unit=a), nodes.Quantity(unit=b)) if not units.same_words(a, b):
+            raise NoValue("values in different units")
+        case (nodes.Quantity(value=value), _):
+            return _pairs(value, other)
+        case (_, nodes.Quantity(value=value)):
+            return _pairs(one, value)
+        case (nodes.Call(name="percent" | "degree" as sign, args=(left,)), _):
+            return [(left, _counted_in(sign, other))]
+        case (_, nodes.Call(name="percent" | "degree" as sign, args=(right,))):
+            return [(_counted_in(sign, one), right)]
+    return [(one, other)]
+
+
+def _is_rounding(exact: Node, other: Node) -> bool:
+    """Whether the other value is a decimal to which the first is rounded or cut off."""
+    if not isinstance(other, nodes.Number) or not other.places:
+        return False
+    return bool(abs(_difference(exact, other)) * 10**other.places < 1)
+
+
+def _is_integer_near(exact: Node, other: Node) -> bool:
+    """Whether the other value is an integer to which the first is rounded."""
+    is_integer = isinstance(other, nodes.Number) and other.value.denominator == 1
+    return is_integer and bool(abs(_difference(exact, other)) * 2 <= 1)
+
+
+def _difference(one: Node, other: Node) -> Any:
+    return constant_value(one) - constant_value(other)
+
+
+def _is_integer(node: Node) -> bool:
+    return whole_number(_without_signs(node)) is not None
+
+
+# --- signs with two readings ---
+
+
+def _in_one_reading(node: Node) -> Node:
+    """The expression with signs left as they are only where both readings say the same or one of them is meant."""
+    used = functions(node)
+    several = len(used & _DOUBLE) > 1
+    if "degree" in used and (several or _degrees(node) not in {0, 1}):
+        node = _replaced(node, "degree", plain=Symbol("pi") not in set(walk(node)))
+    if "log" in used and (several or not _linear_in_logs(node)):
+        natural = bool(used & _NATURAL) or Symbol("e") in set(walk(node))
+        node = _renamed(node, "ln" if natural else "log10")
+    return _percentage(node) if "percent" in used else node
+
+
+def _without_signs(node: Node) -> Node:
+    """The number that a percentage or an angle in degrees stands for."""
+    return _replaced(_replaced(node, "percent", plain=False), "degree", plain=False)
+
+
+def _counted_in(sign: str, node: Node) -> Node:
+    """How many percent or degrees a number is."""
+    node = _without_signs(node)
+    if sign == "percent":
+        return nodes.Product((node, number(100)))
+    return nodes.Quotient(nodes.Product((node, number(180))), Symbol("pi"))
+
+
+def _percentage(node: Node) -> Node:
+    """A percentage, unless two integers are possible: 100 % is 1, 200 % is 200, in a calculation 5 % is 0.05."""
+    if not _is_percentage(node):
+        return _replaced(node, "percent", plain=False)
+    try:
+        hundredths = whole_number(nodes.Quotient(_replaced(node, "percent", plain=True), number(100)))
+    except NoValue:
+        return _replaced(node, "percent", plain=True)
+    return node if hundredths is None else _replaced(node, "percent", plain=hundredths != 1)
+
+
+def _is_percentage(node: Node) -> bool:
+    """Whether an expression is a percentage, its negative or a sum of such."""
+    match node:
+        case nodes.Call(name="percent", args=(arg,)):
+            return "percent" not in functions(arg)
+        case nodes.Product(factors=(nodes.Number(value=sign), arg)):
+            return sign == -1 and _is_percentage(arg)
+        case nodes.Sum(terms=terms):
+            return all(map(_is_percentage, terms))
+        case nodes.PlusMinus(left=left, right=right):
+            return _is_percentage(right) and (left == number(0) or _is_percentage(left))
+    return False
+
+
+def _degrees(node: Node) -> int | None:
+    """How often the degree sign is a factor of an expression; None where it is not the same in all terms."""
+    if "degree" not in functions(node):
+        return 0
+    match node:
+        case nodes.Call(name="degree", args=(arg,)):
+            inner = _degrees(arg)
+            return None if inner is None else inner + 1
+        case nodes.Call(name=name) if name in ANGLES:
+            return 0
+        case nodes.Sum(terms=terms):
+            return _common(terms)
+        case nodes.PlusMinus(left=left, right=right):
+            return _common(tuple(part for part in (left, right) if part != number(0)))
+        case nodes.Product(factors=factors):
+            parts = [_degrees(factor) for factor in factors]
+            known = [part for part in parts if part is not None]
+            return sum(known) if len(known) == len(parts) else None
+        case nodes.Quotient(over=over, under=under):
+            one, other = _degrees(over), _degrees(under)
+            return None if one is None or other is None else one - other
+    return None
+
+
+def _common(terms: tuple[Node, ...]) -> int | None:
+    found = {_degrees(term) for term in terms}
+    return found.pop() if len(found) == 1 else None
+
+
+def _replaced(node: Node, sign: str, *, plain: bool) -> Node:
+    """The expression with a sign left out, or replaced by the factor it stands for."""
+    if sign not in functions(node) or (plain and isinstance(node, Call) and node.name in ANGLES):
+        return node
+    node = with_parts(node, lambda part: _replaced(part, sign, plain=plain))
+    match node:
+        case nodes.Call(name=name, args=(arg,)) if name == sign:
+            if plain:
+                return arg
+            if sign == "percent":
+                return nodes.Quotient(arg, number(100))
+            return nodes.Quotient(nodes.Product((arg, Symbol("pi"))), number(180))
+    return node
+
+
+def _renamed(node: Node, name: str) -> Node:
+    node = with_parts(node, lambda part: _renamed(part, name))
+    return Call(name, node.args) if isinstance(node, Call) and node.name == "log" else node
+
+
+def _linear_in_logs(node: Node) -> bool:
+    """Whether logarithms are only added, multiplied and divided, and those of other bases than e.
+
+    No such expression has two values that are both answers to something else than the same logarithms: with floors,
+    e or roots of sums, it might be 1 in one reading and 7 in the other.
+    """
+    if any(part == Symbol("e") or (isinstance(part, Call) and part.name in _NATURAL) for part in walk(node)):
+        return False
+    return _is_rational_in_logs(node)
+
+
+def _is_monomial(node: Node) -> bool:
+    """Whether logarithms are only multiplied, so that the sign is the same in both readings."""
+    sums = nodes.Sum | nodes.PlusMinus
+    return not any(isinstance(part, sums) and "log" in functions(part) for part in walk(node))
+
+
+def _is_rational_in_logs(node: Node) -> bool:
+    if "log" not in functions(node):
+        return True
+    match node:
+        case nodes.Call(name="log", args=args):
+            return not any("log" in functions(arg) for arg in args)
+        case nodes.Sum(terms=parts) | nodes.Product(factors=parts):
+            return all(map(_is_rational_in_logs, parts))
+        case nodes.PlusMinus(left=left, right=right) | nodes.Quotient(over=left, under=right):
+            return _is_rational_in_logs(left) and _is_rational_in_logs(right)
+        case nodes.Power(base=base, exponent=nodes.Number(value=exponent)):
+            return _is_rational_in_logs(base) and (exponent.denominator == 1 or _is_monomial(base))
+        case nodes.Call(name="root", args=(base, nodes.Number())):
+            return _is_rational_in_logs(base) and _is_monomial(base)
+    return False
