@@ -85,6 +85,7 @@ class Cgroup:
         self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
+        self.cpu_times = self._make("cpuacct", ("cpuacct.usage", "cpu.stat"))
         self._limit = 0
         self._counter = -1
         if self.memory is not None:
@@ -114,7 +115,7 @@ class Cgroup:
         return None
 
     def _paths(self) -> set[Path]:
-        return {path for path in (self.memory, self.pids, self.cpu) if path is not None}
+        return {path for path in (self.memory, self.pids, self.cpu, self.cpu_times) if path is not None}
 
     def add(self, pid: int) -> None:
         """Move a process, and so its later children, into the group; do without the group if that is refused."""
@@ -125,11 +126,20 @@ class Cgroup:
                 self.memory = None if path == self.memory else self.memory
                 self.pids = None if path == self.pids else self.pids
                 self.cpu = None if path == self.cpu else self.cpu
+                self.cpu_times = None if path == self.cpu_times else self.cpu_times
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
         """Open the groups' process lists: a process that writes `0` to one moves into that group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
+
+    def open_cpu_time(self) -> list[int]:
+        """Open the file for `group_cpu_seconds`; nothing where there is no group."""
+        if self.cpu_times is None:
+            return []
+        version_1 = self.cpu_times / "cpuacct.usage"
+        path = version_1 if version_1.exists() else self.cpu_times / "cpu.stat"
+        return [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
 
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:

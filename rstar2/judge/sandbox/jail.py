@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,12 +44,16 @@ class JailLost(Exception):
 class Jail:
     """One jail, built on creation. Its methods raise JailLost where a zygote is gone or does not answer.
 
+    Args:
+        discard: takes a folder away, so that a new one can be made in its place.
+
     Raises:
         Failure: the machine refuses what the spec asks for; the message says what.
     """
 
-    def __init__(self, spec: JailSpec) -> None:
+    def __init__(self, spec: JailSpec, discard: Callable[[Path], None]) -> None:
         self.spec = spec
+        self._discard = discard
         self.cgroup = Cgroup()
         """Limits the programs; the zygotes are in it too, so that a fork is in it at once."""
         self._preload_cgroup = Cgroup()
@@ -79,8 +83,9 @@ class Jail:
 
     def _wait_until_built(self, control: socket.socket) -> None:
         control.settimeout(_BUILD_TIMEOUT_S)
+        usage = self.cgroup.open_cpu_time()
         try:
-            wire.send(control, self.spec)
+            wire.send(control, self.spec, tuple(usage))
             while True:
                 answer = wire.receive(control)[0]
                 if "failed" in answer:
@@ -91,6 +96,9 @@ class Jail:
                 wire.send(control, _map_users(answer["map"], self.spec["first_host_uid"]))
         except (wire.Closed, TimeoutError) as error:
             raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
+        finally:
+            for fd in usage:
+                os.close(fd)
 
     def _log_tail(self) -> str:
         """The end of what the inside wrote on standard error."""
@@ -189,7 +197,7 @@ class Jail:
                     return report
 
     def wait_until_clean(self) -> None:
-        """Wait until what the last program left is removed; where that fails, mount a new scratch space.
+        """Wait until what the last program left is removed; where that fails, use a new scratch space.
 
         Sessions have scratch spaces of their own, which stay.
         """
@@ -204,13 +212,17 @@ class Jail:
             self._dirty = False
 
     def _replace_scratch(self) -> None:
+        log.warning("what a program left could not be removed at once: its scratch space is replaced")
         if self.spec["tier"] != "strict":
-            raise JailLost("what a program left could not be removed")
-        log.warning("what a program left could not be removed: its scratch space is replaced")
+            try:
+                self._discard(Path(self.spec["work_dir"]))
+                os.mkdir(self.spec["work_dir"])
+            except OSError as error:
+                raise JailLost(f"what a program left could not be removed: {error}") from error
         for kind in self._sockets:
             # One that is still loading libraries answers when it has.
             self.zygote_socket(kind)
-            mount = kind == "bare"
+            mount = kind == "bare" and self.spec["tier"] == "strict"
             self.send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mount})
             while self.receive_report(kind, _NO_PROGRAM) is None:
                 pass
