@@ -15,6 +15,8 @@ import time
 import uuid
 from pathlib import Path
 
+from rstar2.judge.sandbox.inside.processes import group_cpu_seconds
+
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
@@ -140,6 +142,14 @@ class Cgroup:
         version_1 = self.cpu_times / "cpuacct.usage"
         path = version_1 if version_1.exists() else self.cpu_times / "cpu.stat"
         return [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all that is or was in the group; 0 where there is none."""
+        spent = 0.0
+        for fd in self.open_cpu_time():
+            spent = group_cpu_seconds(fd)
+            os.close(fd)
+        return spent
 
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:

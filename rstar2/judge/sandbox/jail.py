@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox import rootfs, tiers
+from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
@@ -275,7 +276,7 @@ def _set_timeouts(control: socket.socket) -> None:
 def _map_users(pid: int, first: int) -> dict[str, Any]:
     try:
         for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {tiers.USERS_PER_JAIL}")
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {USERS_PER_JAIL}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import subprocess
 import sys
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import rootfs
 
-_WAIT_S = 20.0
+_WAIT_S, _CLOSE_S = 20.0, 5.0
 """How long to wait for the process, where too much is left to remove, and at the end."""
 _MOST_WAITING = 8
 """Folders that may wait to be removed."""
-log = logging.getLogger(__name__)
 
 
 class Removal:
@@ -47,36 +45,28 @@ class Removal:
 
     def sweep(self) -> None:
         """Remove what was taken away so far, also by an earlier worker in the same folder."""
-        if not self._folder.exists():
+        waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0
+        if self._process is not None:
+            # Whoever leaves folders faster than they can be removed has to wait.
+            self._wait(_WAIT_S if waiting > _MOST_WAITING else 0.0)
+        if not waiting or self._process is not None:
             return
-        waiting = len(os.listdir(self._folder))
-        if waiting > _MOST_WAITING:
-            self._wait()
-        if not waiting or (self._process is not None and self._process.poll() is None):
-            return
-        self._wait()
         start = (
             f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
             "from rstar2.judge.sandbox.inside.scratch import remove_in_background as remove; "
             "remove(sys.argv[1])"
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", start, str(self._folder)], env=rootfs.ENVIRONMENT, cwd="/"
-        )
+        command = [sys.executable, "-I", "-S", "-c", start, str(self._folder)]
+        self._process = subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
 
     def close(self) -> None:
-        """Wait a while until everything is removed; what is not then is left to the next worker."""
+        """Wait a moment for the process, which otherwise goes on alone."""
         self.sweep()
-        self._wait()
+        self._wait(_CLOSE_S)
 
-    def _wait(self) -> None:
-        """Wait for the process; if it is not done in time, it is killed."""
-        if self._process is None:
-            return
-        with self._process:
-            try:
-                self._process.wait(_WAIT_S)
-            except subprocess.TimeoutExpired:
-                log.warning("removing %s takes long; the next time continues with it", self._folder)
-                self._process.kill()
-        self._process = None
+    def _wait(self, seconds: float) -> None:
+        """Wait so long for the process to end."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                self._process = None

@@ -14,6 +14,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
+from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
@@ -299,7 +300,7 @@ class Sandbox:
         Raises:
             Failure: it could not be started.
         """
-        number = next(n for n in range(1, tiers.USERS_PER_JAIL // 2) if n not in self._sessions)
+        number = next(n for n in range(1, USERS_PER_JAIL // 2) if n not in self._sessions)
         try:
             jail = self._open_jail()
             kind = self._prepare_zygote(jail, kind, memory_mb)

@@ -156,6 +156,8 @@ class Session:
             cell.process_end = self._wait_for_process_end()
         if cell.process_end is not None:
             cell.cpu_s = cell.process_end.cpu_s
+        # The group also has what nobody waited for.
+        cell.cpu_s = max(cell.cpu_s, self._cgroup.cpu_seconds())
         return cell
 
     def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:

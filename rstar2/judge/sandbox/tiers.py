@@ -7,17 +7,13 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host_users import first_host_uid
 from rstar2.judge.sandbox.inside import namespaces, syscalls
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
 MAX_PROCESSES = 64
-_FIRST_HOST_UID = 1_879_048_192
-"""First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
-USERS_PER_JAIL = 65536
-"""Users of one jail. Each worker process takes a range of its own, so that limits per user are its own too."""
-_RANGES = 4000
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
@@ -38,7 +34,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         tier=tier,
         is_root=is_root,
         user_namespace=user_namespace,
-        first_host_uid=_FIRST_HOST_UID + os.getpid() % _RANGES * USERS_PER_JAIL,
+        first_host_uid=first_host_uid() if is_root else -1,
         mount_point=str(root / "mount"),
         log=str(root / "zygotes.log"),
         work_dir=namespaces.WORK_DIR if strict else str(root / "box"),

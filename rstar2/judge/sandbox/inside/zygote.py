@@ -75,7 +75,9 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
 class _Child:
     """A running program: its process, and the first process of its namespace where it has one."""
 
-    def __init__(self, start: StartCommand, pid: int, init: syscalls.BareInit | None, others_s: float) -> None:
+    def __init__(
+        self, start: StartCommand, pid: int, init: syscalls.BareInit | None, others_s: float
+    ) -> None:
         self.key, self.pid, self.init = start["key"], pid, init
         self.session, self.work_dir = start["session"], start["work_dir"]
         self.others_s = others_s
