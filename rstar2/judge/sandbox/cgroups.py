@@ -22,6 +22,7 @@ _PREFIX = "rstar2-"
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
 """Files of a memory group: its limit, what is in use, and how often the kernel killed."""
+_CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
@@ -87,7 +88,12 @@ class Cgroup:
         self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
-        self.cpu_times = self._make("cpuacct", ("cpuacct.usage", "cpu.stat"))
+        self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
+        self.cpu_time_fd = -1
+        """For `group_cpu_seconds`; -1: there is no group."""
+        if self.cpu_time is not None:
+            name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
+            self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)
         self._limit = 0
         self._counter = -1
         if self.memory is not None:
@@ -117,7 +123,7 @@ class Cgroup:
         return None
 
     def _paths(self) -> set[Path]:
-        return {path for path in (self.memory, self.pids, self.cpu, self.cpu_times) if path is not None}
+        return {path for path in (self.memory, self.pids, self.cpu, self.cpu_time) if path is not None}
 
     def add(self, pid: int) -> None:
         """Move a process, and so its later children, into the group; do without the group if that is refused."""
@@ -128,28 +134,18 @@ class Cgroup:
                 self.memory = None if path == self.memory else self.memory
                 self.pids = None if path == self.pids else self.pids
                 self.cpu = None if path == self.cpu else self.cpu
-                self.cpu_times = None if path == self.cpu_times else self.cpu_times
+                if path == self.cpu_time:
+                    os.close(self.cpu_time_fd)
+                    self.cpu_time, self.cpu_time_fd = None, -1
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
         """Open the groups' process lists: a process that writes `0` to one moves into that group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
 
-    def open_cpu_time(self) -> list[int]:
-        """Open the file for `group_cpu_seconds`; nothing where there is no group."""
-        if self.cpu_times is None:
-            return []
-        version_1 = self.cpu_times / "cpuacct.usage"
-        path = version_1 if version_1.exists() else self.cpu_times / "cpu.stat"
-        return [os.open(path, os.O_RDONLY | os.O_CLOEXEC)]
-
     def cpu_seconds(self) -> float:
         """CPU time of all that is or was in the group; 0 where there is none."""
-        spent = 0.0
-        for fd in self.open_cpu_time():
-            spent = group_cpu_seconds(fd)
-            os.close(fd)
-        return spent
+        return 0.0 if self.cpu_time_fd < 0 else group_cpu_seconds(self.cpu_time_fd)
 
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:
@@ -179,9 +175,9 @@ class Cgroup:
 
     def close(self) -> None:
         """Remove the groups; their processes must have ended."""
-        if self._counter >= 0:
-            os.close(self._counter)
-            self._counter = -1
+        for fd in {self._counter, self.cpu_time_fd} - {-1}:
+            os.close(fd)
+        self._counter = self.cpu_time_fd = -1
         deadline = time.monotonic() + 2.0
         for path in self._paths():
             while path.exists() and time.monotonic() < deadline:

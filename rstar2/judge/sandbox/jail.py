@@ -84,9 +84,9 @@ class Jail:
 
     def _wait_until_built(self, control: socket.socket) -> None:
         control.settimeout(_BUILD_TIMEOUT_S)
-        usage = self.cgroup.open_cpu_time()
+        usage = self.cgroup.cpu_time_fd
         try:
-            wire.send(control, self.spec, tuple(usage))
+            wire.send(control, self.spec, () if usage < 0 else (usage,))
             while True:
                 answer = wire.receive(control)[0]
                 if "failed" in answer:
@@ -97,9 +97,6 @@ class Jail:
                 wire.send(control, _map_users(answer["map"], self.spec["first_host_uid"]))
         except (wire.Closed, TimeoutError) as error:
             raise Failure(f"the jail did not start: {self._log_tail() or 'no answer'}") from error
-        finally:
-            for fd in usage:
-                os.close(fd)
 
     def _log_tail(self) -> str:
         """The end of what the inside wrote on standard error."""

@@ -205,7 +205,8 @@ class Session:
         """
         deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:
-            report = self._jail.query(self._kind, "cpu", self._key, "cpu_s")
+            op = "cpu" if self._cgroup.cpu_time_fd >= 0 else "cpu of all"
+            report = self._jail.query(self._kind, op, self._key, "cpu_s")
             cell.cpu_s = float(report["cpu_s"])
             if "status" in report:
                 # It ended just now; `alive` finds the report.

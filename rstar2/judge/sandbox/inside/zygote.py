@@ -155,7 +155,7 @@ class Zygote:
         if start["cpu"] != self._cpu:
             self._cpu = start["cpu"]
             set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
-        others_s = self._group_cpu_seconds()
+        others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         try:
             init, pid = self._fork()
         except OSError as error:
@@ -232,11 +232,11 @@ class Zygote:
                 os.kill(child.pid, _SIGINT)
             case "prefault":
                 self._prefault(child)
-            case "cpu":
+            case "cpu" | "cpu of all":
                 # In this order: CPU time after it was seen waiting belongs to the next cell.
                 waits = processes.waits_for_cell(child.pid)
                 cpu = processes.precise_cpu_seconds(child.pid)
-                if waits:
+                if waits and op == "cpu of all":
                     cpu += processes.cpu_seconds(processes.descendants(child.roots()))
                 wire.send(self._control, {"key": key, "cpu_s": cpu, "waits": waits})
 
