@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,15 @@ class SandboxWorker:
         group: the process list of a control group to be in; the sandbox is then on one processor only.
     """
 
-    def __init__(self, folder: Path, tier: Isolation, *, as_root: bool, group: Path | None = None) -> None:
+    def __init__(self, tier: Isolation, *, as_root: bool, group: Path | None = None) -> None:
         if as_root and os.geteuid() != 0:
             pytest.skip("not root")
-        for parent in (folder, *folder.parents):
-            if not parent.stat().st_mode & 1:
-                parent.chmod(parent.stat().st_mode | 0o11)
+        # Not below pytest's own folder, which every pytest that starts closes to other users.
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self._folder = tempfile.mkdtemp(prefix="sandbox-worker-", dir=memory)
         if not as_root and os.geteuid() == 0:
-            os.chown(folder, ORDINARY_USER, ORDINARY_USER)
-        words = [str(folder), tier, str(int(as_root)), str(group or "")]
+            os.chown(self._folder, ORDINARY_USER, ORDINARY_USER)
+        words = [self._folder, tier, str(int(as_root)), str(group or "")]
         self.process = subprocess.Popen(
             [sys.executable, __file__, *words],
             stdin=subprocess.PIPE,
@@ -73,6 +75,8 @@ class SandboxWorker:
         self.process.stdin.close()
         self.process.wait(60)
         self.process.stdout.close()
+        # What is removed in the background may vanish meanwhile.
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, **command: object) -> None:
         assert self.process.stdin is not None

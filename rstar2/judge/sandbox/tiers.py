@@ -102,7 +102,8 @@ def _landlock_exceptions(spec: JailSpec) -> list[str]:
         "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
-        "The work folder is on disk: the size of each file is limited, not of all files together.",
+        "The work folder is on disk: what is in it is counted several times a second, and a program over 256 MiB or "
+        "16384 files and folders is ended; a file that it deleted and holds open counts only by its own limit.",
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]

@@ -31,14 +31,12 @@ def as_root(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def start(as_root: bool, tmp_path: Path) -> Iterator[Start]:
+def start(as_root: bool) -> Iterator[Start]:
     """Starts workers, which end with the test."""
     workers: list[SandboxWorker] = []
 
     def one(tier: Isolation, group: Path | None = None) -> SandboxWorker:
-        folder = tmp_path / str(len(workers))
-        folder.mkdir()
-        workers.append(SandboxWorker(folder, tier, as_root=as_root, group=group))
+        workers.append(SandboxWorker(tier, as_root=as_root, group=group))
         return workers[-1]
 
     yield one
@@ -130,24 +128,15 @@ time.sleep(60)''' % ready], pass_fds=[ready])
 }
 
 
-def _run_until_it_prints(worker: SandboxWorker, code: str) -> float:
-    """Run a program that prints and then sleeps, with longer limits until it has time to print. → its CPU seconds."""
-    for timeout_s in (3.0, 20.0, 60.0):
-        result = worker.run(code, timeout_s=timeout_s)
-        if result.stdout:
-            break
-    assert (result.outcome, result.stdout) == ("timeout", "computed\n"), result.stderr
-    return result.cpu_s
-
-
 @pytest.mark.slow
 def test_processor_time_of_a_killed_program_is_that_of_all_it_started(start: Start) -> None:
-    calls = "\n".join(_ALONE.values())
-    code = (
-        f"{_COMPUTE}{calls}\nfor _ in range({len(_ALONE)}): os.read(done, 1)\nprint('computed', flush=True)\n"
-    )
+    # In the end it is killed for its output, which needs no time limit that a busy machine reaches too early.
+    flood = "while True: os.write(1, bytes(1 << 16))"
+    code = "\n".join([_COMPUTE, *_ALONE.values(), f"for _ in range({len(_ALONE)}): os.read(done, 1)", flood])
+    result = start("strict").run(code, timeout_s=120)
+    assert result.outcome == "output_limit", result.stderr
     # Some are rounded down to ticks of 10 ms.
-    assert _run_until_it_prints(start("strict"), code + "time.sleep(99)") >= 0.28 * len(_ALONE)
+    assert result.cpu_s >= 0.28 * len(_ALONE)
 
 
 _IGNORED = """
@@ -188,14 +177,13 @@ _LOOK = "import os\nos.listdir('.')"
 
 
 @pytest.mark.slow
-def test_a_flood_of_folders_ends_its_program_and_holds_up_no_other(start: Start, tmp_path: Path) -> None:
+def test_a_flood_of_folders_ends_its_program_and_the_next_one_runs(start: Start) -> None:
     worker = start("landlock")
     assert worker.run(_FOLDERS, timeout_s=120).outcome == "output_limit"
     assert worker.run(_LOOK, timeout_s=60).value == "[]"
     worker.open_session()
     assert worker.cell(_FOLDERS).outcome == "output_limit"
     assert worker.run(_LOOK, timeout_s=60).value == "[]"
-    wait_until(lambda: not list((tmp_path / "0" / "removed").iterdir()), 300)
 
 
 def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
@@ -207,17 +195,20 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
     sandbox.start()
     jail = sandbox._open_jail()
     session = sandbox.open_session(kind="bare")
-    made = sandbox.run(RunRequest(code=_FOLDERS.replace("10**6", "60"), timeout_s=120), "a")
-    assert made.outcome == "ok"
+    left = Path(jail.spec["work_dir"], "a", "b")
+    left.mkdir(parents=True)
+    with pytest.raises(TimeoutError):
+        remove_contents(jail.spec["work_dir"], set(), seconds=0)
+    jail._dirty = True
     # Nothing removes it, and yet the same jail answers.
-    assert sandbox.run(RunRequest(code=_LOOK, timeout_s=60), "b").value == "[]"
-    assert len(list((tmp_path / "removed").rglob("*"))) > 0
+    assert sandbox.run(RunRequest(code=_LOOK), "b").value == "[]"
+    assert len(list((tmp_path / "removed").glob("*/a/b"))) == 1
     assert sandbox.run(RunRequest(code="open('mine', 'w').write('x')"), "c").value == "1"
     assert sandbox._open_jail() is jail
     assert session.run_cell("1", 60, "d").value == "1"
     monkeypatch.undo()
     sandbox.close()
-    wait_until(lambda: not list((tmp_path / "removed").iterdir()), 300)
+    wait_until(lambda: not list((tmp_path / "removed").iterdir()))
 
 
 def test_what_a_killed_worker_left_is_removed(landlock: Sandbox, tmp_path: Path) -> None:
@@ -252,17 +243,11 @@ def test_the_files_of_a_program_or_session_are_limited_together(landlock: Sandbo
 def test_a_sessions_files_take_no_more_than_its_memory(start: Start) -> None:
     worker = start("strict")
     worker.open_session(memory_mb=32)
-    write = "with open('{}', 'wb') as file: print(file.write(bytes({} << 20)))"
-    assert worker.cell(write.format("small", 4)).stdout == f"{4 << 20}\n"
-    assert (
-        worker.cell(
-            write.format("large", 40).replace(
-                "bytes(40 << 20)", "b'')\nfor _ in range(40): open('large', 'ab').write(bytes(1 << 20)"
-            )
-        ).outcome
-        != "ok"
-    )
-    assert worker.run(_LOOK).value == "[]"
+    write = "with open('file', 'wb') as file:\n    for _ in range({}): print(file.write(bytes(1 << 20)), flush=True)"
+    assert worker.cell(write.format(4)).outcome == "ok"
+    full = worker.cell(write.format(40))
+    assert full.outcome in ("error", "memory")
+    assert len(full.stdout.splitlines()) <= 32
 
 
 def test_quota_counts_what_a_program_hides(tmp_path: Path) -> None:

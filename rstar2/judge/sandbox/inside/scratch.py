@@ -151,7 +151,7 @@ def _open_folders(names: list[str], here: int) -> Iterator[int]:
 def remove_in_background(folder: str) -> None:
     """Empty a folder into which others are moved meanwhile, when nothing else wants the processor."""
     os.nice(19)
-    while os.listdir(folder):
+    while os.path.isdir(folder) and os.listdir(folder):
         try:
             remove_contents(folder, set())
         except FileNotFoundError:  # another such process, of a worker that died, is at it too
