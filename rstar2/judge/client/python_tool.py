@@ -57,7 +57,7 @@ class PythonTool:
         elif result.outcome == "memory":
             parts.append("Error: the code needed more memory than it may have")
         elif result.outcome == "output_limit":
-            parts.append("Error: the code printed more than it may print")
+            parts.append("Error: the code printed or wrote more than it may")
         elif result.outcome != "ok":
             lines = result.stderr.rstrip("\n").splitlines()[-self._traceback_lines :]
             parts.append("\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}")

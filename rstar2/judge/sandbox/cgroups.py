@@ -15,11 +15,14 @@ import time
 import uuid
 from pathlib import Path
 
+from rstar2.judge.sandbox.inside.processes import group_cpu_seconds
+
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
 """Files of a memory group: its limit, what is in use, and how often the kernel killed."""
+_CPU_TIME_V1, _CPU_TIME_V2 = "cpuacct.usage", "cpu.stat"
 
 
 def _own_groups() -> dict[str, str]:
@@ -85,6 +88,12 @@ class Cgroup:
         self.memory = self._make("memory", (_V1[0], _V2[0]))
         self.pids = self._make("pids", ("pids.max",))
         self.cpu = None if _sessions_share_processors() else self._make("cpu", ("cpu.shares", "cpu.weight"))
+        self.cpu_time = self._make("cpuacct", (_CPU_TIME_V1, _CPU_TIME_V2))
+        self.cpu_time_fd = -1
+        """For `group_cpu_seconds`; -1: there is no group."""
+        if self.cpu_time is not None:
+            name = _CPU_TIME_V1 if (self.cpu_time / _CPU_TIME_V1).exists() else _CPU_TIME_V2
+            self.cpu_time_fd = os.open(self.cpu_time / name, os.O_RDONLY | os.O_CLOEXEC)
         self._limit = 0
         self._counter = -1
         if self.memory is not None:
@@ -114,7 +123,7 @@ class Cgroup:
         return None
 
     def _paths(self) -> set[Path]:
-        return {path for path in (self.memory, self.pids, self.cpu) if path is not None}
+        return {path for path in (self.memory, self.pids, self.cpu, self.cpu_time) if path is not None}
 
     def add(self, pid: int) -> None:
         """Move a process, and so its later children, into the group; do without the group if that is refused."""
@@ -125,11 +134,18 @@ class Cgroup:
                 self.memory = None if path == self.memory else self.memory
                 self.pids = None if path == self.pids else self.pids
                 self.cpu = None if path == self.cpu else self.cpu
+                if path == self.cpu_time:
+                    os.close(self.cpu_time_fd)
+                    self.cpu_time, self.cpu_time_fd = None, -1
                 _remove(path)
 
     def open_process_lists(self) -> list[int]:
         """Open the groups' process lists: a process that writes `0` to one moves into that group."""
         return [os.open(path / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in self._paths()]
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all that is or was in the group; 0 where there is none."""
+        return 0.0 if self.cpu_time_fd < 0 else group_cpu_seconds(self.cpu_time_fd)
 
     def limit_processes(self, count: int) -> None:
         if self.pids is not None:
@@ -159,9 +175,9 @@ class Cgroup:
 
     def close(self) -> None:
         """Remove the groups; their processes must have ended."""
-        if self._counter >= 0:
-            os.close(self._counter)
-            self._counter = -1
+        for fd in {self._counter, self.cpu_time_fd} - {-1}:
+            os.close(fd)
+        self._counter = self.cpu_time_fd = -1
         deadline = time.monotonic() + 2.0
         for path in self._paths():
             while path.exists() and time.monotonic() < deadline:

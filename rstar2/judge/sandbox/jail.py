@@ -13,13 +13,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox import rootfs, tiers
+from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
@@ -44,12 +45,16 @@ class JailLost(Exception):
 class Jail:
     """One jail, built on creation. Its methods raise JailLost where a zygote is gone or does not answer.
 
+    Args:
+        discard: takes a folder away, so that a new one can be made in its place.
+
     Raises:
         Failure: the machine refuses what the spec asks for; the message says what.
     """
 
-    def __init__(self, spec: JailSpec) -> None:
+    def __init__(self, spec: JailSpec, discard: Callable[[Path], None]) -> None:
         self.spec = spec
+        self._discard = discard
         self.cgroup = Cgroup()
         """Limits the programs; the zygotes are in it too, so that a fork is in it at once."""
         self._preload_cgroup = Cgroup()
@@ -79,8 +84,9 @@ class Jail:
 
     def _wait_until_built(self, control: socket.socket) -> None:
         control.settimeout(_BUILD_TIMEOUT_S)
+        usage = self.cgroup.cpu_time_fd
         try:
-            wire.send(control, self.spec)
+            wire.send(control, self.spec, () if usage < 0 else (usage,))
             while True:
                 answer = wire.receive(control)[0]
                 if "failed" in answer:
@@ -189,7 +195,7 @@ class Jail:
                     return report
 
     def wait_until_clean(self) -> None:
-        """Wait until what the last program left is removed; where that fails, mount a new scratch space.
+        """Wait until what the last program left is removed; where that fails, use a new scratch space.
 
         Sessions have scratch spaces of their own, which stay.
         """
@@ -204,13 +210,17 @@ class Jail:
             self._dirty = False
 
     def _replace_scratch(self) -> None:
+        log.warning("what a program left could not be removed at once: its scratch space is replaced")
         if self.spec["tier"] != "strict":
-            raise JailLost("what a program left could not be removed")
-        log.warning("what a program left could not be removed: its scratch space is replaced")
+            try:
+                self._discard(Path(self.spec["work_dir"]))
+                os.mkdir(self.spec["work_dir"])
+            except OSError as error:
+                raise JailLost(f"what a program left could not be removed: {error}") from error
         for kind in self._sockets:
             # One that is still loading libraries answers when it has.
             self.zygote_socket(kind)
-            mount = kind == "bare"
+            mount = kind == "bare" and self.spec["tier"] == "strict"
             self.send(kind, {"op": "replace scratch", "key": _NO_PROGRAM, "mount": mount})
             while self.receive_report(kind, _NO_PROGRAM) is None:
                 pass
@@ -263,7 +273,7 @@ def _set_timeouts(control: socket.socket) -> None:
 def _map_users(pid: int, first: int) -> dict[str, Any]:
     try:
         for name in ("uid_map", "gid_map"):
-            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {tiers.USERS_PER_JAIL}")
+            Path(f"/proc/{pid}/{name}").write_text(f"0 {first} {USERS_PER_JAIL}")
     except OSError as error:
         return {"failed": str(error)}
     return {"mapped": True}

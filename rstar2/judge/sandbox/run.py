@@ -40,6 +40,8 @@ class ProgramEnd:
     @classmethod
     def of(cls, report: Report, limit: Outcome | None) -> ProgramEnd:
         """From its zygote's report."""
+        if report["over_quota"]:
+            limit = "output_limit"
         return cls(limit, os.waitstatus_to_exitcode(report["status"]), report["cpu_s"])
 
     def outcome(self, cgroup: Cgroup, kills: int, kind: str = "") -> Outcome:

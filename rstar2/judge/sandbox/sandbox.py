@@ -14,11 +14,12 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
+from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
-from rstar2.judge.sandbox.inside.scratch import remove_contents
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
+from rstar2.judge.sandbox.removal import Removal
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams, memory_file
@@ -61,6 +62,7 @@ class Sandbox:
                 "Ask for a stronger tier, or lower the minimum if you accept what it does not enforce.",
             )
         self._root = root.resolve()
+        self._removal = Removal(self._root)
         best: tuple[Isolation, ...] = ("strict", "landlock")
         self._tiers = [tier] if tier else [name for name in best if ISOLATION_ORDER.index(name) >= least]
         self._spec: JailSpec | None = None
@@ -83,6 +85,10 @@ class Sandbox:
             Failure: no tier at or above the minimum could be built and passed its escape tests.
         """
         self._root.mkdir(parents=True, exist_ok=True)
+        # What sessions and programs of a killed worker left.
+        for path in self._root.glob("session*"):
+            self._removal.take(path)
+        self._removal.sweep()
         reasons = []
         for tier in self._tiers:
             try:
@@ -130,9 +136,9 @@ class Sandbox:
         spec = self._started_spec()
         if spec["tier"] != "strict":
             # What the last program of a lost jail wrote there must not be there for the next.
-            os.makedirs(spec["work_dir"], exist_ok=True)
-            remove_contents(spec["work_dir"], set())
-        self._jail = Jail(spec)
+            self._removal.take(Path(spec["work_dir"]))
+            os.mkdir(spec["work_dir"])
+        self._jail = Jail(spec, self._removal.take)
         self._jail.cgroup.limit_processes(tiers.MAX_PROCESSES + 64)
         self._baseline = self._jail.cgroup.used()
         if self._all_zygotes:
@@ -296,7 +302,7 @@ class Sandbox:
         Raises:
             Failure: it could not be started.
         """
-        number = next(n for n in range(1, tiers.USERS_PER_JAIL // 2) if n not in self._sessions)
+        number = next(n for n in range(1, USERS_PER_JAIL // 2) if n not in self._sessions)
         try:
             jail = self._open_jail()
             kind = self._prepare_zygote(jail, kind, memory_mb)
@@ -330,9 +336,7 @@ class Sandbox:
         del self._sessions[number]
         cgroup.close()
         if work_dir.is_relative_to(self._root):
-            with contextlib.suppress(OSError):
-                remove_contents(str(work_dir), set())
-                work_dir.rmdir()
+            self._removal.take(work_dir)
 
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""
@@ -347,6 +351,7 @@ class Sandbox:
     def close(self) -> None:
         """End the jail and everything in it, sessions too."""
         self._drop_jail()
+        self._removal.close()
         self._abort.close()
         if self._affinity is not None:
             self._affinity.release()

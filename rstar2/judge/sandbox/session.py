@@ -156,6 +156,8 @@ class Session:
             cell.process_end = self._wait_for_process_end()
         if cell.process_end is not None:
             cell.cpu_s = cell.process_end.cpu_s
+        # The group also has what nobody waited for.
+        cell.cpu_s = max(cell.cpu_s, self._cgroup.cpu_seconds())
         return cell
 
     def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:
@@ -203,7 +205,8 @@ class Session:
         """
         deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:
-            report = self._jail.query(self._kind, "cpu", self._key, "cpu_s")
+            op = "cpu" if self._cgroup.cpu_time_fd >= 0 else "cpu of all"
+            report = self._jail.query(self._kind, op, self._key, "cpu_s")
             cell.cpu_s = float(report["cpu_s"])
             if "status" in report:
                 # It ended just now; `alive` finds the report.

@@ -7,17 +7,13 @@ from pathlib import Path
 
 from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host_users import first_host_uid
 from rstar2.judge.sandbox.inside import namespaces, syscalls
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
 from rstar2.judge.schema import Isolation
 
 MAX_PROCESSES = 64
-_FIRST_HOST_UID = 1_879_048_192
-"""First of the host's users that jails' users are mapped to: a range that no distribution assigns."""
-USERS_PER_JAIL = 65536
-"""Users of one jail. Each worker process takes a range of its own, so that limits per user are its own too."""
-_RANGES = 4000
 
 
 def jail_specs(tier: Isolation, root: Path) -> list[JailSpec]:
@@ -38,7 +34,7 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         tier=tier,
         is_root=is_root,
         user_namespace=user_namespace,
-        first_host_uid=_FIRST_HOST_UID + os.getpid() % _RANGES * USERS_PER_JAIL,
+        first_host_uid=first_host_uid() if is_root else -1,
         mount_point=str(root / "mount"),
         log=str(root / "zygotes.log"),
         work_dir=namespaces.WORK_DIR if strict else str(root / "box"),
@@ -106,7 +102,8 @@ def _landlock_exceptions(spec: JailSpec) -> list[str]:
         "chmod and utime do nothing, and chown is refused, because Landlock does not control them.",
         "There is no private file system: programs read the system's libraries and the interpreter in place, "
         "and can see that other files exist, their sizes and owners, though not what is in them.",
-        "The work folder is on disk: the size of each file is limited, not of all files together.",
+        "The work folder is on disk: what is in it is counted several times a second, and a program over 256 MiB or "
+        "16384 files and folders is ended; a file that it deleted and holds open counts only by its own limit.",
         "Programs see the machine's real process ids, host name and clock of the system.",
         "Threads are limited by memory and, where it can be written, the pids control group, not by user.",
     ]

@@ -52,12 +52,12 @@ class Confinement:
         for fd in groups:
             os.write(fd, b"0")
         landlock = self._landlock
-        if self._strict:
-            score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-            os.write(score, b"1000")
-            os.close(score)
+        # Where memory is short, the kernel is to kill programs first. Raising it needs no rights.
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"1000")
+        os.close(score)
         if command["private_scratch"]:
-            landlock = self._enter_private_scratch(command["work_dir"])
+            landlock = self._enter_private_scratch(command["work_dir"], command["memory_mb"])
         os.chdir(command["work_dir"])
         self._limit(command["memory_mb"] * _MIB)
         if command["uid"] >= 0:
@@ -72,11 +72,11 @@ class Confinement:
         if self._filter is not None:
             self._filter.load()
 
-    def _enter_private_scratch(self, work_dir: str) -> syscalls.Landlock | None:
-        """Mount a scratch space and a /proc of this program's own. Returns the rules for them."""
+    def _enter_private_scratch(self, work_dir: str, memory_mb: int) -> syscalls.Landlock | None:
+        """Mount a scratch space, no larger than its memory, and a /proc of this program's own. → the rules for them."""
         if self._strict:
             syscalls.unshare(syscalls.CLONE_NEWNS)
-            namespaces.mount_scratch(self._spec)
+            namespaces.mount_scratch(self._spec, memory_mb)
             namespaces.mount_proc("/proc")
         return _landlock(self._spec, work_dir)
 

@@ -39,7 +39,8 @@ def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
     # Programs get their descriptors as 0 to 3, so none of ours may be there.
     while os.open(os.devnull, os.O_RDONLY) < 4:
         pass
-    spec: JailSpec = wire.receive(control)[0]
+    spec: JailSpec
+    spec, fds = wire.receive(control)
     # The worker that started this process may itself stay on one CPU.
     zygote.set_affinity(spec["cpus"])
     sys.path[:] = spec["sys_path"]
@@ -56,7 +57,7 @@ def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
         wire.send(control, {"failed": str(error)})
         return None
     wire.send(control, {"ready": True})
-    return zygote.serve(spec, control, rings)
+    return zygote.serve(spec, control, rings, usage=fds[0] if fds else -1)
 
 
 def _ask_for_mapping(control: _socket.socket) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import _socket
 import os
 
-from rstar2.judge.sandbox.inside import syscalls
+from rstar2.judge.sandbox.inside import scratch, syscalls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/.scratch"
-_SCRATCH_MB, _SCRATCH_INODES = 256, 16384
 _COVERED = "/.covered"
 """Where bound folders are kept that the scratch space covers, such as an interpreter installed below /tmp."""
 _NEW_ROOT = "/tmp"
@@ -131,9 +130,9 @@ def replace_scratch(spec: JailSpec) -> None:
     mount_scratch(spec)
 
 
-def mount_scratch(spec: JailSpec) -> None:
+def mount_scratch(spec: JailSpec, size_mb: int = scratch.MAX_MB) -> None:
     """Mount an empty scratch space over the writable folders."""
-    size = f"mode=711,size={_SCRATCH_MB}m,nr_inodes={_SCRATCH_INODES}"
+    size = f"mode=711,size={min(size_mb, scratch.MAX_MB)}m,nr_inodes={scratch.MAX_INODES}"
     syscalls.mount("scratch", _SCRATCH, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, size)
     for name, path in _WRITABLE.items():
         os.mkdir(f"{_SCRATCH}/{name}")

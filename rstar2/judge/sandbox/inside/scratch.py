@@ -1,4 +1,7 @@
-"""Empties the folders that programs may write, so that every program finds them empty."""
+"""Limits what programs write, and empties their folders, so that every program finds them empty.
+
+`remove_in_background` runs in a process of its own, outside.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MAX_MB, MAX_INODES = 256, 16384
+"""What a program, or a session, may keep: MiB, and files and folders."""
+_MAX_DEPTH = 128
+"""More nested folders count as more than a program may keep, where there is no file system to say so."""
 _FREE_TIMEOUT_S = 0.1
 """How long the kernel may take to free files that no process holds any longer."""
+_CLEAN_TIMEOUT_S = 0.1
+"""How long removing files from a disk may hold up the next program; what takes longer is taken out of the way."""
+_NO_LIMIT = float("inf")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -55,13 +65,15 @@ class Scratch:
         return zip(self._folders, self._empty, strict=True)
 
     def clean(self) -> bool:
-        """Remove whatever a program left; False where something could not be removed.
+        """Remove whatever a program left; False where something could not be removed, or not soon.
 
         Call it only when the program's processes have ended.
         """
+        # A dedicated file system holds only so much, and what stays in it stays in memory.
+        seconds = _NO_LIMIT if self._dedicated else _CLEAN_TIMEOUT_S
         try:
             for folder, kept in self._pairs():
-                remove_contents(folder, kept)
+                remove_contents(folder, kept, seconds)
         except OSError:
             return False
         deadline = time.monotonic() + _FREE_TIMEOUT_S
@@ -82,16 +94,83 @@ def _collect_sockets() -> None:
         end.close()
 
 
-def remove_contents(folder: str, kept: set[str]) -> None:
+def is_over_quota(folder: str) -> bool:
+    """Whether there is more below a folder, in which a program may be writing, than one may keep."""
+    try:
+        here = os.open(folder, _FOLDER)
+    except OSError:
+        return False
+    return not _fits(here, [MAX_INODES, MAX_MB << 20], _MAX_DEPTH)
+
+
+def _fits(here: int, left: list[int], depth: int) -> bool:
+    """Subtract what is below an open folder, which this closes, from the inodes and bytes that are left."""
+    folders = []
+    try:
+        with os.scandir(here) as entries:
+            for entry in entries:
+                left[0] -= 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                else:
+                    left[1] -= _bytes_on_disk(entry)
+                if min(left) < 0 or depth == 0:
+                    return False
+        return all(_fits(below, left, depth - 1) for below in _open_folders(folders, here))
+    finally:
+        os.close(here)
+
+
+def _bytes_on_disk(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def _open_folders(names: list[str], here: int) -> Iterator[int]:
+    """Open folders one after the other, also those that their owner may not read; not those that vanished."""
+    for name in names:
+        try:
+            handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=here)
+        except OSError:
+            continue
+        try:
+            # By this handle, since the program may put a link in place of the name.
+            path = f"/proc/self/fd/{handle}"
+            if not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+                os.chmod(path, 0o700)
+            below = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+        yield below
+
+
+def remove_in_background(folder: str) -> None:
+    """Empty a folder into which others are moved meanwhile, when nothing else wants the processor."""
+    os.nice(19)
+    while os.path.isdir(folder) and os.listdir(folder):
+        try:
+            remove_contents(folder, set())
+        except FileNotFoundError:  # another such process, of a worker that died, is at it too
+            continue
+
+
+def remove_contents(folder: str, kept: set[str], seconds: float = _NO_LIMIT) -> None:
     """Remove everything below `folder` but the names in `kept`. Nobody else may be writing there.
 
     It goes down and up one folder at a time, so that neither the depth of a tree nor the length of its paths
-    matters, and changes the disk once per file and folder. OSError: something could not be removed.
+    matters, and changes the disk once per file and folder. OSError: something could not be removed. TimeoutError:
+    it takes longer than `seconds`.
     """
+    deadline = time.monotonic() + seconds
     here = os.open(folder, _FOLDER)
     path: list[str] = []
-    left = [_unlink_all(here, kept)]
+    left: list[list[str]] = []
     try:
+        left.append(_unlink_all(here, kept, deadline))
         while path or left[-1]:
             if left[-1]:
                 path.append(left[-1].pop())
@@ -99,7 +178,7 @@ def remove_contents(folder: str, kept: set[str]) -> None:
                 mode = os.fstat(here).st_mode
                 if mode & stat.S_IRWXU != stat.S_IRWXU:
                     os.fchmod(here, 0o700)
-                left.append(_unlink_all(here, set()))
+                left.append(_unlink_all(here, set(), deadline))
             else:
                 left.pop()
                 here = _step("..", here)
@@ -119,14 +198,19 @@ def _step(name: str, here: int) -> int:
     return there
 
 
-def _unlink_all(here: int, kept: set[str]) -> list[str]:
-    """Remove the files and the empty folders in an open folder. Returns the names of the other folders."""
+def _unlink_all(here: int, kept: set[str], deadline: float) -> list[str]:
+    """Remove the files and the empty folders in an open folder. Returns the names of the other folders.
+
+    TimeoutError: the deadline, on the monotonic clock, has passed.
+    """
     with os.scandir(here) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     folders = []
     for name, is_folder in found:
         if name in kept:
             continue
+        if time.monotonic() > deadline:
+            raise TimeoutError
         if not is_folder:
             os.unlink(name, dir_fd=here)
             continue

@@ -15,9 +15,18 @@ import select
 import sys
 import time
 
-from rstar2.judge.sandbox.inside import namespaces, prefault, preload, program, session, syscalls, wire
+from rstar2.judge.sandbox.inside import (
+    namespaces,
+    prefault,
+    preload,
+    processes,
+    program,
+    session,
+    syscalls,
+    wire,
+)
 from rstar2.judge.sandbox.inside.confine import Confinement
-from rstar2.judge.sandbox.inside.scratch import Scratch
+from rstar2.judge.sandbox.inside.scratch import Scratch, is_over_quota
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,9 +38,10 @@ if TYPE_CHECKING:
     Forked = program.Program | session.CellLoop
 
 _SIGINT, _SIGKILL = 2, 9
-_TICKS = os.sysconf("SC_CLK_TCK")
-_READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
-"""The number of read(2)."""
+_CHECK_S = 0.1
+"""Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
+_CHECK_SHARE = 4
+"""The time between checks is at least so many times what one takes."""
 _hidden_modules: list[object] = []
 
 
@@ -43,11 +53,12 @@ def prepare(spec: JailSpec) -> None:
     Confinement(spec)
 
 
-def serve(spec: JailSpec, control: _socket.socket, rings: list[int]) -> Forked:
+def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
     """Serve until the worker is gone. Returns only in a process forked for a program: what to run there.
 
     Args:
         rings: from `open_rings`; each zygote takes one.
+        usage: a file with the CPU time of the jail's control group (`group_cpu_seconds`); -1: there is none.
     """
     # Programs share the interpreter, and must not find this package in it.
     for name in [name for name in sys.modules if name.split(".")[0] == "rstar2"]:
@@ -57,24 +68,38 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int]) -> Forked:
     scratch = Scratch(namespaces.WRITABLE if strict else (spec["work_dir"],), dedicated=strict)
     forked: Forked | _socket.socket = control
     while isinstance(forked, _socket.socket):
-        forked = Zygote(spec, forked, scratch, rings).serve()
+        forked = Zygote(spec, forked, scratch, rings, usage).serve()
     return forked
 
 
 class _Child:
     """A running program: its process, and the first process of its namespace where it has one."""
 
-    def __init__(self, start: StartCommand, pid: int, init: syscalls.BareInit | None) -> None:
+    def __init__(
+        self, start: StartCommand, pid: int, init: syscalls.BareInit | None, others_s: float
+    ) -> None:
         self.key, self.pid, self.init = start["key"], pid, init
+        self.session, self.work_dir = start["session"], start["work_dir"]
+        self.others_s = others_s
+        """CPU seconds in the control group that are not this program's."""
+        self.left_s = 0.0
+        """CPU seconds, when it was killed, of what it had not waited for."""
+        self.over_quota = False
         # What a process with a private scratch space wrote disappears with it, or the worker removes it.
         self.shares_scratch = not start["session"] and not (start["private_scratch"] and init is not None)
         self.pidfd = os.pidfd_open(pid)
+
+    def roots(self) -> list[int]:
+        """Where all that it started descends from: its process, and the first one of its namespace."""
+        return [self.pid] if self.init is None else [self.pid, self.init.pid]
 
 
 class Zygote:
     """Serves one control socket: starts, kills and reports on the programs of one kind of zygote."""
 
-    def __init__(self, spec: JailSpec, control: _socket.socket, scratch: Scratch, rings: list[int]) -> None:
+    def __init__(
+        self, spec: JailSpec, control: _socket.socket, scratch: Scratch, rings: list[int], usage: int
+    ) -> None:
         # In the tiers without namespaces, processes that a program leaves become this process's children.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._spec = spec
@@ -82,6 +107,9 @@ class Zygote:
         self._confinement = Confinement(spec)
         self._scratch = scratch
         self._ring = rings.pop() if rings else -1
+        self._usage = usage
+        self._next_check = 0.0
+        self._turn = 0
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
@@ -93,7 +121,7 @@ class Zygote:
     def serve(self) -> Forked | _socket.socket:
         """Serve until the worker is gone. Returns only in a fork: what to run, or a new zygote's socket."""
         while True:
-            for fd, _ in self._events.poll():
+            for fd, _ in self._events.poll(self._check_when_due()):
                 if fd != self._control.fileno():
                     self._reap(self._children[fd])
                     continue
@@ -127,6 +155,7 @@ class Zygote:
         if start["cpu"] != self._cpu:
             self._cpu = start["cpu"]
             set_affinity(self._cpus if self._cpu < 0 else [self._cpu])
+        others_s = 0.0 if start["session"] else self._group_cpu_seconds()
         try:
             init, pid = self._fork()
         except OSError as error:
@@ -135,7 +164,9 @@ class Zygote:
         if pid == 0:
             return self._become_program(start, fds)
         if pid > 0:
-            child = _Child(start, pid, init)
+            child = _Child(start, pid, init, others_s)
+            if not self._children:
+                self._next_check = time.monotonic() + _check_interval_s()
             self._children[child.pidfd] = child
             self._events.register(child.pidfd, select.POLLIN)
         for fd in fds:
@@ -201,10 +232,12 @@ class Zygote:
                 os.kill(child.pid, _SIGINT)
             case "prefault":
                 self._prefault(child)
-            case "cpu":
+            case "cpu" | "cpu of all":
                 # In this order: CPU time after it was seen waiting belongs to the next cell.
-                waits = _waits_for_cell(child.pid)
-                cpu = _cpu_seconds(child.pid)
+                waits = processes.waits_for_cell(child.pid)
+                cpu = processes.precise_cpu_seconds(child.pid)
+                if waits and op == "cpu of all":
+                    cpu += processes.cpu_seconds(processes.descendants(child.roots()))
                 wire.send(self._control, {"key": key, "cpu_s": cpu, "waits": waits})
 
     def _prefault(self, child: _Child) -> None:
@@ -220,8 +253,40 @@ class Zygote:
             answer["problem"] = str(error)
         wire.send(self._control, answer)
 
+    def _group_cpu_seconds(self) -> float:
+        """CPU seconds of all programs of the jail, from its control group; 0 where there is none."""
+        return 0.0 if self._usage < 0 else processes.group_cpu_seconds(self._usage) - time.process_time()
+
+    def _check_when_due(self) -> float | None:
+        """Check what programs use, if it is time to. → milliseconds until the next time; None: nothing runs."""
+        if not self._children:
+            return None
+        now = time.monotonic()
+        if now >= self._next_check:
+            # Sessions that wait for a cell only in turn: there can be hundreds.
+            self._turn += 1
+            for number, child in enumerate(list(self._children.values())):
+                in_turn = number == self._turn % len(self._children)
+                if in_turn or not child.session or not processes.waits_for_cell(child.pid):
+                    self._check(child)
+            took = time.monotonic() - now
+            now += took
+            self._next_check = now + max(_check_interval_s(), _CHECK_SHARE * took)
+        return (self._next_check - now) * 1000
+
+    def _check(self, child: _Child) -> None:
+        """Bound a program's share of the processors, and end it if it has filled the disk."""
+        processes.bound_share([child.pid, *processes.descendants(child.roots())])
+        # In the strict tier the file system has a quota.
+        if self._own_pids < 0 and not child.over_quota and is_over_quota(child.work_dir):
+            child.over_quota = True
+            self._kill(child)
+
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported like any other."""
+        # The kernel forgets the times of what dies with its namespace; a control group does not.
+        if self._usage < 0 or child.session:
+            child.left_s = processes.cpu_seconds(processes.descendants(child.roots()))
         os.kill(child.init.pid if child.init is not None else child.pid, _SIGKILL)
 
     def _reap(self, child: _Child) -> None:
@@ -229,15 +294,20 @@ class Zygote:
         _, status, usage = os.wait4(child.pid, 0)
         cpu = usage.ru_utime + usage.ru_stime
         if child.init is not None:
-            cpu += _descendants_cpu_seconds(child.init.pid)
+            left = processes.cpu_seconds(processes.descendants([child.init.pid]))
+            cpu += max(left, child.left_s)
             child.init.end()
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
         del self._children[child.pidfd]
         if self._own_pids < 0:
             cpu += self._kill_orphans({other.pid for other in self._children.values()})
-        cleaning = child.shares_scratch and not self._scratch.is_clean()
-        wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "cleaning": cleaning})
+        if not child.session:
+            # This also has what the others lack: children whose end the program told the kernel to ignore.
+            cpu = max(cpu, self._group_cpu_seconds() - child.others_s)
+        report = {"key": child.key, "status": status, "cpu_s": cpu, "over_quota": child.over_quota}
+        report["cleaning"] = cleaning = child.shares_scratch and not self._scratch.is_clean()
+        wire.send(self._control, report)
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
             wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
@@ -261,7 +331,7 @@ class Zygote:
             The CPU seconds that they used.
         """
         cpu = 0.0
-        while left := _children(os.getpid()) - spared - self._zygotes:
+        while left := processes.children(os.getpid()) - spared - self._zygotes:
             for pid in left:
                 os.kill(pid, _SIGKILL)
                 _, _, usage = os.wait4(pid, 0)
@@ -307,52 +377,13 @@ class Zygote:
         return control
 
 
+def _check_interval_s() -> float:
+    return _CHECK_S + os.urandom(1)[0] / 1000
+
+
 def set_affinity(cpus: list[int]) -> None:
     """Restrict this process to some CPUs, where the machine allows it."""
     try:
         os.sched_setaffinity(0, cpus)
     except OSError:
         return
-
-
-def _children(pid: int) -> set[int]:
-    """The children of all threads of a process, ended ones included."""
-    found: set[int] = set()
-    for task in os.listdir(f"/proc/{pid}/task"):
-        with open(f"/proc/{pid}/task/{task}/children") as children:
-            found.update(map(int, children.read().split()))
-    return found
-
-
-def _descendants_cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process's descendants: of those that run, and of those that ended and nobody waited for."""
-    spent = 0.0
-    try:
-        for child in _children(pid):
-            spent += sum(map(int, _stat_fields(child)[11:15])) / _TICKS + _descendants_cpu_seconds(child)
-    except OSError:  # one ended meanwhile, and was waited for
-        return spent
-    return spent
-
-
-def _waits_for_cell(pid: int) -> bool:
-    """Whether a session's first thread is in read(3, …); True where the kernel does not say."""
-    try:
-        with open(f"/proc/{pid}/syscall") as call:
-            return call.read().split()[:2] == [_READ, "0x3"]
-    except (FileNotFoundError, PermissionError):
-        return True
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of the children it has waited for."""
-    fields = _stat_fields(pid)
-    # The clock id of another process, as the C library's clock_getcpuclockid makes it.
-    own = time.clock_gettime(~pid << 3 | 2)
-    return own + (int(fields[13]) + int(fields[14])) / _TICKS
-
-
-def _stat_fields(pid: int) -> list[str]:
-    """The fields of proc_pid_stat(5) from the third on; times of its own are 11 and 12, of its children 13 and 14."""
-    with open(f"/proc/{pid}/stat") as stat:
-        return stat.read().rsplit(")", 1)[1].split()

@@ -1,0 +1,109 @@
+"""Reads from /proc what a program's processes use, and keeps many of them to the processor share of one."""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
+"""The number of read(2)."""
+_FREE_TASKS = 4
+"""Tasks of a program that may compute at once before their share is bounded."""
+_NICE_STEP, _MAX_NICE = 1.25, 19
+"""A step of niceness divides a task's share by about this. Source: sched(7)."""
+
+
+def children(pid: int) -> set[int]:
+    """The children of all threads of a process, ended ones included."""
+    found: set[int] = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as listed:
+            found.update(map(int, listed.read().split()))
+    return found
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """The processes below some, ended ones included that nobody waited for; those that vanish are left out."""
+    found: list[int] = []
+    ahead = list(pids)
+    while ahead:
+        try:
+            below = children(ahead.pop())
+        except OSError:
+            continue
+        found += below
+        ahead += below
+    return found
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """CPU seconds of processes, and of the children that each has waited for."""
+    ticks = 0
+    for pid in pids:
+        try:
+            ticks += sum(map(int, _stat_fields(f"/proc/{pid}/stat")[11:15]))
+        except OSError:
+            continue
+    return ticks / _TICKS
+
+
+def precise_cpu_seconds(pid: int) -> float:
+    """As `cpu_seconds`, of one process; its own part is not rounded to ticks."""
+    fields = _stat_fields(f"/proc/{pid}/stat")
+    # The clock id of another process, as the C library's clock_getcpuclockid makes it.
+    own = time.clock_gettime(~pid << 3 | 2)
+    return own + (int(fields[13]) + int(fields[14])) / _TICKS
+
+
+def group_cpu_seconds(fd: int) -> float:
+    """CPU seconds of a control group, from its cpuacct.usage (version 1) or cpu.stat (version 2)."""
+    fields = os.pread(fd, 64, 0).split()
+    return int(fields[1]) / 1e6 if fields[0] == b"usage_usec" else int(fields[0]) / 1e9
+
+
+def waits_for_cell(pid: int) -> bool:
+    """Whether a session's first thread is in read(3, …); True where the kernel does not say."""
+    try:
+        with open(f"/proc/{pid}/syscall") as call:
+            return call.read().split()[:2] == [_READ, "0x3"]
+    except (FileNotFoundError, PermissionError):
+        return True
+
+
+def bound_share(pids: Iterable[int]) -> None:
+    """Where more than a few tasks of these processes compute, give them together the weight of one.
+
+    Only the niceness is raised, which needs no rights; what they start later inherits it.
+    """
+    computing = []
+    for pid in pids:
+        try:
+            for task in os.listdir(f"/proc/{pid}/task"):
+                fields = _stat_fields(f"/proc/{pid}/task/{task}/stat")
+                if fields[0] == "R":
+                    computing.append((int(task), int(fields[16])))
+        except OSError:
+            continue
+    if len(computing) <= _FREE_TASKS:
+        return
+    nice = 0
+    while nice < _MAX_NICE and _NICE_STEP**nice < len(computing):
+        nice += 1
+    for task_id, before in computing:
+        if before < nice:
+            try:
+                os.setpriority(os.PRIO_PROCESS, task_id, nice)
+            except ProcessLookupError:
+                continue
+
+
+def _stat_fields(path: str) -> list[str]:
+    """The fields of proc_pid_stat(5) from the third on: 0 is the state, 11 and 12 are a process's own times, 13 and
+    14 those of its children, 16 is its niceness."""
+    with open(path) as stat:
+        return stat.read().rsplit(")", 1)[1].split()

@@ -1,0 +1,72 @@
+"""Takes folders out of the way at once, and removes them in the background, however much is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from rstar2.judge.sandbox import rootfs
+
+_WAIT_S, _CLOSE_S = 20.0, 5.0
+"""How long to wait for the process, where too much is left to remove, and at the end."""
+_MOST_WAITING = 8
+"""Folders that may wait to be removed."""
+
+
+class Removal:
+    """Removes folders of one sandbox by one process at a time, which goes on when the worker dies.
+
+    If that process dies too, the next one removes what is left.
+
+    Args:
+        root: an existing folder for this sandbox alone, on the file system of the folders to remove.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "removed"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def take(self, path: Path) -> None:
+        """Rename a folder, if it exists, and remove it. OSError where it cannot be renamed."""
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                path.rmdir()
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                self._folder.mkdir(exist_ok=True)
+                path.rename(self._folder / uuid.uuid4().hex)
+                self.sweep()
+
+    def sweep(self) -> None:
+        """Remove what was taken away so far, also by an earlier worker in the same folder."""
+        waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0
+        if self._process is not None:
+            # Whoever leaves folders faster than they can be removed has to wait.
+            self._wait(_WAIT_S if waiting > _MOST_WAITING else 0.0)
+        if not waiting or self._process is not None:
+            return
+        start = (
+            f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
+            "from rstar2.judge.sandbox.inside.scratch import remove_in_background as remove; "
+            "remove(sys.argv[1])"
+        )
+        command = [sys.executable, "-I", "-S", "-c", start, str(self._folder)]
+        self._process = subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
+
+    def close(self) -> None:
+        """Wait a moment for the process, which otherwise goes on alone."""
+        self.sweep()
+        self._wait(_CLOSE_S)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait so long for the process to end."""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(seconds)
+                self._process = None

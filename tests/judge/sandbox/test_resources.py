@@ -1,0 +1,339 @@
+"""Programs share processors, disk and users fairly, and what they took is counted, whoever the worker is."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.attacks import descendants
+from support.sandbox_worker import SandboxWorker
+from support.waiting import wait_until
+
+from rstar2.errors import Failure
+from rstar2.judge.sandbox import host_users
+from rstar2.judge.sandbox.inside.scratch import MAX_INODES, is_over_quota, remove_contents
+from rstar2.judge.sandbox.removal import Removal
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.schema import Isolation, RunRequest
+
+_REPOSITORY = Path(__file__).resolve().parents[3]
+Start = Callable[[Isolation], SandboxWorker]
+
+
+@pytest.fixture(params=[True, False], ids=["as root", "as a user"])
+def as_root(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def start(as_root: bool) -> Iterator[Start]:
+    """Starts workers, which end with the test."""
+    workers: list[SandboxWorker] = []
+
+    def one(tier: Isolation, group: Path | None = None) -> SandboxWorker:
+        workers.append(SandboxWorker(tier, as_root=as_root, group=group))
+        return workers[-1]
+
+    yield one
+    for worker in workers:
+        worker.close()
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """The process list of a group in which the kernel does not share processors among sessions."""
+    parents = [Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")]
+    parent = next((path for path in parents if (path / "cgroup.procs").exists()), parents[0])
+    path = parent / f"tests-{uuid.uuid4().hex}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control groups can be made here: {error}")
+    yield path / "cgroup.procs"
+    # What left it a moment ago may still count.
+    wait_until(lambda: _removed(path))
+
+
+def _removed(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for below in path.glob("*/"):
+            below.rmdir()
+        path.rmdir()
+    return not path.exists()
+
+
+_CROWD = {
+    "strict": """
+import os
+for _ in range(50):
+    if os.fork() == 0: break
+while True: pass
+""",
+    "landlock": """
+import hashlib, threading
+data = bytes(1 << 22)
+def compute():
+    while True: hashlib.sha256(data)
+for _ in range(50): threading.Thread(target=compute, daemon=True).start()
+compute()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_crowd_gets_no_more_of_a_processor_than_one_process(
+    group: Path, start: Callable[[Isolation, Path], SandboxWorker], tier: Isolation
+) -> None:
+    crowd, honest = start(tier, group), start(tier, group)
+    for worker, code in ((crowd, _CROWD[tier]), (honest, "while True: pass")):
+        worker.begin(code, timeout_s=4)
+    many, one = crowd.end(), honest.end()
+    assert (many.outcome, one.outcome) == ("timeout", "timeout")
+    # Equal parts, but for the beginning; a fiftieth without the bound.
+    assert many.cpu_s < 6 * one.cpu_s
+
+
+_COMPUTE = """
+import os, subprocess, sys, threading, time
+done, ready = os.pipe()
+def compute():
+    end = time.process_time() + 0.3
+    while time.process_time() < end: pass
+    os.write(ready, b'x')
+def fork(then):
+    if os.fork() == 0:
+        then()
+        os._exit(0)
+"""
+_ALONE = {
+    "left waiting": "fork(lambda: (compute(), time.sleep(60)))",
+    "never waited for": "fork(compute)",
+    "forked twice": "fork(lambda: fork(lambda: (compute(), time.sleep(60))))",
+    "in a thread": """
+threading.Thread(target=lambda: (fork(lambda: (compute(), time.sleep(60))), time.sleep(60))).start()
+""",
+    "niced": "fork(lambda: (os.nice(19), compute(), time.sleep(60)))",
+    "a new program": """
+subprocess.Popen([sys.executable, '-S', '-c', '''import os, time
+while time.process_time() < .3: pass
+os.write(%d, b"x")
+time.sleep(60)''' % ready], pass_fds=[ready])
+""",
+}
+
+
+@pytest.mark.slow
+def test_processor_time_of_a_killed_program_is_that_of_all_it_started(start: Start) -> None:
+    # In the end it is killed for its output, which needs no time limit that a busy machine reaches too early.
+    flood = "while True: os.write(1, bytes(1 << 16))"
+    code = "\n".join([_COMPUTE, *_ALONE.values(), f"for _ in range({len(_ALONE)}): os.read(done, 1)", flood])
+    result = start("strict").run(code, timeout_s=120)
+    assert result.outcome == "output_limit", result.stderr
+    # Some are rounded down to ticks of 10 ms.
+    assert result.cpu_s >= 0.28 * len(_ALONE)
+
+
+_IGNORED = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(4): fork(compute)
+for _ in range(4): os.read(done, 1)
+"""
+
+
+def test_processor_time_of_children_whose_end_is_ignored_counts_where_groups_can_be_made(
+    strict: Sandbox,
+) -> None:
+    if strict._open_jail().cgroup.cpu_time is None:
+        pytest.skip("no control group counts CPU time here")
+    result = strict.run(RunRequest(code=_COMPUTE + _IGNORED, timeout_s=60), "a")
+    assert result.outcome == "ok", result.stderr
+    assert result.cpu_s >= 1.1
+
+
+@pytest.mark.slow
+def test_a_cells_processor_time_is_that_of_all_it_started(start: Start) -> None:
+    worker = start("strict")
+    worker.open_session()
+    assert worker.cell(_COMPUTE).outcome == "ok"
+    cell = worker.cell("for _ in range(3): fork(compute)\nfor _ in range(3): os.read(done, 1)")
+    assert cell.outcome == "ok", cell.stderr
+    assert cell.cpu_s >= 0.8
+    assert worker.cell("1").cpu_s < 0.5
+
+
+_FOLDERS = """
+import os
+for i in range(10**6):
+    os.mkdir(str(i))
+    for j in range(200): os.mkdir(f'{i}/{j}')
+"""
+_LOOK = "import os\nos.listdir('.')"
+
+
+@pytest.mark.slow
+def test_a_flood_of_folders_ends_its_program_and_the_next_one_runs(start: Start) -> None:
+    worker = start("landlock")
+    assert worker.run(_FOLDERS, timeout_s=120).outcome == "output_limit"
+    assert worker.run(_LOOK, timeout_s=60).value == "[]"
+    worker.open_session()
+    assert worker.cell(_FOLDERS).outcome == "output_limit"
+    assert worker.run(_LOOK, timeout_s=60).value == "[]"
+
+
+def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
+    landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del landlock
+    monkeypatch.setattr(Removal, "sweep", lambda self: None)
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    jail = sandbox._open_jail()
+    session = sandbox.open_session(kind="bare")
+    left = Path(jail.spec["work_dir"], "a", "b")
+    left.mkdir(parents=True)
+    with pytest.raises(TimeoutError):
+        remove_contents(jail.spec["work_dir"], set(), seconds=0)
+    jail._dirty = True
+    # Nothing removes it, and yet the same jail answers.
+    assert sandbox.run(RunRequest(code=_LOOK), "b").value == "[]"
+    assert len(list((tmp_path / "removed").glob("*/a/b"))) == 1
+    assert sandbox.run(RunRequest(code="open('mine', 'w').write('x')"), "c").value == "1"
+    assert sandbox._open_jail() is jail
+    assert session.run_cell("1", 60, "d").value == "1"
+    monkeypatch.undo()
+    sandbox.close()
+    wait_until(lambda: not list((tmp_path / "removed").iterdir()))
+
+
+def test_what_a_killed_worker_left_is_removed(landlock: Sandbox, tmp_path: Path) -> None:
+    del landlock
+    for left in ("removed/one/a/b", "session7/a/b", "box/a/b"):
+        (tmp_path / left).mkdir(parents=True)
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    sandbox.start()
+    assert not (tmp_path / "session7").exists()
+    assert sandbox.run(RunRequest(code=_LOOK), "a").value == "[]"
+    wait_until(lambda: not list((tmp_path / "removed").iterdir()))
+    sandbox.close()
+
+
+_FILL = """
+import os
+for name in 'ab':
+    with open(name, 'wb') as file: os.posix_fallocate(file.fileno(), 0, 200 << 20)
+print('filled', flush=True)
+import time; time.sleep(60)
+"""
+
+
+def test_the_files_of_a_program_or_session_are_limited_together(landlock: Sandbox) -> None:
+    result = landlock.run(RunRequest(code=_FILL, timeout_s=60), "a")
+    assert (result.outcome, result.stdout) == ("output_limit", "filled\n")
+    session = landlock.open_session(kind="bare")
+    assert session.run_cell(_FILL, 60, "c").outcome == "output_limit"
+    assert "output_limit" in session.reason
+
+
+@pytest.mark.slow
+def test_a_sessions_files_take_no_more_than_its_memory(start: Start) -> None:
+    worker = start("strict")
+    worker.open_session(memory_mb=32)
+    write = "with open('file', 'wb') as file:\n    for _ in range({}): print(file.write(bytes(1 << 20)), flush=True)"
+    assert worker.cell(write.format(4)).outcome == "ok"
+    full = worker.cell(write.format(40))
+    assert full.outcome in ("error", "memory")
+    assert len(full.stdout.splitlines()) <= 32
+
+
+@pytest.mark.slow
+def test_quota_counts_what_a_program_hides(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(100):
+        deep = deep / "d"
+        deep.mkdir()
+    assert not is_over_quota(str(tmp_path))
+    hidden = deep / "hidden"
+    hidden.mkdir()
+    for number in range(MAX_INODES):
+        (hidden / str(number)).touch()
+    hidden.chmod(0o300)
+    assert is_over_quota(str(tmp_path))
+    for _ in range(100):
+        hidden = hidden / "d"
+        hidden.mkdir()
+    remove_contents(str(tmp_path), set())
+    for _ in range(200):
+        tmp_path = tmp_path / "d"
+        tmp_path.mkdir()
+    assert is_over_quota(str(deep.parents[99]))
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_the_kernel_kills_programs_first_where_memory_is_short(start: Start, tier: Isolation) -> None:
+    worker = start(tier)
+
+    def scores() -> list[str]:
+        found = []
+        for pid in descendants(worker.process.pid):
+            with contextlib.suppress(OSError):
+                found.append(Path(f"/proc/{pid}/oom_score_adj").read_text().strip())
+        return found
+
+    before = scores()
+    worker.begin("import time\ntime.sleep(2)", timeout_s=60)
+    wait_until(lambda: "1000" in scores())
+    assert worker.end().outcome == "ok"
+    assert "1000" not in before
+
+
+_FIRST = """
+import random, sys
+random.SystemRandom.sample = lambda self, slots, count: list(slots)[:3]
+from rstar2.judge.sandbox.host_users import first_host_uid
+print(first_host_uid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_workers_that_draw_the_same_users_take_different_ones() -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _FIRST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_REPOSITORY
+        )
+        for _ in range(3)
+    ]
+    try:
+        firsts = [int(process.stdout.readline()) for process in processes if process.stdout is not None]
+    finally:
+        for process in processes:
+            process.communicate()
+    assert len(set(firsts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("users", "least", "most"),
+    [
+        ("0 0 4294967295", 1_879_048_192, 4_294_967_294),
+        ("0 100000 65536", 32_768, 60_000),
+        ("0 1000 1\n1 100000 40000", 32_768, 40_001),
+    ],
+)
+def test_users_are_such_as_this_namespace_has(
+    monkeypatch: pytest.MonkeyPatch, users: str, least: int, most: int
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: users)
+    first = host_users.first_host_uid.__wrapped__()
+    assert least <= first <= most - host_users.USERS_PER_JAIL
+
+
+def test_a_namespace_without_users_to_spare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: "0 1000 1\n")
+    with pytest.raises(Failure, match="to spare"):
+        host_users.first_host_uid.__wrapped__()
