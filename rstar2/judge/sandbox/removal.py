@@ -19,7 +19,7 @@ _MOST_WAITING = 8
 
 
 class Removal:
-    """Removes folders of one sandbox by one process at a time, which goes on when the worker dies.
+    """Removes folders of one sandbox by one process at a time, which continues when the worker dies.
 
     If that process dies too, the next one removes what is left.
 
@@ -60,7 +60,7 @@ class Removal:
         self._process = subprocess.Popen(command, env=rootfs.ENVIRONMENT, cwd="/")
 
     def close(self) -> None:
-        """Wait a moment for the process, which otherwise goes on alone."""
+        """Wait a moment for the process, which otherwise continues alone."""
         self.sweep()
         self._wait(_CLOSE_S)
 
