@@ -36,7 +36,7 @@ import httpx
 from judge_against import compare
 from judge_load import latencies
 
-from rstar2.judge.sandbox.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
+from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 from rstar2.judge.service.start import running_judge

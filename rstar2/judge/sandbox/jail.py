@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox import rootfs
-from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
+from rstar2.judge.sandbox.host.cgroups import Cgroup
+from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind

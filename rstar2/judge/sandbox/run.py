@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host.cgroups import Cgroup
 from rstar2.judge.sandbox.jail import REPLY_TIMEOUT_S, Jail, JailLost, Report
 from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.zygote_kinds import ZygoteKind

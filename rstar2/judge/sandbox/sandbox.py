@@ -12,14 +12,14 @@ from pathlib import Path
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
-from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
-from rstar2.judge.sandbox.host_users import USERS_PER_JAIL
+from rstar2.judge.sandbox.host.cgroups import Cgroup
+from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
+from rstar2.judge.sandbox.host.removal import Removal
+from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
 from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
-from rstar2.judge.sandbox.removal import Removal
 from rstar2.judge.sandbox.run import Abort, wait_for_end
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.sandbox.streams import Streams, memory_file

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rstar2.judge.sandbox.cgroups import Cgroup
+from rstar2.judge.sandbox.host.cgroups import Cgroup
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE, VALUE_BYTES
 from rstar2.judge.sandbox.inside.session import LENGTH
 from rstar2.judge.sandbox.jail import Jail, JailLost, Report, wait_readable

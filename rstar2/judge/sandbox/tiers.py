@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from rstar2.judge.sandbox import rootfs
-from rstar2.judge.sandbox.cgroups import Cgroup
-from rstar2.judge.sandbox.host_users import first_host_uid
+from rstar2.judge.sandbox.host.cgroups import Cgroup
+from rstar2.judge.sandbox.host.users import first_host_uid
 from rstar2.judge.sandbox.inside import namespaces, syscalls
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter

@@ -18,7 +18,7 @@ from rstar2.errors import RStarError
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.redis_connection import sync_client
 from rstar2.judge.queue.tasks import Task
-from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
+from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.worker.consumer import Consumer

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.judge.sandbox import cpu_affinity
-from rstar2.judge.sandbox.cpu_affinity import CpuAffinity, CpuTimes
+from rstar2.judge.sandbox.host import cpu_affinity
+from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 

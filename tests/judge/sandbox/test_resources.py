@@ -15,9 +15,9 @@ from support.sandbox_worker import SandboxWorker
 from support.waiting import wait_until
 
 from rstar2.errors import Failure
-from rstar2.judge.sandbox import host_users
+from rstar2.judge.sandbox.host import users
+from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.inside.scratch import MAX_INODES, is_over_quota, remove_contents
-from rstar2.judge.sandbox.removal import Removal
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 
@@ -296,7 +296,7 @@ def test_the_kernel_kills_programs_first_where_memory_is_short(start: Start, tie
 _FIRST = """
 import random, sys
 random.SystemRandom.sample = lambda self, slots, count: list(slots)[:3]
-from rstar2.judge.sandbox.host_users import first_host_uid
+from rstar2.judge.sandbox.host.users import first_host_uid
 print(first_host_uid(), flush=True)
 sys.stdin.read()
 """
@@ -318,7 +318,7 @@ def test_workers_that_draw_the_same_users_take_different_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "least", "most"),
+    ("uid_map", "least", "most"),
     [
         ("0 0 4294967295", 1_879_048_192, 4_294_967_294),
         ("0 100000 65536", 32_768, 60_000),
@@ -326,14 +326,14 @@ def test_workers_that_draw_the_same_users_take_different_ones() -> None:
     ],
 )
 def test_users_are_such_as_this_namespace_has(
-    monkeypatch: pytest.MonkeyPatch, users: str, least: int, most: int
+    monkeypatch: pytest.MonkeyPatch, uid_map: str, least: int, most: int
 ) -> None:
-    monkeypatch.setattr(Path, "read_text", lambda self: users)
-    first = host_users.first_host_uid.__wrapped__()
-    assert least <= first <= most - host_users.USERS_PER_JAIL
+    monkeypatch.setattr(Path, "read_text", lambda self: uid_map)
+    first = users.first_host_uid.__wrapped__()
+    assert least <= first <= most - users.USERS_PER_JAIL
 
 
 def test_a_namespace_without_users_to_spare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: "0 1000 1\n")
     with pytest.raises(Failure, match="to spare"):
-        host_users.first_host_uid.__wrapped__()
+        users.first_host_uid.__wrapped__()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.sandbox import cgroups, seccomp, tiers
+from rstar2.judge.sandbox import seccomp, tiers
+from rstar2.judge.sandbox.host import cgroups
 from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest

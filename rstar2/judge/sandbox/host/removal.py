@@ -52,7 +52,7 @@ class Removal:
         if not waiting or self._process is not None:
             return
         start = (
-            f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[3])!r}); "
+            f"import sys; sys.path.insert(0, {str(Path(__file__).resolve().parents[4])!r}); "
             "from rstar2.judge.sandbox.inside.scratch import remove_in_background as remove; "
             "remove(sys.argv[1])"
         )
