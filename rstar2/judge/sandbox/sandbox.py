@@ -14,7 +14,6 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import escape_tests, tiers
 from rstar2.judge.sandbox.cgroups import Cgroup
 from rstar2.judge.sandbox.cpu_affinity import CpuAffinity
-from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.inside.scratch import remove_contents
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
@@ -181,12 +180,13 @@ class Sandbox:
         kills = jail.cgroup.kills()
         with contextlib.closing(Streams(request.stdin, tiers.program_host_uid(jail.spec))) as streams:
             began = time.monotonic()
-            command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
+            nonce = os.urandom(NONCE)
+            command = self._start_process(jail, kind, streams, request.memory_mb, nonce, request.code)
             with self._abort.watch(run_id) as abort:
                 end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
             wall_s = time.monotonic() - began
             self._used_s += end.cpu_s + _OVERHEAD_S
-            report_kind, text = streams.reported(command["nonce"])
+            report_kind, text = streams.reported(nonce)
             outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
                 self._drop_jail(end.problem)
@@ -208,21 +208,25 @@ class Sandbox:
         return kind
 
     def _start_process(
-        self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
+        self,
+        jail: Jail,
+        kind: ZygoteKind,
+        streams: Streams,
+        memory_mb: int,
+        nonce: bytes = b"",
+        code: str = "",
+        session: int = 0,
     ) -> StartCommand:
         """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
-        is_long = len(code) > wire.MAX_MESSAGE // 8
-        if is_long:
-            streams.add("code", memory_file(code.encode()))
+        if not session:
+            streams.add("code", memory_file(nonce + code.encode(errors="surrogatepass")))
         command = StartCommand(
             op="start",
             key=self._key,
-            code=None if is_long else code,
             fds=streams.names,
             session=session > 0,
             private_scratch=session > 0 or any(word in code for word in _PROC_USERS),
-            nonce=b"" if session else os.urandom(NONCE),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
@@ -270,7 +274,7 @@ class Sandbox:
             self._run_once(program, "profile")
         with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
             code = program.code + _STAY
-            key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
+            key = self._start_process(jail, kind, streams, program.memory_mb, bytes(NONCE), code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
                 # What the zygote writes for a program from start to end counts, too.
                 self._run_once(program, "profile")

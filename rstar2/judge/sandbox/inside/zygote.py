@@ -21,6 +21,7 @@ from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
@@ -165,10 +166,11 @@ class Zygote:
             set_affinity(self._cpus)
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
-            code = start["code"]
-            if code is None:
-                with open(fds[names.index("code")], "rb", closefd=False) as file:
-                    code = file.read().decode()
+            code = b""
+            if "code" in names:
+                # Not in the zygote, because later programs inherit its memory.
+                fd = fds[names.index("code")]
+                code = os.read(fd, os.fstat(fd).st_size)
             # None of `fds` is 0 to 3: the zygote always keeps those open.
             for number in range(4):
                 os.dup2(fds[number], number, inheritable=number < 3)
@@ -183,7 +185,7 @@ class Zygote:
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["work_dir"]
         if start["session"]:
             return session.CellLoop(channel_fd=3, work_dir=start["work_dir"])
-        return program.Program(code, report_fd=3, work_dir=start["work_dir"], nonce=start["nonce"])
+        return program.Program(code, report_fd=3, work_dir=start["work_dir"])
 
     def _control_child(self, op: str, key: int) -> None:
         """Do what a message asks with a program, unless that has ended."""
@@ -236,11 +238,21 @@ class Zygote:
         del self._children[child.pidfd]
         if self._own_pids < 0:
             cpu += self._kill_orphans({other.pid for other in self._children.values()})
-        cleaning = child.shares_scratch and not self._scratch.is_clean()
+        cleaning = child.shares_scratch and not self._is_scratch_clean()
         wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "cleaning": cleaning})
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
-            wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
+            wire.send(self._control, {"key": child.key, "clean": _ask_in_fork(self._scratch.clean)})
+
+    def _is_scratch_clean(self) -> bool:
+        """Whether the last program left nothing, but the source that was written there for its traceback."""
+        if self._scratch.is_clean():
+            return True
+        try:
+            os.unlink(f"{self._spec['work_dir']}/{program.NAME}")
+        except OSError:
+            return False
+        return self._scratch.is_clean()
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
         """Use a new scratch space, which one zygote has to mount, for all."""
@@ -305,6 +317,18 @@ class Zygote:
             control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
         )
         return control
+
+
+def _ask_in_fork(question: Callable[[], bool]) -> bool:
+    """The answer of a function that sees names of a program's files, which must not stay in this process's memory."""
+    pid = os.fork()
+    if pid == 0:
+        answer = False
+        try:
+            answer = question()
+        finally:
+            os._exit(0 if answer else 1)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def set_affinity(cpus: list[int]) -> None:
