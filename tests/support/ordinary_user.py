@@ -8,6 +8,7 @@ import pickle
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from rstar2.judge.sandbox.inside import syscalls
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import Isolation
+from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 UID = 61_357
@@ -25,6 +26,10 @@ def start_sandbox(folder: Path, tier: Isolation) -> Sandbox:
     sandbox = Sandbox(folder, tier=tier, minimum=tier)
     sandbox.start()
     return sandbox
+
+
+def run_program(sandbox: Sandbox, request: RunRequest, run_id: str) -> RunResult:
+    return sandbox.run(request, run_id)
 
 
 class ThisUser:
@@ -45,16 +50,15 @@ class OrdinaryUser:
     only root may enter are replaced, for this process alone, by folders that everyone may.
 
     Args:
-        folder: is given to the user.
-        start: makes the sandbox there, from the folder and the tier.
+        start: makes the sandbox there, from a folder of the user's and the tier.
     """
 
     def __init__(
-        self, folder: Path, tier: Isolation, start: Callable[[Path, Isolation], Sandbox] = start_sandbox
+        self, tier: Isolation, start: Callable[[Path, Isolation], Sandbox] = start_sandbox
     ) -> None:
-        for shared in (folder, *folder.parents):
-            if not shared.stat().st_mode & 1:
-                shared.chmod(shared.stat().st_mode | 0o011)
+        # Not pytest's, because others may not enter that.
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
         os.chown(folder, UID, UID)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(folder)}
         self._process = subprocess.Popen(
@@ -81,6 +85,11 @@ class OrdinaryUser:
             raise error
         return result
 
+    def run(self, request: RunRequest, run_id: str) -> RunResult:
+        """As a sandbox does."""
+        result: RunResult = self.do(run_program, request, run_id)
+        return result
+
     def close(self) -> None:
         """Close the sandbox and end the process."""
         with self._process:
@@ -88,6 +97,7 @@ class OrdinaryUser:
                 assert self._process.stdin is not None
                 self._process.stdin.close()
             self._process.wait(30)
+        self._folder.cleanup()
 
 
 def _make_passable(paths: list[Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,33 +39,32 @@ def landlock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     yield from _sandbox(tmp_path_factory.mktemp("landlock"), "landlock")
 
 
-@pytest.fixture(scope="session")
-def _users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Isolation], OrdinaryUser]]:
-    """Makes a worker of an ordinary user, once for each tier."""
-    made: dict[Isolation, OrdinaryUser] = {}
-
-    def user(tier: Isolation) -> OrdinaryUser:
-        if os.geteuid() != 0:
-            pytest.skip("this is an ordinary user already")
-        if tier not in made:
-            try:
-                made[tier] = OrdinaryUser(tmp_path_factory.mktemp("user"), tier)
-            except Failure as error:
-                pytest.skip(f"this machine does not offer users the {tier} tier: {error.message}")
-        return made[tier]
-
+def _user(tier: Isolation) -> Iterator[OrdinaryUser]:
+    if os.geteuid() != 0:
+        pytest.skip("this is an ordinary user already")
+    try:
+        user = OrdinaryUser(tier)
+    except Failure as error:
+        pytest.skip(f"this machine does not offer users the {tier} tier: {error.message}")
     yield user
-    for worker in made.values():
-        worker.close()
+    user.close()
 
 
-@pytest.fixture(params=["strict", "landlock", "strict as a user", "landlock as a user"])
-def worker(
-    request: pytest.FixtureRequest, _users: Callable[[Isolation], OrdinaryUser]
-) -> ThisUser | OrdinaryUser:
+@pytest.fixture(scope="session")
+def strict_user() -> Iterator[OrdinaryUser]:
+    yield from _user("strict")
+
+
+@pytest.fixture(scope="session")
+def landlock_user() -> Iterator[OrdinaryUser]:
+    yield from _user("landlock")
+
+
+@pytest.fixture(params=["strict", "landlock", "strict_user", "landlock_user"])
+def worker(request: pytest.FixtureRequest) -> ThisUser | OrdinaryUser:
     """A worker of each tier, as this user and, where this is root, as an ordinary one."""
-    tier = request.param.split()[0]
-    return _users(tier) if request.param.endswith("user") else ThisUser(request.getfixturevalue(tier))
+    sandbox = request.getfixturevalue(request.param)
+    return sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,12 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ordinary_user import OrdinaryUser, start_sandbox
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import cgroups, seccomp, tiers
 from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.schema import Isolation, RunRequest
+
+
+_FILTERED = [
+    *("lease_own_file", "own_signals", "own_signals_by_kind", "own_signals_by_ioctl", "choose_signal"),
+    *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group"),
+]
+"""Attempts that only seccomp refuses, in every tier and for every user."""
 
 
 def test_a_tier_below_the_minimum_is_refused_at_once(tmp_path: Path) -> None:
@@ -55,7 +63,7 @@ def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     ("changes", "attempts"),
     [
         ({"landlock_abi": 0}, ["read_secret", "write_outside"]),
-        ({"seccomp_filter": b""}, ["netlink_socket"]),
+        ({"seccomp_filter": b""}, ["netlink_socket", "lease_library", *_FILTERED]),
         ({"landlock_abi": 0, "seccomp_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
     ],
 )
@@ -84,6 +92,27 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     _weaken(monkeypatch, bound_paths=[*whole["bound_paths"], str(tmp_path)])
     with pytest.raises(Failure, match="read_secret"):
         Sandbox(tmp_path, tier="strict").start()
+
+
+def _start_without_filter(folder: Path, tier: Isolation) -> Sandbox:
+    whole = tiers.jail_specs
+    tiers.jail_specs = lambda tier, root: [{**whole(tier, root)[0], "seccomp_filter": b""}]
+    return start_sandbox(folder, tier)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tier", "attempts"),
+    [("strict", ["watch_folder"]), ("landlock", ["renice_user", "renice_worker", "pin_worker"])],
+)
+def test_a_hole_in_a_filter_is_found_by_the_escape_tests_of_a_user_too(
+    request: pytest.FixtureRequest, tier: Isolation, attempts: list[str]
+) -> None:
+    request.getfixturevalue(f"{tier}_user")  # Only for its skip.
+    with pytest.raises(Failure, match="an escape attempt succeeded") as caught:
+        OrdinaryUser(tier, _start_without_filter)
+    for attempt in attempts + _FILTERED:
+        assert attempt in str(caught.value)
 
 
 @pytest.mark.slow
