@@ -42,6 +42,9 @@ class ThisUser:
         """Call `function` with the sandbox and the arguments."""
         return function(self._sandbox, *arguments)
 
+    def close(self) -> None:
+        self._sandbox.close()
+
 
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
@@ -50,11 +53,11 @@ class OrdinaryUser:
     only root may enter are replaced, for this process alone, by folders that everyone may.
 
     Args:
-        start: makes the sandbox there, from a folder of the user's and the tier.
+        start: makes the sandbox there, from a folder of the user's, the tier and the arguments.
     """
 
     def __init__(
-        self, tier: Isolation, start: Callable[[Path, Isolation], Sandbox] = start_sandbox
+        self, tier: Isolation, start: Callable[..., Sandbox] = start_sandbox, *arguments: Any
     ) -> None:
         # Not pytest's, because others may not enter that.
         self._folder = tempfile.TemporaryDirectory()
@@ -69,7 +72,7 @@ class OrdinaryUser:
             env=environment,
         )
         try:
-            self.do(start, folder, tier)
+            self.do(start, folder, tier, *arguments)
         except BaseException:
             self.close()
             raise

@@ -25,8 +25,6 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteK
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_PROC_USERS = ("/proc", "psutil")
-"""A program with one of these words looks itself up in /proc, where the jail's own shows other process ids."""
 _OVERHEAD_S = 0.0008
 """CPU seconds of the worker and its zygote per program, about."""
 _KERNEL_BYTES = 64 * _MIB
@@ -226,7 +224,7 @@ class Sandbox:
             key=self._key,
             fds=streams.names,
             session=session > 0,
-            private_scratch=session > 0 or any(word in code for word in _PROC_USERS),
+            private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
@@ -352,3 +350,8 @@ class Sandbox:
         self._abort.close()
         if self._affinity is not None:
             self._affinity.release()
+
+
+def _looks_itself_up(code: str) -> bool:
+    """Whether a program may look itself up in /proc, where the jail's own shows other process ids."""
+    return "/proc" in code or "psutil" in code

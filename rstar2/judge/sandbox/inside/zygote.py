@@ -33,12 +33,17 @@ _SIGINT, _SIGKILL = 2, 9
 _TICKS = os.sysconf("SC_CLK_TCK")
 _READ = {"x86_64": "0", "aarch64": "63"}[os.uname().machine]
 """The number of read(2)."""
+_CORE_DUMPS = "/proc/self/coredump_filter"
 _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
     """Bring this process into the state that all zygotes share; OSError where the machine refuses that."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if os.path.exists(_CORE_DUMPS):
+        # Forks inherit it. Where the machine pipes core dumps to a program, their size limit does not count.
+        with open(_CORE_DUMPS, "w") as parts:
+            parts.write("0")
     preload.bare()
     preload.freeze_memory()
     Confinement(spec)
