@@ -14,7 +14,7 @@ from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
 _LONG = 30_000
-_MANY_PIPES, _LARGEST_PIPE = 80, 1 << 20
+_MANY_PIPES, _LARGEST_PIPE = 100, 1 << 20
 _TIMEOUT_S = 60
 
 
@@ -31,11 +31,10 @@ def _run_with_small_pipes(sandbox: Sandbox) -> tuple[int, RunResult]:
     pipes = []
     signal.signal(signal.SIGALRM, give_up)
     try:
-        with contextlib.suppress(PermissionError):
-            for _ in range(_MANY_PIPES):
-                pipes.append(os.pipe())
+        for _ in range(_MANY_PIPES):
+            pipes.append(os.pipe())
+            with contextlib.suppress(PermissionError):
                 fcntl.fcntl(pipes[-1][0], fcntl.F_SETPIPE_SZ, _LARGEST_PIPE)
-        pipes.append(os.pipe())
         size = fcntl.fcntl(pipes[-1][0], fcntl.F_GETPIPE_SZ)
         signal.alarm(_TIMEOUT_S)
         return size, _run(sandbox, "print(len(input()))", "x" * _LONG)

@@ -74,6 +74,7 @@ def _plant(sandbox: Sandbox) -> None:
         run("import sys\nlen(sys.stdin.read())", secret("input") * 20)
         run("import sys\nlen(sys.stdin.read())", secret("input") * 4000)
         run(f"open('{secret('file')}', 'w').write('{secret('content')}')\n1 / 0")
+        run(f"import os\nfor i in range(300): os.mkdir('{secret('folder')}' + str(i) * 60)")
         run(f"print('{secret('output')}')\n'{secret('value')}' * 99")
     session = sandbox.open_session(kind="bare")
     for _ in range(5):
@@ -88,7 +89,9 @@ def _scan(sandbox: Sandbox, in_session: bool) -> str:
         result = session.run_cell(_SCAN, 120, "scan")
         session.close()
     else:
-        result = sandbox.run(RunRequest(code=_SCAN, timeout_s=120), "scan")
+        # Its own source is short, so as not to take the place in memory of what is looked for.
+        code = "import sys\nexec(sys.stdin.read())"
+        result = sandbox.run(RunRequest(code=code, stdin=_SCAN, timeout_s=120), "scan")
     assert result.outcome == "ok", result.stderr
     return result.stdout
 
