@@ -16,12 +16,12 @@ import sys
 import time
 
 from rstar2.judge.sandbox.inside import namespaces, prefault, preload, program, session, syscalls, wire
+from rstar2.judge.sandbox.inside.cleaner import Cleaner
 from rstar2.judge.sandbox.inside.confine import Confinement
 from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
@@ -61,9 +61,10 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int]) -> Forked:
     strict = spec["tier"] == "strict"
     # One for all zygotes: what is empty must be recorded before the first program runs.
     scratch = Scratch(namespaces.WRITABLE if strict else (spec["work_dir"],), dedicated=strict)
+    cleaner = Cleaner(scratch)
     forked: Forked | _socket.socket = control
     while isinstance(forked, _socket.socket):
-        forked = Zygote(spec, forked, scratch, rings).serve()
+        forked = Zygote(spec, forked, scratch, cleaner, rings).serve()
     return forked
 
 
@@ -80,18 +81,25 @@ class _Child:
 class Zygote:
     """Serves one control socket: starts, kills and reports on the programs of one kind of zygote."""
 
-    def __init__(self, spec: JailSpec, control: _socket.socket, scratch: Scratch, rings: list[int]) -> None:
+    def __init__(
+        self,
+        spec: JailSpec,
+        control: _socket.socket,
+        scratch: Scratch,
+        cleaner: Cleaner,
+        rings: list[int],
+    ) -> None:
         # In the tiers without namespaces, processes that a program leaves become this process's children.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._spec = spec
         self._control = control
         self._confinement = Confinement(spec)
-        self._scratch = scratch
+        self._scratch, self._cleaner = scratch, cleaner
         self._ring = rings.pop() if rings else -1
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
-        self._zygotes: set[int] = set()
+        self._not_orphans = {cleaner.pid}
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
@@ -247,7 +255,7 @@ class Zygote:
         wire.send(self._control, {"key": child.key, "status": status, "cpu_s": cpu, "cleaning": cleaning})
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
-            wire.send(self._control, {"key": child.key, "clean": _ask_in_fork(self._scratch.clean)})
+            wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
 
     def _is_scratch_clean(self) -> bool:
         """Whether the last program left nothing, but the source that was written there for its traceback."""
@@ -265,6 +273,7 @@ class Zygote:
         try:
             if mount:
                 namespaces.replace_scratch(self._spec)
+                self._cleaner.take_snapshot()
             self._scratch.take_snapshot()
             self._confinement.reload_rules()
         except OSError as error:
@@ -278,7 +287,7 @@ class Zygote:
             The CPU seconds that they used.
         """
         cpu = 0.0
-        while left := _children(os.getpid()) - spared - self._zygotes:
+        while left := _children(os.getpid()) - spared - self._not_orphans:
             for pid in left:
                 os.kill(pid, _SIGKILL)
                 _, _, usage = os.wait4(pid, 0)
@@ -295,7 +304,7 @@ class Zygote:
                 afterwards.
         """
         if pid := os.fork():
-            self._zygotes.add(pid)
+            self._not_orphans.add(pid)
             for other in (fd, *groups):
                 os.close(other)
             return None
@@ -322,18 +331,6 @@ class Zygote:
             control, {"ready": threads == 1, "failed": f"it has {threads} threads and cannot be forked"}
         )
         return control
-
-
-def _ask_in_fork(question: Callable[[], bool]) -> bool:
-    """The answer of a function that sees names of a program's files, which must not stay in this process's memory."""
-    pid = os.fork()
-    if pid == 0:
-        answer = False
-        try:
-            answer = question()
-        finally:
-            os._exit(0 if answer else 1)
-    return os.waitpid(pid, 0)[1] == 0
 
 
 def set_affinity(cpus: list[int]) -> None:
