@@ -49,8 +49,8 @@ class ThisUser:
 class OrdinaryUser:
     """Calls functions with a sandbox in a process of an ordinary user.
 
-    The functions must be a module's own; their arguments and results are pickled. Folders on the way to the interpreter and to this repository that
-    only root may enter are replaced, for this process alone, by folders that everyone may.
+    The functions must be a module's own; their arguments and results are pickled. Folders on the way to the interpreter
+    and to this repository that only root may enter are replaced, for this process alone, by ones that everyone may.
 
     Args:
         start: makes the sandbox there, from a folder of the user's, the tier and the arguments.

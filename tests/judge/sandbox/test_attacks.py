@@ -14,8 +14,8 @@ import sandbox_own_honest
 import sandbox_own_reach
 from sandbox_own import ANY, CASES, NOT_IN_LANDLOCK, PROCESSES
 from support import attacks
-from support.ordinary_user import OrdinaryUser
 from support.attacks import Case, Surroundings, read_cases, run_case
+from support.ordinary_user import OrdinaryUser
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
@@ -116,7 +116,8 @@ def test_own_case_in_landlock(landlock: Sandbox, surroundings: Surroundings, cas
 def test_own_case_of_an_ordinary_user(
     request: pytest.FixtureRequest, surroundings: Surroundings, user: str, case: Case
 ) -> None:
-    assert run_case(request.getfixturevalue(user), case, surroundings) == []
+    worker: OrdinaryUser = request.getfixturevalue(user)
+    assert run_case(worker, case, surroundings) == []
 
 
 @pytest.mark.parametrize(

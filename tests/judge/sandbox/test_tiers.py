@@ -17,7 +17,6 @@ from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 
-
 _FILTERED = [
     *("lease_own_file", "own_signals", "own_signals_by_kind", "own_signals_by_ioctl", "choose_signal"),
     *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group"),
