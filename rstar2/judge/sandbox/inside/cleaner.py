@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import sys
 
 from rstar2.judge.sandbox.inside import syscalls, wire
 
@@ -31,6 +32,8 @@ class Cleaner:
         if self.pid == 0:
             try:
                 _serve(theirs, scratch)
+            except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
+                sys.excepthook(*sys.exc_info())
             finally:
                 os._exit(1)
         theirs.close()

@@ -2,8 +2,8 @@
 
 No decision about the program depends on what happens here, except the text of its value, and whether a failure
 was for lack of memory: a refused allocation leaves no trace that is visible from outside. Both are in a report
-that must carry a nonce, so that forging one takes more than a write; code that searches this
-process's memory or replaces functions of this module can do it.
+that must carry a nonce, so that forging one takes more than a write; code that searches this process's memory
+or replaces functions of this module can do it.
 """
 
 from __future__ import annotations
