@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.ordinary_user import OrdinaryUser
+
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
@@ -136,7 +138,7 @@ def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:
     return False
 
 
-def run_case(sandbox: Sandbox, case: Case, host: Surroundings) -> list[str]:
+def run_case(sandbox: Sandbox | OrdinaryUser, case: Case, host: Surroundings) -> list[str]:
     """Run one case. Returns everything that is wrong with its outcome."""
     code = host.fill_in(case.code)
     before = descendants(os.getpid())
@@ -178,7 +180,7 @@ def _compare(case: Case, result: RunResult, wall: float) -> list[str]:
     return faults
 
 
-def _check(name: str, sandbox: Sandbox, host: Surroundings, before: set[int]) -> bool:
+def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, before: set[int]) -> bool:
     """One host-side check.
 
     Raises:
@@ -220,7 +222,7 @@ def _survivors(before: set[int]) -> set[int]:
     return left
 
 
-def _next_sees_nothing(sandbox: Sandbox) -> bool:
+def _next_sees_nothing(sandbox: Sandbox | OrdinaryUser) -> bool:
     code = f"""
 import os
 def names(place):

@@ -40,8 +40,8 @@ Outside, in the worker:
     cpu_affinity   keeps worker and zygotes on one CPU
 
 Inside, in `inside/`: main (starts), namespaces (builds the strict jail), preload (loads libraries), zygote (forks
-programs), confine (restricts them), program and session (run their code), scratch (empties their folders), prefault,
-wire and syscalls.
+programs), confine (restricts them), program and session (run their code), scratch and cleaner (empty their folders),
+prefault, wire and syscalls.
 
 This module imports nothing, because everything inside is imported through it.
 """

@@ -25,7 +25,7 @@ _SECRET_MODE = 0o666
 
 # Each attempt is a function that returns something true if it succeeds. They run in one program.
 _ATTEMPTS = """
-import array, ctypes, fcntl, os, socket
+import array, ctypes, errno, fcntl, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 def read_secret(): return open(T["secret"]).read()
 def write_outside(): return open(T["outside"] + "/x", "w")
@@ -38,6 +38,12 @@ def limit_worker():
     import resource
     return resource.prlimit(T["pid"], resource.RLIMIT_CORE)
 def renice_worker(): return os.setpriority(os.PRIO_PROCESS, T["pid"], os.nice(0)) is None
+def renice_user():
+    try:
+        return os.setpriority(os.PRIO_USER, 0, os.nice(0)) is None
+    except OSError as error:
+        return error.errno == errno.EACCES  # It was refused for one process, and not for all.
+def renice_group(): return os.setpriority(os.PRIO_PGRP, 0, os.nice(0)) is None
 def pin_worker(): return os.sched_setaffinity(T["pid"], os.sched_getaffinity(0)) is None
 def change_mode():
     os.chmod(T["secret"], 0o600); os.utime(T["secret"], (1, 1))
@@ -56,14 +62,14 @@ def raw_socket(): return socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
 def netlink_socket(): return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
 def become_root(): return os.setuid(0) is None and os.getuid() == 0 and T["uid"] != 0
 def mount(): return libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0
-def new_user_namespace(): return libc.unshare(0x10000000) == 0
 def trace(): return libc.ptrace(16, T["pid"], 0, 0) == 0
 def write_libraries(): return open(os.__file__, "a")
-def change_root(): return os.chroot("/tmp") is None
 def lease_library():
     with open(os.__file__, "rb") as library:
         if fcntl.fcntl(library, fcntl.F_SETLEASE, fcntl.F_RDLCK) == 0:
             return fcntl.fcntl(library, fcntl.F_SETLEASE, fcntl.F_UNLCK) == 0
+def lease_own_file():
+    with open("leased", "w") as own: return fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_WRLCK) == 0
 def watch_folder(): return fcntl.fcntl(os.open("/", os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0
 def own_signals(): return fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid()) == 0
 def own_signals_by_kind():
@@ -80,6 +86,9 @@ def signal_on_input_by_ioctl():
     return libc.ioctl(ends[0].fileno(), 0x5452, array.array("i", [1]).tobytes()) == 0
 def enlarge_pipe(): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)
 def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
+# Last, because with these an attempt after them would no longer find its target.
+def new_user_namespace(): return libc.unshare(0x10000000) == 0
+def change_root(): return os.chroot("/tmp") is None
 out = []
 for attempt in [value for value in globals().values() if type(value) is type(mount)]:
     try:

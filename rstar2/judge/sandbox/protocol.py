@@ -54,15 +54,13 @@ class StartCommand(TypedDict):
     """`start`."""
     key: int
     """Identifies the program in later commands and reports."""
-    code: str | None
-    """Source; None where it is sent as a descriptor, empty for a session."""
     fds: list[str]
-    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code, group (any number)."""
+    """Purpose of each descriptor sent along: stdin, stdout, stderr, report, code (unless it is a session), group (any
+    number). `code` yields the nonce, which the program's report must carry to be believed, and then the source: no
+    zygote may read either, because later programs inherit the memory of zygotes."""
     session: bool
     private_scratch: bool
     """Give it a mount namespace with a scratch space and a /proc of its own, which takes milliseconds."""
-    nonce: bytes
-    """What the program's report must carry to be believed; empty for a session, which has one per cell."""
     uid: int
     """User to become; -1: keep the zygote's."""
     cpu: int

@@ -16,7 +16,6 @@ from rstar2.judge.sandbox.host.cgroups import Cgroup
 from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity
 from rstar2.judge.sandbox.host.removal import Removal
 from rstar2.judge.sandbox.host.users import USERS_PER_JAIL
-from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.inside.program import NONCE
 from rstar2.judge.sandbox.jail import Jail, JailLost, wait_readable
 from rstar2.judge.sandbox.protocol import JailSpec, StartCommand
@@ -27,8 +26,6 @@ from rstar2.judge.sandbox.zygote_kinds import PARENTS, PROFILE_PROGRAMS, ZygoteK
 from rstar2.judge.schema import ISOLATION_ORDER, Isolation, RunRequest, RunResult
 
 _MIB = 1 << 20
-_PROC_USERS = ("/proc", "psutil")
-"""A program with one of these words looks itself up in /proc, where the jail's own shows other process ids."""
 _OVERHEAD_S = 0.0008
 """CPU seconds of the worker and its zygote per program, about."""
 _KERNEL_BYTES = 64 * _MIB
@@ -189,12 +186,13 @@ class Sandbox:
         kills = jail.cgroup.kills()
         with contextlib.closing(Streams(request.stdin, tiers.program_host_uid(jail.spec))) as streams:
             began = time.monotonic()
-            command = self._start_process(jail, kind, streams, request.memory_mb, code=request.code)
+            nonce = os.urandom(NONCE)
+            command = self._start_process(jail, kind, streams, request.memory_mb, nonce, request.code)
             with self._abort.watch(run_id) as abort:
                 end = wait_for_end(jail, kind, command["key"], streams, began + request.timeout_s, abort)
             wall_s = time.monotonic() - began
             self._used_s += end.cpu_s + _OVERHEAD_S
-            report_kind, text = streams.reported(command["nonce"])
+            report_kind, text = streams.reported(nonce)
             outcome = end.outcome(jail.cgroup, kills, report_kind)
             if end.problem:
                 self._drop_jail(end.problem)
@@ -216,21 +214,25 @@ class Sandbox:
         return kind
 
     def _start_process(
-        self, jail: Jail, kind: ZygoteKind, streams: Streams, memory_mb: int, code: str = "", session: int = 0
+        self,
+        jail: Jail,
+        kind: ZygoteKind,
+        streams: Streams,
+        memory_mb: int,
+        nonce: bytes = b"",
+        code: str = "",
+        session: int = 0,
     ) -> StartCommand:
         """Have a zygote fork a process for a program, or for the session of this number (not 0). → the command."""
         self._key += 1
-        is_long = len(code) > wire.MAX_MESSAGE // 8
-        if is_long:
-            streams.add("code", memory_file(code.encode()))
+        if not session:
+            streams.add("code", memory_file(nonce + code.encode(errors="surrogatepass")))
         command = StartCommand(
             op="start",
             key=self._key,
-            code=None if is_long else code,
             fds=streams.names,
             session=session > 0,
-            private_scratch=session > 0 or any(word in code for word in _PROC_USERS),
-            nonce=b"" if session else os.urandom(NONCE),
+            private_scratch=session > 0 or tiers.is_one_user(jail.spec) or _looks_itself_up(code),
             uid=tiers.program_uid(jail.spec, session),
             cpu=-1 if self._affinity is None else self._affinity.update(self._used_s),
             memory_mb=memory_mb,
@@ -278,7 +280,7 @@ class Sandbox:
             self._run_once(program, "profile")
         with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
             code = program.code + _STAY
-            key = self._start_process(jail, kind, streams, program.memory_mb, code=code)["key"]
+            key = self._start_process(jail, kind, streams, program.memory_mb, bytes(NONCE), code)["key"]
             if wait_readable(streams.stdout.fd, _PROFILE_TIMEOUT_S):
                 # What the zygote writes for a program from start to end counts, too.
                 self._run_once(program, "profile")
@@ -355,3 +357,8 @@ class Sandbox:
         self._abort.close()
         if self._affinity is not None:
             self._affinity.release()
+
+
+def _looks_itself_up(code: str) -> bool:
+    """Whether a program may look itself up in /proc, where the jail's own shows other process ids."""
+    return "/proc" in code or "psutil" in code

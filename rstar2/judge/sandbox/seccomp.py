@@ -46,8 +46,8 @@ sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sc
 sched_getscheduler sched_rr_get_interval sched_yield set_robust_list set_tid_address setpgid setrlimit
 sigaltstack sysinfo times uname wait4 waitid
 """
-_ON_PROCESSES = {"prlimit64": 0, "sched_setaffinity": 0, "setpriority": 1}
-"""Calls that can act on another process → the argument that says on which; 0 there is the caller."""
+_ON_PROCESSES = "prlimit64 sched_setaffinity"
+"""Calls that can act on another process, which their first argument names; 0 there is the caller."""
 _CONNECTED_SOCKETS = """
 getpeername getsockname getsockopt recvfrom recvmmsg recvmsg sendmmsg sendmsg sendto setsockopt shutdown
 """
@@ -157,6 +157,10 @@ def _common() -> _Rules:
         rules.refuse("fcntl", rules.when(1, command))
     rules.allow("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, 0, _O_ASYNC))
     rules.refuse("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, _O_ASYNC, _O_ASYNC))
+    # The caller's own, and not those of a group or of all processes of a user, such as other workers' programs.
+    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
+    rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
+    rules.refuse("setpriority", rules.unless(1, 0))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
     return rules
@@ -167,7 +171,7 @@ def strict_filter() -> bytes:
     rules = _common()
     for group in (_ATTRIBUTES, _OWNERS, _WATCHES, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS):
         rules.allow(group)
-    rules.allow(" ".join(["truncate", *_ON_PROCESSES]))
+    rules.allow(f"truncate {_ON_PROCESSES}")
     rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED))
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
@@ -187,9 +191,8 @@ def landlock_filter(abi: int) -> bytes:
     rules.refuse(f"setsid socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
     # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
-    for name, argument in _ON_PROCESSES.items():
-        rules.allow(name, rules.when(argument, 0))
-        rules.refuse(name, rules.unless(argument, 0))
+    rules.allow(_ON_PROCESSES, rules.when(0, 0))
+    rules.refuse(_ON_PROCESSES, rules.unless(0, 0))
     rules.allow("clone", rules.when(0, _CLONE_THREAD, _CLONE_THREAD))
     rules.refuse("clone", rules.when(0, 0, _CLONE_THREAD))
     # Streams only: a datagram socket, though one of a pair, could still send to any address.

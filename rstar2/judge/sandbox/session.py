@@ -22,7 +22,6 @@ _INTERRUPT_GRACE_S = 0.08
 """How long a cell may take to end after it was interrupted, before its whole session is killed."""
 _POLL_INTERVAL_S = 0.001
 _FORGED = "the session ended: its code wrote where the answers to its cells go"
-_SEND_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 5.0
 
 
@@ -112,17 +111,15 @@ class Session:
     def _run_cell(self, code: str, began: float, timeout_s: float, cell_id: str) -> RunResult | None:
         """None: the session turned out to be dead."""
         data, nonce = code.encode(), os.urandom(NONCE)
-        self._channel.settimeout(_SEND_TIMEOUT_S)
         if self._channel_has_data():
             self._kill(_FORGED)
             return None
         try:
-            self._channel.sendall(nonce + len(data).to_bytes(LENGTH, "big") + data)
+            cell = self._wait_for_cell(nonce, data, began + timeout_s)
         except BrokenPipeError:
             # It ended just now, and its zygote is about to report how.
             self._end_with(self._wait_for_process_end())
             return None
-        cell = self._wait_for_cell(nonce, began + timeout_s)
         self._streams.drain()
         wall_s = time.monotonic() - began
         outcome = cell.outcome(self._cgroup, self._kills)
@@ -146,9 +143,9 @@ class Session:
         """Whether the session has written to the channel, at a time when it must not."""
         return wait_readable(self._channel, 0) and bool(self._channel.recv(1, socket.MSG_PEEK))
 
-    def _wait_for_cell(self, nonce: bytes, deadline: float) -> _CellEnd:
-        """Wait until a cell has answered and its process waits for the next, or until its process has ended."""
-        cell = self._wait_for_answer(nonce, deadline)
+    def _wait_for_cell(self, nonce: bytes, source: bytes, deadline: float) -> _CellEnd:
+        """Send a cell, and wait until it has answered and its process waits for the next, or has ended."""
+        cell = self._wait_for_answer(nonce, source, deadline)
         if cell.kind:
             self._wait_until_idle(cell, deadline)
         if cell.process_end is None and (cell.kill_reason or not cell.kind):
@@ -160,15 +157,17 @@ class Session:
         cell.cpu_s = max(cell.cpu_s, self._cgroup.cpu_seconds())
         return cell
 
-    def _wait_for_answer(self, nonce: bytes, deadline: float) -> _CellEnd:
-        """Wait for the cell's answer or the process's end, whichever is first.
+    def _wait_for_answer(self, nonce: bytes, source: bytes, deadline: float) -> _CellEnd:
+        """Send a cell as fast as its process reads, and wait for its answer or the process's end.
 
-        → which it was; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
+        → which was first; neither: the cell does not stop, or its code wrote what is no answer, and is to be killed.
+        BrokenPipeError: the process ended before it had read all.
         """
         control = self._jail.zygote_socket(self._kind)
+        unsent = memoryview(nonce + len(source).to_bytes(LENGTH, "big") + source)
         poll = select.poll()
-        for descriptor in (control, self._channel):
-            poll.register(descriptor, select.POLLIN)
+        poll.register(control, select.POLLIN)
+        poll.register(self._channel, select.POLLIN | select.POLLOUT)
         self._streams.register(poll)
         limit: Outcome | None = None
         received = b""
@@ -182,12 +181,16 @@ class Session:
                 limit, left = "timeout", _INTERRUPT_GRACE_S
                 deadline = time.monotonic() + left
                 self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
-            for fd, _ in poll.poll(left * 1000):
+            for fd, event in poll.poll(left * 1000):
                 if fd == control.fileno():
                     if (report := self._jail.receive_report(self._kind, self._key)) is not None:
                         return _CellEnd(limit=limit, process_end=ProgramEnd.of(report, limit))
                 elif fd != self._channel.fileno():
                     self._streams.read(fd, poll)
+                elif event & select.POLLOUT:
+                    unsent = unsent[self._channel.send(unsent, socket.MSG_DONTWAIT) :]
+                    if not unsent:
+                        poll.modify(fd, select.POLLIN)
                 else:
                     chunk = self._channel.recv(1 << 16)
                     received += chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
 from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
-_PIPE_BYTES = 65536
 _CHUNK = 1 << 16
+_UNCHANGEABLE = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 FLOOD_BYTES = 64 << 20
 """Bytes on one stream after which the program is killed; below, output is only cut."""
 
@@ -85,7 +86,7 @@ class Streams:
             self.ours[self.report.fd] = self.report
             channel = self.report.theirs
         self.names = ["stdin", "stdout", "stderr", "report"]
-        self.theirs = [_input(stdin.encode(), owner), self.stdout.theirs, self.stderr.theirs, channel]
+        self.theirs = [_input(stdin.encode()), self.stdout.theirs, self.stderr.theirs, channel]
         self._to_close = list(self.theirs)
 
     def add(self, name: str, fd: int) -> None:
@@ -151,24 +152,20 @@ def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:
     return data[:1].decode(errors="replace"), data[HEADER : HEADER + length].decode(errors="replace")
 
 
-def _input(data: bytes, owner: int) -> int:
+def _input(data: bytes) -> int:
     """A descriptor that yields `data` and then ends."""
-    if not data:
-        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    if len(data) > _PIPE_BYTES:
-        return memory_file(data)
-    fd, writer = os.pipe2(os.O_CLOEXEC)
-    os.fchown(fd, owner, -1)
-    os.write(writer, data)
-    os.close(writer)
-    return fd
+    return memory_file(data) if data else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def memory_file(data: bytes) -> int:
-    """A descriptor of a new file in memory, at its beginning."""
-    fd = os.memfd_create("text", os.MFD_CLOEXEC)
+    """A descriptor of a new file in memory, at its beginning, which nobody can change.
+
+    A pipe would not do: one may hold less than two pages, and then the worker would wait for the program to read.
+    """
+    fd = os.memfd_create("text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _UNCHANGEABLE)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd

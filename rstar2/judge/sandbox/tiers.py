@@ -64,6 +64,11 @@ def program_host_uid(spec: JailSpec, session: int = 0) -> int:
     return uid + spec["first_host_uid"] if uid >= 0 and spec["user_namespace"] else uid
 
 
+def is_one_user(spec: JailSpec) -> bool:
+    """Whether programs of the strict tier have to be kept from each other's memory by a /proc of their own."""
+    return spec["tier"] == "strict" and not spec["is_root"] and not spec["landlock_abi"]
+
+
 def exceptions(spec: JailSpec, cgroup: Cgroup) -> list[str]:
     """What the tier in force does not enforce, one sentence each."""
     if spec["tier"] == "none":
@@ -87,7 +92,12 @@ def _strict_exceptions(spec: JailSpec) -> list[str]:
     found = []
     if not spec["user_namespace"]:
         found.append("User namespaces are refused: the zygotes, though confined, are the machine's root.")
-    if not spec["is_root"]:
+    if is_one_user(spec):
+        found.append(
+            "Without root all programs of a worker are one user, and the kernel has no Landlock: only a mount "
+            "namespace and a /proc for each separate them, which takes a program a millisecond more."
+        )
+    elif not spec["is_root"]:
         found.append("Without root all programs of a worker are one user: only Landlock separates them.")
     if not spec["landlock_abi"]:
         found.append("The kernel has no Landlock: only namespaces, users and seccomp confine programs.")

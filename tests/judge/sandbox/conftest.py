@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.ordinary_user import OrdinaryUser, ThisUser
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.sandbox import Sandbox
@@ -35,6 +37,34 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def landlock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     yield from _sandbox(tmp_path_factory.mktemp("landlock"), "landlock")
+
+
+def _user(tier: Isolation) -> Iterator[OrdinaryUser]:
+    if os.geteuid() != 0:
+        pytest.skip("this is an ordinary user already")
+    try:
+        user = OrdinaryUser(tier)
+    except Failure as error:
+        pytest.skip(f"this machine does not offer users the {tier} tier: {error.message}")
+    yield user
+    user.close()
+
+
+@pytest.fixture(scope="session")
+def strict_user() -> Iterator[OrdinaryUser]:
+    yield from _user("strict")
+
+
+@pytest.fixture(scope="session")
+def landlock_user() -> Iterator[OrdinaryUser]:
+    yield from _user("landlock")
+
+
+@pytest.fixture(params=["strict", "landlock", "strict_user", "landlock_user"])
+def worker(request: pytest.FixtureRequest) -> ThisUser | OrdinaryUser:
+    """A worker of each tier, as this user and, where this is root, as an ordinary one."""
+    sandbox = request.getfixturevalue(request.param)
+    return sandbox if isinstance(sandbox, OrdinaryUser) else ThisUser(sandbox)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

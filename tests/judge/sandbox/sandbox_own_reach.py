@@ -168,6 +168,14 @@ print(os.get_blocking(copy), os.get_inheritable(copy), fcntl.fcntl(0, fcntl.F_GE
     "False False 0\n",
 )
 attempt("share/session", "os.setsid()")
+attempt("share/priority of a user's processes", "os.setpriority(os.PRIO_USER, 0, 19)")
+attempt("share/priority of a group", "os.setpriority(os.PRIO_PGRP, 0, os.nice(0))")
+case(
+    "share/own priority",
+    "import os\nos.nice(1)\nos.setpriority(os.PRIO_PROCESS, 0, 3)\nprint(os.nice(0))",
+    "ok",
+    "3\n",
+)
 attempt(
     "share/session of a child",
     "subprocess.Popen(['true'], start_new_session=True)",

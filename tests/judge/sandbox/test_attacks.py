@@ -15,12 +15,15 @@ import sandbox_own_reach
 from sandbox_own import ANY, CASES, NOT_IN_LANDLOCK, PROCESSES
 from support import attacks
 from support.attacks import Case, Surroundings, read_cases, run_case
+from support.ordinary_user import OrdinaryUser
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
 
 _FILES = (sandbox_own_reach, sandbox_own_exhaust, sandbox_own_honest)
 """Importing them fills CASES."""
+_REACHING = {"secret", "write", "symlink", "descriptors", "share", "network", "kernel", "spoof", "poison"}
+"""Classes of programs that reach for what is not theirs, which a sandbox has to prevent without root too."""
 pytestmark = pytest.mark.slow
 _REPOSITORY = Path(__file__).resolve().parents[3]
 _SHARED = Path(os.environ.get("RSTAR2_SHARED", _REPOSITORY.parent / "shared")) / "attacks"
@@ -99,6 +102,22 @@ def test_own_case_in_strict(strict: Sandbox, surroundings: Surroundings, case: C
 )
 def test_own_case_in_landlock(landlock: Sandbox, surroundings: Surroundings, case: Case) -> None:
     assert run_case(landlock, case, surroundings) == []
+
+
+@pytest.mark.parametrize(
+    ("user", "case"),
+    [
+        pytest.param(user, case, id=f"{user}-{case.id}")
+        for user in ("strict_user", "landlock_user")
+        for case in CASES
+        if case.attack_class in _REACHING and not (user == "landlock_user" and case.id in NOT_IN_LANDLOCK)
+    ],
+)
+def test_own_case_of_an_ordinary_user(
+    request: pytest.FixtureRequest, surroundings: Surroundings, user: str, case: Case
+) -> None:
+    worker: OrdinaryUser = request.getfixturevalue(user)
+    assert run_case(worker, case, surroundings) == []
 
 
 @pytest.mark.parametrize(

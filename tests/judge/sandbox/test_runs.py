@@ -208,6 +208,23 @@ def test_a_value_is_the_programs_own_and_not_what_it_or_its_child_writes(strict:
 
 
 @pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("import os\nwhile True: os.write(3, bytes(1 << 16))", "output_limit"),
+        ("import os\nos.write(3, b'v' * (3 << 20))\n5", "ok"),
+        ("import os\nos.write(3, b'v' + bytes(16) + b'\\xff' * 4)\nraise SystemExit(1)", "error"),
+        ("import os, time\nif os.fork() == 0: time.sleep(60)\nos.close(3)\n5", "ok"),
+    ],
+    ids=["endless", "long", "of a false length", "held by a child"],
+)
+def test_whatever_is_written_where_the_value_goes_the_outcome_is_the_kernels(
+    strict: Sandbox, code: str, outcome: str
+) -> None:
+    result = run(strict, code, timeout_s=50)
+    assert (result.outcome, result.value) == (outcome, None)
+
+
+@pytest.mark.parametrize(
     ("code", "exit_code"),
     [("10**30", 255), ("-1", 255), ("256", 0), ("2**40 + 3", 3), ("True", 1), ("1.5", 1)],
 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 from support.waiting import wait_until
 
 from rstar2.judge.sandbox import session as session_module
+from rstar2.judge.sandbox import tiers
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
-from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 
 @pytest.fixture(params=["strict", "landlock"])
@@ -130,6 +134,70 @@ print(found)
     assert sandbox.run(RunRequest(code=look), "a").stdout == "[]\n"
     assert cell(other, look).stdout == "[]\n"
     other.close()
+
+
+def _start_without_landlock(folder: Path, tier: Isolation) -> Sandbox:
+    whole = tiers.jail_specs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers, "jail_specs", lambda *args: [{**whole(*args)[0], "landlock_abi": 0}])
+        return start_sandbox(folder, tier)
+
+
+def _processes_opened(sandbox: Sandbox) -> tuple[str, str]:
+    session, other = sandbox.open_session(kind="bare"), sandbox.open_session(kind="bare")
+    # Without the words by which the sandbox tells that a program looks itself up.
+    look = """
+import os
+found = []
+place = '/' + 'proc/'
+for pid in {name for name in os.listdir(place) if name.isdigit()} - {os.readlink(place + 'self')}:
+    try: found.append(open(place + pid + '/mem', 'rb'))
+    except OSError: pass
+print(found)
+"""
+    assert cell(session, "held = 1").outcome == "ok"
+    return sandbox.run(RunRequest(code=look), "a").stdout, cell(other, look).stdout
+
+
+def test_sessions_of_an_ordinary_user_are_held_apart_without_landlock(strict_user: OrdinaryUser) -> None:
+    del strict_user  # Only for its skip.
+    worker = OrdinaryUser("strict", _start_without_landlock)
+    assert worker.do(_processes_opened) == ("[]\n", "[]\n")
+    worker.close()
+
+
+def test_a_cell_that_is_not_read_is_held_to_its_limit(session: Session) -> None:
+    # Our loop's reader takes the nonce and then sleeps; more is to be sent than the channel holds.
+    code = """
+import sys, time
+frame = sys._getframe()
+while '_receive' not in frame.f_globals: frame = frame.f_back
+loop, real = frame.f_globals, frame.f_globals['_receive']
+loop['_receive'] = lambda fd, count: real(fd, count) if count == 16 else time.sleep(60)
+"""
+    assert cell(session, code).outcome == "ok"
+    result = cell(session, "#" * (1 << 20), timeout_s=0.3)
+    assert result.outcome == "timeout"
+    assert not session.alive
+
+
+def _core_dump_filter(sandbox: Sandbox) -> str:
+    session = sandbox.open_session(kind="bare")
+    code = """
+import os
+try: shown = open('/proc/self/coredump_filter').read()
+except OSError: shown = ''
+os.getpid(), shown
+"""
+    pid, shown = ast.literal_eval(cell(session, code).value or "")
+    # In landlock it cannot be read inside, but process ids are the machine's.
+    shown = shown or Path(f"/proc/{pid}/coredump_filter").read_text()
+    session.close()
+    return str(shown)
+
+
+def test_a_core_dump_would_hold_nothing_of_the_memory(worker: ThisUser | OrdinaryUser) -> None:
+    assert int(worker.do(_core_dump_filter), 16) == 0
 
 
 def test_output_of_a_cell_is_its_own(session: Session) -> None:

@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import seccomp, tiers
 from rstar2.judge.sandbox.host import cgroups
 from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import RunRequest
+from rstar2.judge.schema import Isolation, RunRequest
+
+_FILTERED = [
+    *("lease_own_file", "own_signals", "own_signals_by_kind", "own_signals_by_ioctl", "choose_signal"),
+    *("signal_on_input", "signal_on_input_by_ioctl", "enlarge_pipe", "renice_group"),
+]
+"""Attempts that only seccomp refuses, in every tier and for every user."""
 
 
 def test_a_tier_below_the_minimum_is_refused_at_once(tmp_path: Path) -> None:
@@ -56,7 +63,7 @@ def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     ("changes", "attempts"),
     [
         ({"landlock_abi": 0}, ["read_secret", "write_outside"]),
-        ({"seccomp_filter": b""}, ["netlink_socket"]),
+        ({"seccomp_filter": b""}, ["netlink_socket", "lease_library", *_FILTERED]),
         ({"landlock_abi": 0, "seccomp_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
     ],
 )
@@ -85,6 +92,27 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     _weaken(monkeypatch, bound_paths=[*whole["bound_paths"], str(tmp_path)])
     with pytest.raises(Failure, match="read_secret"):
         Sandbox(tmp_path, tier="strict").start()
+
+
+def _start_weakened(folder: Path, tier: Isolation, changes: dict[str, object]) -> Sandbox:
+    with pytest.MonkeyPatch.context() as patch:
+        _weaken(patch, **changes)
+        return start_sandbox(folder, tier)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tier", "attempts"),
+    [("strict", ["watch_folder"]), ("landlock", ["renice_user", "renice_worker", "pin_worker"])],
+)
+def test_a_hole_in_a_filter_is_found_by_the_escape_tests_of_a_user_too(
+    request: pytest.FixtureRequest, tier: Isolation, attempts: list[str]
+) -> None:
+    request.getfixturevalue(f"{tier}_user")  # Only for its skip.
+    with pytest.raises(Failure, match="an escape attempt succeeded") as caught:
+        OrdinaryUser(tier, _start_weakened, {"seccomp_filter": b""})
+    for attempt in attempts + _FILTERED:
+        assert attempt in str(caught.value)
 
 
 @pytest.mark.slow
@@ -129,21 +157,30 @@ def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_not
     sandbox.close()
 
 
+def _write_and_read(sandbox: Sandbox) -> tuple[str, list[str]]:
+    code = "open('a', 'w').write('x')\nprint(open('a').read())"
+    return sandbox.run(RunRequest(code=code), "a").stdout, sandbox.exceptions()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("abi", [1, 3, 5])
+@pytest.mark.parametrize("user", ["landlock", "landlock_user"])
 def test_landlock_holds_on_kernels_with_an_older_version_of_it(
-    landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, abi: int
+    request: pytest.FixtureRequest, tmp_path: Path, abi: int, user: str
 ) -> None:
     if landlock_abi() < abi:
         pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
-    del landlock
-    _weaken(monkeypatch, landlock_abi=abi, seccomp_filter=seccomp.landlock_filter(abi))
-    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
-    sandbox.start()
-    assert any("cannot confine signals" in line for line in sandbox.exceptions())
-    code = "open('a', 'w').write('x')\nprint(open('a').read())"
-    assert sandbox.run(RunRequest(code=code), "a").stdout == "x\n"
-    sandbox.close()
+    request.getfixturevalue(user)  # Only for its skip.
+    changes = {"landlock_abi": abi, "seccomp_filter": seccomp.landlock_filter(abi)}
+    worker: ThisUser | OrdinaryUser
+    if user == "landlock":
+        worker = ThisUser(_start_weakened(tmp_path, "landlock", changes))
+    else:
+        worker = OrdinaryUser("landlock", _start_weakened, changes)
+    printed, said = worker.do(_write_and_read)
+    assert printed == "x\n"
+    assert any("cannot confine signals" in line for line in said)
+    worker.close()
 
 
 def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:

@@ -55,9 +55,13 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def precise_cpu_seconds(pid: int) -> float:
     """As `cpu_seconds`, of one process; its own part is not rounded to ticks."""
     fields = _stat_fields(f"/proc/{pid}/stat")
+    return own_cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) / _TICKS
+
+
+def own_cpu_seconds(pid: int) -> float:
+    """CPU seconds of a living process itself."""
     # The clock id of another process, as the C library's clock_getcpuclockid makes it.
-    own = time.clock_gettime(~pid << 3 | 2)
-    return own + (int(fields[13]) + int(fields[14])) / _TICKS
+    return time.clock_gettime(~pid << 3 | 2)
 
 
 def group_cpu_seconds(fd: int) -> float:

@@ -2,8 +2,8 @@
 
 No decision about the program depends on what happens here, except the text of its value, and whether a failure
 was for lack of memory: a refused allocation leaves no trace that is visible from outside. Both are in a report
-that must carry the start command's nonce, so that forging one takes more than a write; code that searches this
-process's memory or replaces functions of this module can do it.
+that must carry a nonce, so that forging one takes more than a write; code that searches this process's memory
+or replaces functions of this module can do it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ VALUE_BYTES = (1 << 20) - HEADER
 
 
 class Program:
-    """One program: its source, the descriptor for its report, and its work folder."""
+    """One program: the nonce of its report and its source, the descriptor for the report, and its work folder."""
 
-    def __init__(self, code: str, report_fd: int, work_dir: str, nonce: bytes) -> None:
-        self.code, self.report_fd, self.work_dir = code, report_fd, work_dir
-        self._nonce = nonce
+    def __init__(self, code: bytes, report_fd: int, work_dir: str) -> None:
+        self._nonce, self.code = code[:NONCE], code[NONCE:].decode(errors="surrogatepass")
+        self.report_fd, self.work_dir = report_fd, work_dir
         self._pid = _getpid()
 
     def run(self) -> NoReturn:

@@ -10,6 +10,8 @@ import os
 import stat
 import time
 
+from rstar2.judge.sandbox.inside import syscalls
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,7 +59,7 @@ class Scratch:
         if self._dedicated:
             return self._usage() == self._usage_when_empty
         try:
-            return all(set(os.listdir(folder)) <= kept for folder, kept in self._pairs())
+            return all(syscalls.is_empty_folder(folder) for folder in self._folders)
         except OSError:
             return False
 

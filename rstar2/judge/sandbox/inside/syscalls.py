@@ -31,6 +31,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
+_SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}
 _SYS_MOUNT_SETATTR = 442
 _SYS_IO_URING_SETUP, _SYS_IO_URING_REGISTER = 425, 427
 _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
@@ -97,6 +98,18 @@ def make_root(path: str) -> None:
     _check(_syscall(_SYS_PIVOT_ROOT[_machine], b".", b"."), f"pivot_root {path}")
     _check(_libc.umount2(b".", _MNT_DETACH), "umount2 old root")
     os.chdir("/")
+
+
+def is_empty_folder(path: str) -> bool:
+    """Whether there is nothing in a folder. No name in it gets into this process's memory."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Room for `.` and `..`; then for no entry at all, which is an error where there is one.
+        entries = ctypes.create_string_buffer(48)
+        first = _syscall(_SYS_GETDENTS64[_machine], fd, entries, 48)
+        return bool(first == 48 and _syscall(_SYS_GETDENTS64[_machine], fd, entries, 1) == 0)
+    finally:
+        os.close(fd)
 
 
 def prctl(option: int, value: int) -> None:

@@ -25,8 +25,9 @@ from rstar2.judge.sandbox.inside import (
     syscalls,
     wire,
 )
+from rstar2.judge.sandbox.inside.cleaner import Cleaner
 from rstar2.judge.sandbox.inside.confine import Confinement
-from rstar2.judge.sandbox.inside.scratch import Scratch, is_over_quota
+from rstar2.judge.sandbox.inside.scratch import Scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +43,17 @@ _CHECK_S = 0.1
 """Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
 _CHECK_SHARE = 4
 """The time between checks is at least so many times what one takes."""
+_CORE_DUMPS = "/proc/self/coredump_filter"
 _hidden_modules: list[object] = []
 
 
 def prepare(spec: JailSpec) -> None:
     """Bring this process into the state that all zygotes share; OSError where the machine refuses that."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    if os.path.exists(_CORE_DUMPS):
+        # Forks inherit it. Where the machine pipes core dumps to a program, their size limit does not count.
+        with open(_CORE_DUMPS, "w") as parts:
+            parts.write("0")
     preload.bare()
     preload.freeze_memory()
     Confinement(spec)
@@ -66,9 +72,10 @@ def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int)
     strict = spec["tier"] == "strict"
     # One for all zygotes: what is empty must be recorded before the first program runs.
     scratch = Scratch(namespaces.WRITABLE if strict else (spec["work_dir"],), dedicated=strict)
+    cleaner = Cleaner(scratch)
     forked: Forked | _socket.socket = control
     while isinstance(forked, _socket.socket):
-        forked = Zygote(spec, forked, scratch, rings, usage).serve()
+        forked = Zygote(spec, forked, scratch, cleaner, rings, usage).serve()
     return forked
 
 
@@ -98,14 +105,20 @@ class Zygote:
     """Serves one control socket: starts, kills and reports on the programs of one kind of zygote."""
 
     def __init__(
-        self, spec: JailSpec, control: _socket.socket, scratch: Scratch, rings: list[int], usage: int
+        self,
+        spec: JailSpec,
+        control: _socket.socket,
+        scratch: Scratch,
+        cleaner: Cleaner,
+        rings: list[int],
+        usage: int,
     ) -> None:
         # In the tiers without namespaces, processes that a program leaves become this process's children.
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         self._spec = spec
         self._control = control
         self._confinement = Confinement(spec)
-        self._scratch = scratch
+        self._scratch, self._cleaner = scratch, cleaner
         self._ring = rings.pop() if rings else -1
         self._usage = usage
         self._next_check = 0.0
@@ -113,7 +126,7 @@ class Zygote:
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
-        self._zygotes: set[int] = set()
+        self._not_orphans = {cleaner.pid}
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
@@ -196,10 +209,11 @@ class Zygote:
             set_affinity(self._cpus)
             names = start["fds"]
             groups = [fd for name, fd in zip(names, fds, strict=True) if name == "group"]
-            code = start["code"]
-            if code is None:
-                with open(fds[names.index("code")], "rb", closefd=False) as file:
-                    code = file.read().decode()
+            code = b""
+            if "code" in names:
+                # Not in the zygote, because later programs inherit its memory.
+                fd = fds[names.index("code")]
+                code = os.read(fd, os.fstat(fd).st_size)
             # None of `fds` is 0 to 3: the zygote always keeps those open.
             for number in range(4):
                 os.dup2(fds[number], number, inheritable=number < 3)
@@ -214,7 +228,7 @@ class Zygote:
             os.environ["HOME"] = os.environ["TMPDIR"] = os.environ["MPLCONFIGDIR"] = start["work_dir"]
         if start["session"]:
             return session.CellLoop(channel_fd=3, work_dir=start["work_dir"])
-        return program.Program(code, report_fd=3, work_dir=start["work_dir"], nonce=start["nonce"])
+        return program.Program(code, report_fd=3, work_dir=start["work_dir"])
 
     def _control_child(self, op: str, key: int) -> None:
         """Do what a message asks with a program, unless that has ended."""
@@ -255,7 +269,10 @@ class Zygote:
 
     def _group_cpu_seconds(self) -> float:
         """CPU seconds of all programs of the jail, from its control group; 0 where there is none."""
-        return 0.0 if self._usage < 0 else processes.group_cpu_seconds(self._usage) - time.process_time()
+        if self._usage < 0:
+            return 0.0
+        ours = time.process_time() + processes.own_cpu_seconds(self._cleaner.pid)
+        return processes.group_cpu_seconds(self._usage) - ours
 
     def _check_when_due(self) -> float | None:
         """Check what programs use, if it is time to. → milliseconds until the next time; None: nothing runs."""
@@ -278,7 +295,7 @@ class Zygote:
         """Bound a program's share of the processors, and end it if it has filled the disk."""
         processes.bound_share([child.pid, *processes.descendants(child.roots())])
         # In the strict tier the file system has a quota.
-        if self._own_pids < 0 and not child.over_quota and is_over_quota(child.work_dir):
+        if self._own_pids < 0 and not child.over_quota and self._cleaner.is_over_quota(child.work_dir):
             child.over_quota = True
             self._kill(child)
 
@@ -306,11 +323,24 @@ class Zygote:
             # This also has what the others lack: children whose end the program told the kernel to ignore.
             cpu = max(cpu, self._group_cpu_seconds() - child.others_s)
         report = {"key": child.key, "status": status, "cpu_s": cpu, "over_quota": child.over_quota}
-        report["cleaning"] = cleaning = child.shares_scratch and not self._scratch.is_clean()
+        report["cleaning"] = cleaning = child.shares_scratch and not self._is_scratch_clean()
         wire.send(self._control, report)
         if cleaning:
             # After the report: removing what it left must delay the next program only, not this one's result.
-            wire.send(self._control, {"key": child.key, "clean": self._scratch.clean()})
+            wire.send(self._control, {"key": child.key, "clean": self._cleaner.clean()})
+
+    def _is_scratch_clean(self) -> bool:
+        """Whether the last program left nothing, but the source that was written there for its traceback.
+
+        For speed only: most programs that leave anything leave that, and the cleaner need not be asked.
+        """
+        if self._scratch.is_clean():
+            return True
+        try:
+            os.unlink(f"{self._spec['work_dir']}/{program.NAME}")
+        except OSError:
+            return False
+        return self._scratch.is_clean()
 
     def _replace_scratch(self, key: int, *, mount: bool) -> None:
         """Use a new scratch space, which one zygote has to mount, for all."""
@@ -318,6 +348,7 @@ class Zygote:
         try:
             if mount:
                 namespaces.replace_scratch(self._spec)
+                self._cleaner.take_snapshot()
             self._scratch.take_snapshot()
             self._confinement.reload_rules()
         except OSError as error:
@@ -331,7 +362,7 @@ class Zygote:
             The CPU seconds that they used.
         """
         cpu = 0.0
-        while left := processes.children(os.getpid()) - spared - self._zygotes:
+        while left := processes.children(os.getpid()) - spared - self._not_orphans:
             for pid in left:
                 os.kill(pid, _SIGKILL)
                 _, _, usage = os.wait4(pid, 0)
@@ -348,7 +379,7 @@ class Zygote:
                 afterwards.
         """
         if pid := os.fork():
-            self._zygotes.add(pid)
+            self._not_orphans.add(pid)
             for other in (fd, *groups):
                 os.close(other)
             return None

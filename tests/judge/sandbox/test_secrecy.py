@@ -1,0 +1,107 @@
+"""A program finds nothing of the programs before it: not in its memory, not in that of others."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+import pytest
+from support.ordinary_user import OrdinaryUser, ThisUser
+
+from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.schema import RunRequest
+
+_MARK = "planted"
+# Without /proc, which landlock hides: mincore(2) says which pages there are. Far from the areas it starts at, little
+# is mapped; what cannot be read is skipped by writing it to a pipe.
+_SCAN = """
+import ctypes, os, re
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mincore.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
+libc.write.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t]
+libc.sbrk.restype = ctypes.c_size_t
+control = ''.join(['plan', 'ted', '-own-', 'f' * 16])
+PAGE, CHUNK = 4096, 1 << 21
+state = ctypes.create_string_buffer(CHUNK // PAGE)
+reader, writer = os.pipe()
+
+def mapped(address, size):
+    return libc.mincore(address, size, state) == 0 or ctypes.get_errno() != 12
+
+def pages(address):
+    if mapped(address, CHUNK):
+        yield from range(address, address + CHUNK, PAGE)
+        return
+    for page in range(address, address + CHUNK, PAGE):
+        if mapped(page, PAGE):
+            yield page
+
+def text(first, last):
+    for chunk in range(first // CHUNK * CHUNK, last, CHUNK):
+        for page in pages(chunk):
+            yield os.read(reader, PAGE) if libc.write(writer, page, PAGE) == PAGE else b''
+
+anywhere, stack = id(object()), ctypes.addressof(ctypes.c_char())
+heap = libc.sbrk(0)
+found, tail = set(), b''
+library = ctypes.cast(libc.printf, ctypes.c_void_p).value
+spans = [(heap - (192 << 20), heap)]
+for place in (anywhere, id(type), library, ctypes.addressof(state)):
+    if not any(first <= place < last for first, last in spans):
+        spans.append((place - (192 << 20), place + (64 << 20)))
+for first, last in spans:
+    for page in text(first, last):
+        found.update(re.findall(rb'planted-\\w+-[0-9a-f]{16}', tail + page))
+        tail = page[-64:]
+print(*sorted(word.decode() for word in found))
+"""
+
+
+def _plant(sandbox: Sandbox) -> None:
+    """Run programs of every way in, and a session, each with a secret of its own in all it is given."""
+
+    def secret(where: str) -> str:
+        return f"{_MARK}-{where}-{secrets.token_hex(8)}"
+
+    def run(code: str, stdin: str = "") -> None:
+        result = sandbox.run(RunRequest(code=code, stdin=stdin, timeout_s=60), "planting")
+        assert result.outcome in ("ok", "error"), result
+
+    for size in range(5, 165, 5):
+        run(f"x = '{secret('short')}'\n" + f"# {secret('comment')}\n" * size)
+    for _ in range(5):
+        run(f"x = '{secret('long')}'\n" + f"# {secret('comment')}\n" * 400)
+        run("import sys\nlen(sys.stdin.read())", secret("input") * 20)
+        run("import sys\nlen(sys.stdin.read())", secret("input") * 4000)
+        run(f"open('{secret('file')}', 'w').write('{secret('content')}')\n1 / 0")
+        run(f"import os\nfor i in range(300): os.mkdir('{secret('folder')}' + str(i) * 60)")
+        run(f"print('{secret('output')}')\n'{secret('value')}' * 99")
+    session = sandbox.open_session(kind="bare")
+    for _ in range(5):
+        assert session.run_cell(f"y = '{secret('cell')}'\nprint(y * 99)\ny", 60, "planting").outcome == "ok"
+        assert session.run_cell(f"open('{secret('cellfile')}', 'w').write(y)", 60, "cell").outcome == "ok"
+    session.close()
+
+
+def _scan(sandbox: Sandbox, in_session: bool) -> str:
+    if in_session:
+        session = sandbox.open_session(kind="bare")
+        result = session.run_cell(_SCAN, 120, "scan")
+        session.close()
+    else:
+        # Its own source is short, so as not to take the place in memory of what is looked for.
+        code = "import sys\nexec(sys.stdin.read())"
+        result = sandbox.run(RunRequest(code=code, stdin=_SCAN, timeout_s=120), "scan")
+    assert result.outcome == "ok", result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("in_session", [False, True], ids=["program", "session"])
+def test_nothing_of_earlier_programs_is_in_the_memory_of_a_later_one(
+    worker: ThisUser | OrdinaryUser, in_session: bool
+) -> None:
+    worker.do(_plant)
+    found = worker.do(_scan, in_session).split()
+    own = f"{_MARK}-own-{'f' * 16}"
+    assert own in found, "the scan did not find what this program itself holds"
+    assert {re.split("-", word)[1] for word in found if word != own} == set()
