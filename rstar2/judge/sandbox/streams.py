@@ -11,7 +11,9 @@ from rstar2.judge.sandbox.inside.program import HEADER, NONCE
 from rstar2.judge.schema import MAX_OUTPUT_BYTES
 
 _CHUNK = 1 << 16
-_UNCHANGEABLE = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_F_SEAL_FUTURE_WRITE = 0x10
+"""From linux/fcntl.h. F_SEAL_WRITE would fail (EBUSY) where the kernel is just moving a page of the file."""
+_UNCHANGEABLE = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 FLOOD_BYTES = 64 << 20
 """Bytes on one stream after which the program is killed; below, output is only cut."""
 
