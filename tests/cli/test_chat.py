@@ -231,29 +231,29 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
         person.ends_with(0)
 
 
-def _refused(*words: str, stdin: str = "x") -> str:
+def _refusal(*words: str, stdin: str = "x") -> UserError:
     asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
     assert asked.stdout == ""
     assert isinstance(asked.exception, UserError), asked.output
-    return asked.exception.message
+    return asked.exception
 
 
-def test_no_model_is_ever_picked_silently(folder: Path) -> None:
+def _refused(*words: str, stdin: str = "x") -> str:
+    return _refusal(*words, stdin=stdin).message
+
+
+def test_no_model_is_ever_picked_silently() -> None:
     assert "no model named" in _refused("--question", "x")
-    both = _refused("--run", "runs/x", "--model", str(folder), "--question", "x")
-    assert "--run names a model by itself" in both
 
 
 def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
-    assert "does not exist" in _refused("--run", str(tmp_path / "absent"))
-    assert "has no model.json" in _refused("--run", str(tmp_path))
     (tmp_path / "model.json").write_text('{"path": "stage3/model"}')
-    assert "stage3/model, which does not exist" in _refused("--run", str(tmp_path))
+    assert "stage3/model, which does not exist" in _refused("--model", str(tmp_path))
     (tmp_path / "model.json").write_text("[]")
-    assert "model.json does not say" in _refused("--run", str(tmp_path))
+    assert "model.json does not say" in _refused("--model", str(tmp_path))
     # The folder it names is used: it holds a tokenizer, and no weights.
     (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
-    assert f"cannot load a model from {folder}" in _refused("--run", str(tmp_path), stdin="x")
+    assert f"cannot load a model from {folder}" in _refused("--model", str(tmp_path), stdin="x")
 
 
 def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: JudgeHandle) -> None:
@@ -263,10 +263,18 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
     )
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
     more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--question", "What is 2 + 2?"]
-    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
+    asked = CliRunner().invoke(app, ["chat", "--model", str(tmp_path), *more])
     assert asked.exit_code == 0, asked.output
     assert f"model: {tmp_path}/stage3" in asked.stderr
     assert asked.stdout.strip()
+
+
+def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: StandIn, folder: Path) -> None:
+    standin.root = "/on/another/machine"
+    error = _refusal("--url", standin.url)
+    assert "/on/another/machine, and no tokenizer can be loaded from there" in error.message
+    assert "--model" in error.hint
+    assert "this is question 1" in _ask(standin, "--model", str(folder), "--question", "Hello").stdout
 
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
