@@ -153,7 +153,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
         out.print(" · ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
         results, interrupted = measure(plan, run, LiveView(err))
-        out.print(summaries_table([(result.name, result.summary) for result in results]))
+        out.print(summaries_table([(result.name, result.summary) for result in results], out))
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
@@ -165,12 +165,18 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
 
 @app.command(
     epilog=examples(
-        ("did the stage help?", "rstar2 eval compare runs/before runs/after"),
+        ("did the change help?", "rstar2 eval compare runs/before runs/after"),
+        (
+            "did the stage? two benchmarks of one run",
+            "rstar2 eval compare runs/demo/eval/sft runs/demo/eval/stage3",
+        ),
         ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
     )
 )
 def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_a: Annotated[
+        Path, typer.Argument(metavar="RUN_A", help="A run's folder, or one of its benchmarks'.")
+    ],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, on the same problems.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     standin.delay_s, asked = 0.0, len(standin.asked)
     code, out, err = run(*words("killed"))
     assert code == 0, err
+    assert f"{kept} samples are done, {2 * COUNT - kept} to go" in err
     assert len(standin.asked) - asked == 2 * (2 * COUNT - kept)
     assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
     assert re.search(r"avg@n\s+75\.0 %", out)
