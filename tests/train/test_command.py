@@ -188,9 +188,9 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
-        ("steps=-1", "steps = -1"),
-        ("rollout.prompts=many", "rollout.prompts = 'many'"),
-        ("roc.variant=other", "roc.variant = 'other'"),
+        ("steps=-1", "steps must be a whole number of at least 1, not -1"),
+        ("rollout.prompts=many", "rollout.prompts must be a whole number of at least 1, not 'many'"),
+        ("roc.variant=other", "roc.variant must be one of 'paper', 'release', 'off', not 'other'"),
         ("steps", "not of the form a.b=c"),
         ("roc.down_sample_to_n=64", "more than rollout.rollouts = 32"),
     ],
