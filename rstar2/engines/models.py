@@ -13,6 +13,7 @@ from rstar2.engines.base import Engine, EngineUnavailable
 from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
 from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import UserError
+from rstar2.install import install_command
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.runs import load_config
 
@@ -91,7 +92,7 @@ def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tup
     except ImportError as error:
         raise UserError(
             f"a model folder is run with torch, which is not installed ({error.name})",
-            'Install it: pip install "rstar2[laptop]"; or name a vLLM server with --url.',
+            f"Install it, or name a vLLM server with --url: {install_command('laptop')}",
         ) from error
     return HFEngine(folder, [codec.end_id], max_batch=max_batch, threads=threads), codec
 
