@@ -111,6 +111,10 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
 
     from rstar2.errors import RStarError
 
+    # A paste of several lines is one question; Python turns this off.
+    readline.parse_and_bind("set enable-bracketed-paste on")
+    # The prompt is readline's, which writes it again as it moves through the history; \1 and \2 enclose colours.
+    prompt = "\1\x1b[1;36m\2›\1\x1b[0m\2 " if out.color_system and not out.no_color else "› "
     words = conversation.codec.format
     err.print("[dim]/reset starts a new conversation, /quit leaves; Ctrl-C stops an answer[/dim]")
     if words.one_question:
@@ -121,7 +125,7 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
         err.print(f"try: {example}", markup=False, soft_wrap=True)
     while True:
         try:
-            text = out.input("[bold cyan]›[/] ").strip()
+            text = input(prompt).strip()
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -140,7 +144,6 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
             try:
                 _answer(runner, conversation, text)
             except KeyboardInterrupt:
-                out.print()
                 err.print("[dim]stopped; that question is forgotten, Ctrl-C again leaves[/dim]")
             except RStarError as error:
                 err.print(str(error), style="red", markup=False, soft_wrap=True)
@@ -150,5 +153,9 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> No
     from rstar2.chat.screen import Screen
 
     screen = Screen(conversation.codec, out, err)
-    trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
+    try:
+        trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
+    except BaseException:
+        screen.stop()
+        raise
     screen.end(trace)

@@ -72,8 +72,11 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     shown = asked.stdout
     places = [shown.index(part) for part in ("I ask √ Python", "print(37 * 91)", "ok, ", "3367", "so it is")]
     assert places == sorted(places)
-    assert r"<answer>\boxed{3367}</answer>" in shown
-    assert "<tool_call>" not in shown
+    assert r"\boxed{3367}" in shown
+    assert not re.search("</?(?:reason|answer|tool_call)>", shown)
+    # Plain text, as standard output is no terminal.
+    assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in shown
+    assert not set("╭│╰─") & set(shown)
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
 
 
@@ -92,6 +95,9 @@ def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
     assert "out of tokens" in asked.stderr
 
 
+UP, DOWN = b"\x1b[A", b"\x1b[B"
+
+
 class Terminal:
     """A person at a terminal."""
 
@@ -99,6 +105,8 @@ class Terminal:
         self.process = process
         self._terminal = terminal
         self.seen = ""
+        self.passed = ""
+        """What was read up to the words that were last waited for."""
 
     def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
         """Read until `words` appear in what was not yet waited for."""
@@ -108,11 +116,14 @@ class Terminal:
             assert left > 0, f"no {words!r} in {self.seen!r}"
             if select.select([self._terminal], [], [], left)[0]:
                 self.seen += os.read(self._terminal, 65536).decode(errors="replace")
-        self.seen = self.seen.partition(words)[2]
+        self.passed, _, self.seen = self.seen.partition(words)
 
     def type(self, line: str) -> None:
         self.wait_for("›")
         os.write(self._terminal, line.encode() + b"\n")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
 
     def interrupts_the_prompt(self) -> None:
         """Press Ctrl-C until readline gives the terminal back; it misses one while it sets itself up."""
@@ -147,14 +158,14 @@ class Terminal:
 
 
 @contextmanager
-def _terminal(*words: str) -> Iterator[Terminal]:
+def _terminal(*words: str, kind: str = "dumb") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "rstar2", "chat", *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
+        env={**os.environ, "TERM": kind, "NO_COLOR": "1"},
         start_new_session=True,
     )
     os.close(theirs)
@@ -211,6 +222,27 @@ def test_ctrl_c_clears_a_half_typed_line_and_exit_leaves(standin: StandIn, judge
         person.process.send_signal(signal.SIGINT)
         person.type("Hello")
         person.wait_for("this is question 1")
+        person.type("exit")
+        person.ends_with(0)
+
+
+@pytest.mark.slow
+def test_a_paste_of_several_lines_is_one_question_and_the_prompt_survives_the_history(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url, kind="xterm") as person:
+        # A terminal marks a paste where the program asks it to.
+        person.wait_for("\x1b[?2004h")
+        person.wait_for("› ")
+        person.press(b"\x1b[200~Hello\nand again\x1b[201~\r")
+        person.wait_for("this is question 1")
+        person.wait_for("› ")
+        person.press(UP + DOWN + b"x")
+        person.wait_for("x")
+        assert "again" in person.passed
+        assert "\r\x1b[K" not in person.passed.rpartition("again")[2], "the whole line was cleared"
+        person.press(b"\r")
+        person.wait_for("this is question 2")
         person.type("exit")
         person.ends_with(0)
 
