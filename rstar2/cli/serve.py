@@ -14,9 +14,12 @@ from rstar2.cli.common import err, examples, out
 EPILOG = examples(
     ("serve a trained model on this machine", "rstar2 serve runs/demo"),
     ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-    ("with a vLLM that is in an environment of its own", "rstar2 serve MODEL --python .venv-vllm/bin/python"),
-    ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
-    ("only see the command", "rstar2 serve MODEL --dry-run"),
+    (
+        "with a vLLM that is in an environment of its own",
+        "rstar2 serve runs/demo --python .venv-vllm/bin/python",
+    ),
+    ("further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
+    ("only see the command", "rstar2 serve runs/demo --dry-run"),
     ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
 )
 

@@ -12,15 +12,15 @@ from rstar2.cli.common import Change, Profile, RunFolder, examples, out
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
-    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft/model --data train.parquet"),
+    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data train.parquet"),
     (
         "stages 1 and 2, on 8 nodes of a Ray cluster, with a judge that runs already",
-        "rstar2 train --stage 1..2 --model runs/sft/model --data train.parquet --set hardware.nodes=8 "
+        "rstar2 train --stage 1..2 --model runs/sft --data train.parquet --set hardware.nodes=8 "
         "--judge http://judge:8090",
     ),
     (
         "all three, each from the model of the one before",
-        "rstar2 train --stage 1..3 --model runs/sft/model --data train.parquet --run runs/rl",
+        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --run runs/rl",
     ),
     (
         "on a laptop, for a tiny model",
@@ -30,7 +30,7 @@ EPILOG = examples(
     ),
     (
         "the resolved recipe and VERL's command",
-        "rstar2 train --stage 1..3 --model M --data train.parquet --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --dry-run",
     ),
 )
 
