@@ -60,6 +60,7 @@ def command(
     with asyncio.Runner() as runner, ExitStack() as stack:
         engine, codec, checkpoint = runner.run(open_model(model, url, model_name))
         stack.callback(lambda: runner.run(engine.aclose()))
+        _silence_libraries()
         question = _given(question)
         err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)
         conversation = Conversation(
@@ -73,6 +74,16 @@ def command(
             _answer(runner, conversation, question)
         else:
             _converse(runner, conversation)
+
+
+def _silence_libraries() -> None:
+    """No warning of a library appears between questions and answers."""
+    import warnings
+
+    from transformers.utils import logging
+
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
 
 
 def _given(question: str | None) -> str | None:
@@ -112,7 +123,8 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
     from rstar2.errors import RStarError
 
     # A paste of several lines is one question; Python turns this off.
-    readline.parse_and_bind("set enable-bracketed-paste on")
+    if not out.is_dumb_terminal:
+        readline.parse_and_bind("set enable-bracketed-paste on")
     # The prompt is readline's, which writes it again as it moves through the history; \1 and \2 enclose colours.
     prompt = "\1\x1b[1;36m\2›\1\x1b[0m\2 " if out.color_system and not out.no_color else "› "
     words = conversation.codec.format

@@ -36,6 +36,7 @@ def convert(source: Path, folder: Path) -> None:
         # The converted tokenizer takes another token for the end; the model's configuration is right.
         if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
             setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+    tokenizer.clean_up_tokenization_spaces = False  # transformers warns of it, and does not do it for BPE
     tokenizer.save_pretrained(part)
     part.rename(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -128,6 +129,7 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
         self.process = process
         self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.seen = ""
         self.passed = ""
         """What was read up to the words that were last waited for."""
@@ -139,7 +141,7 @@ class Terminal:
             left = deadline - time.monotonic()
             assert left > 0, f"no {words!r} in {self.seen!r}"
             if select.select([self._terminal], [], [], left)[0]:
-                self.seen += os.read(self._terminal, 65536).decode(errors="replace")
+                self.seen += self._decoder.decode(os.read(self._terminal, 65536))
                 self.seen = re.sub(r"\x1b\[\d*m", "", self.seen)
         self.passed, _, self.seen = self.seen.partition(words)
 
