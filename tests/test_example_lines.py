@@ -1,6 +1,6 @@
 """Every example line of the commands' help, of README and of docs/ runs, and so does the Python of docs/evaluation.md.
 
-What cannot be had here has a stand-in: a GPU and minutes of training (`--dry-run`, which finds the model and makes
+What is not available here has a stand-in: a GPU and minutes of training (`--dry-run`, which finds the model and makes
 VERL's commands), a model that learnt something (an untrained one of the demo's shape), vLLM, and the hub. The judge's
 own services are started by tests/judge; here their lines are only parsed.
 """
