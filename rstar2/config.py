@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from rstar2.errors import UserError
 
@@ -29,22 +33,31 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def resolve(model: type[Model], values: dict[str, Any], overrides: list[str], where: str) -> Model:
-    """Values and overrides into a model; a UserError names each unknown key and wrong value."""
-    merged: dict[str, Any] = json.loads(json.dumps(values))
-    for override in overrides:
-        _apply(merged, override)
+def resolve(
+    model: type[Model], values: dict[str, Any], overrides: list[str], where: str, within: tuple[str, ...] = ()
+) -> Model:
+    """Values and overrides into a model; a UserError names the first unknown key or wrong value, and who gave it.
+
+    Args:
+        overrides: each as `a.b=c`, what a user typed after `--set`.
+        where: what else the values come from, a file for instance.
+        within: the tables of a larger model that the values come from, to which the overrides were applied already;
+            overrides are then told from `where`, and not applied again.
+    """
+    changed: dict[str, Any] = json.loads(json.dumps(values))
+    for override in () if within else overrides:
+        _apply(changed, override)
     try:
-        return model.model_validate(merged)
+        return model.model_validate(changed)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first_errors(error)}", _known_keys(model, error)) from error
+        raise _refusal(model, error, overrides, where, within or ("",)) from error
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set trainer.steps=20")
+        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -59,28 +72,101 @@ def _apply(values: dict[str, Any], override: str) -> None:
     node[parts[-1]] = value
 
 
-def _first_errors(error: ValidationError) -> str:
-    shown = []
-    for item in error.errors()[:5]:
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            shown.append(f"unknown key {key}")
-        elif item["type"] == "missing":
-            shown.append(f"{key} is missing")
-        else:
-            shown.append(f"{key} = {item['input']!r}: {item['msg']}")
-    return "; ".join(shown)
+def _refusal(
+    model: type[BaseModel], error: ValidationError, overrides: list[str], where: str, tables: tuple[str, ...]
+) -> UserError:
+    item = error.errors()[0]
+    path = tuple(str(part) for part in item["loc"])
+    source, table = _giver(".".join(path), item["msg"], overrides, tables) or (where, "")
+    key = _dotted(table, *path)
+    siblings = _fields(model, path[:-1])
+    field = siblings.get(path[-1]) if path else None
+    hint = "Correct the value and start again."
+    if item["type"] == "extra_forbidden":
+        what = f"unknown key {key}"
+        if near := _nearest(path, _all_fields(model)):
+            name, found = near
+            what += f"; the nearest is {_dotted(table, name)}, {_kind(found)}"
+        hint = f"Known keys there: {', '.join(siblings)}."
+    elif item["type"] == "missing":
+        what = f"{key} is missing"
+    elif field is None or item["type"] == "value_error":
+        what = item["msg"].removeprefix("Value error, ")
+    else:
+        given = item["input"]
+        what = (
+            f"{key} must be {_kind(field)}, not {'a table' if isinstance(given, dict) else repr(given)[:60]}"
+        )
+    return UserError(f"{source}: {what}", hint)
 
 
-def _known_keys(model: type[BaseModel], error: ValidationError) -> str:
-    for item in error.errors():
-        if item["type"] != "extra_forbidden":
-            continue
-        node: Any = model
-        for part in item["loc"][:-1]:
-            fields = getattr(node, "model_fields", {})
-            node = fields[str(part)].annotation if str(part) in fields else None
-        known = ", ".join(getattr(node, "model_fields", {}))
-        if known:
-            return f"Known keys there: {known}."
-    return "Correct the value and start again."
+def _dotted(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _giver(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
+    """The last `--set` that gave the value of a key or a part of it, and the table it is in; None where none did."""
+    for override in reversed(overrides):
+        given = override.partition("=")[0].strip()
+        for table in tables:
+            whole = _dotted(table, key)
+            if not key:
+                # Keys that do not fit together; the message names them.
+                found = given.removeprefix(f"{table}.") in message
+            else:
+                found = f"{given}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{given}.")
+            if found:
+                return f"--set {override}", table
+    return None
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _fields(model: type[BaseModel], path: Iterable[str]) -> dict[str, FieldInfo]:
+    """The fields of the table at a path; empty where a model does not describe it."""
+    for part in path:
+        inner = _table(model.model_fields[part]) if part in model.model_fields else None
+        if inner is None:
+            return {}
+        model = inner
+    return dict(model.model_fields)
+
+
+def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
+    """Every key below a model, dotted."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in model.model_fields.items():
+        key = _dotted(prefix, name)
+        found[key] = field
+        if (inner := _table(field)) is not None:
+            found |= _all_fields(inner, key)
+    return found
+
+
+def _nearest(path: tuple[str, ...], fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
+    """The key that was meant most likely: one with the same last word, or one that is spelt much the same."""
+    last = path[-1]
+    same = [key for key in fields if key.rpartition(".")[2] == last]
+    (name,) = same[:1] or difflib.get_close_matches(".".join(path), fields, n=1) or [""]
+    return (name, fields[name]) if name else None
+
+
+def _kind(field: FieldInfo) -> str:
+    """The type of a key in words, with its bounds."""
+    kind: Any = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(repr, get_args(kind)))}"
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    name = words.get(kind, "a table" if _table(field) or get_origin(kind) is dict else "a list")
+    bounds = [
+        f"{word} {getattr(limit, name)}"
+        for limit in field.metadata
+        for name, word in (("ge", "of at least"), ("gt", "above"), ("le", "of at most"), ("lt", "below"))
+        if hasattr(limit, name)
+    ]
+    return " ".join([name, " and ".join(bounds)]) if bounds else name

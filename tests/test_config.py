@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pydantic import Field, ValidationError
 
 from rstar2.config import Strict, merged, resolve
+from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
 from rstar2.train.recipe import find, read_toml, recipes_folder, sft_recipe, stage_recipe
 
@@ -47,28 +49,57 @@ def test_set_replaces_and_adds_values_of_every_toml_type() -> None:
 def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
     with pytest.raises(UserError) as caught:
         _resolve("trainer.step=5")
-    assert caught.value.message == "here.toml: unknown key trainer.step"
+    assert caught.value.message == (
+        "--set trainer.step=5: unknown key trainer.step; the nearest is trainer.steps, a whole number above 0"
+    )
     assert caught.value.hint == "Known keys there: steps, lr, name."
-    with pytest.raises(UserError, match="unknown key trainers") as caught:
+    with pytest.raises(UserError, match="unknown key trainers; the nearest is trainer, a table") as caught:
         _resolve("trainers.steps=5")
     assert caught.value.hint == "Known keys there: seed, trainer, stages."
+    with pytest.raises(UserError, match=r"unknown key lr; the nearest is trainer\.lr, a number"):
+        _resolve("lr=5")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("trainer.steps=many", r"trainer\.steps = 'many'.*integer"),
-        ("trainer.steps=0", r"trainer\.steps = 0.*greater than 0"),
+        ("trainer.steps=many", r"trainer\.steps must be a whole number above 0, not 'many'"),
+        ("trainer.steps=0", r"trainer\.steps must be a whole number above 0, not 0"),
+        ("trainer.name=3", r"trainer\.name must be a text, not 3"),
+        ("seed={a = 1}", "seed must be a whole number, not a table"),
+        ("stages=1", "stages must be a list, not 1"),
         ("trainer.steps", "not of the form a.b=c"),
         ("=3", "not of the form a.b=c"),
         ("trainer..steps=3", "not of the form a.b=c"),
         ("seed.deep=3", "seed is a value, not a table"),
-        ("trainer=3", r"trainer = 3"),
+        ("trainer=3", "trainer must be a table, not 3"),
     ],
 )
 def test_a_wrong_override_names_itself(override: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        _resolve(override)
+    with pytest.raises(UserError, match=f"--set {re.escape(override)}: {message}"):
+        _resolve("stages=[1]", override, "seed=7" if "seed" not in override else "trainer.lr=1")
+
+
+def test_a_wrong_value_of_the_file_is_the_files() -> None:
+    with pytest.raises(UserError, match=r"^here\.toml: seed must be a whole number, not 'x'"):
+        resolve(Recipe, {**VALUES, "seed": "x"}, ["trainer.lr=1"], "here.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rl.stepz=1", "unknown key rl.stepz; the nearest is rl.steps, a whole number of at least 1"),
+        ("stage2.optim.lr=fast", "stage2.optim.lr must be a number above 0, not 'fast'"),
+        ("sft.epochs=0", "sft.epochs must be a whole number of at least 1, not 0"),
+        ("rl.roc.variant=x", "rl.roc.variant must be one of 'paper', 'release', 'off', not 'x'"),
+        ("rl.roc.down_sample_to_n=99", "roc.down_sample_to_n = 99 is more than rollout.rollouts = 8"),
+        ("traces.flaws.wrong=0.9", "the shares add up to 1.53, more than 1"),
+    ],
+)
+def test_what_was_set_in_a_table_of_the_demo_is_named_as_it_was_typed(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        demo_plan("demo", None, ["seed=2", override])
+    assert caught.value.message == f"--set {override}: {message}"
 
 
 def test_a_missing_key_is_named() -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from rstar2.prompts import ChatCodec
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+Kind = Literal["thought", "text", "call"]
+_CLOSE = "</tool_call>"
+_TAGS: dict[str, Kind] = {
+    "<reason>": "thought",
+    "</reason>": "text",
+    "<answer>": "text",
+    "</answer>": "text",
+    "<tool_call>": "call",
+    _CLOSE: "text",
+}
+"""What stands between a tag and the next one."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to show: text, or the whole body of a tool call."""
+    """Something to show: a thought, other text, or the whole body of a tool call."""
 
-    kind: Literal["text", "call"]
+    kind: Kind
     content: str
 
 
@@ -40,26 +51,25 @@ class TextStream:
         return now[len(before) :]
 
 
-class CallSplitter:
-    """Splits text that arrives in pieces of any size into words and tool calls."""
+class TagSplitter:
+    """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
+
+    Every turn begins inside `<reason>`, because that is where generation starts.
+    """
 
     def __init__(self) -> None:
         self._pending = ""
-        self._in_call = False
+        self._kind: Kind = "thought"
 
     def add(self, text: str) -> list[Piece]:
         """What can be shown now; the start of a tag and an unfinished call are withheld."""
         self._pending += text
         pieces: list[Piece] = []
-        while True:
-            tag = _CLOSE if self._in_call else _OPEN
-            before, found, after = self._pending.partition(tag)
-            if not found:
-                break
+        while tag := _first_tag(self._pending, [_CLOSE] if self._kind == "call" else _TAGS):
+            before, _, self._pending = self._pending.partition(tag)
             pieces += self._piece(before)
-            self._pending = after
-            self._in_call = not self._in_call
-        if not self._in_call:
+            self._kind = _TAGS[tag]
+        if self._kind != "call":
             ready = len(self._pending) - _tag_start(self._pending)
             pieces += self._piece(self._pending[:ready])
             self._pending = self._pending[ready:]
@@ -68,13 +78,20 @@ class CallSplitter:
     def end(self) -> list[Piece]:
         """What is left at the end of a turn; the splitter is then ready for the next."""
         pieces = self._piece(self._pending)
-        self._pending, self._in_call = "", False
+        self._pending, self._kind = "", "thought"
         return pieces
 
     def _piece(self, content: str) -> list[Piece]:
-        return [Piece("call" if self._in_call else "text", content)] if content else []
+        return [Piece(self._kind, content)] if content else []
+
+
+def _first_tag(text: str, tags: Iterable[str]) -> str | None:
+    """The tag that comes first in `text`; None where none does."""
+    return min((tag for tag in tags if tag in text), key=text.index, default=None)
 
 
 def _tag_start(text: str) -> int:
-    """How many characters at the end of `text` may be the start of a call."""
-    return next((size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])), 0)
+    """How many characters at the end of `text` may be the start of a tag."""
+    longest = max(map(len, _TAGS))
+    starts = (text[-size:] for size in range(min(longest - 1, len(text)), 0, -1))
+    return next((len(start) for start in starts if any(tag.startswith(start) for tag in _TAGS)), 0)

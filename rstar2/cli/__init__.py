@@ -48,8 +48,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (missing := _extra_with(error.name or "")) is None:
             raise
+        from rstar2.install import install_command
+
         package, extra = missing
-        _explain(UserError(f"this needs {package}, which is not installed", f'pip install "rstar2[{extra}]"'))
+        _explain(UserError(f"this needs {package}, which is not installed", install_command(extra)))
         sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

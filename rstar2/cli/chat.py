@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from rstar2.chat.conversation import Conversation
 
 EPILOG = examples(
-    ("the model that a run trained", "rstar2 chat --run runs/demo"),
-    ("any model folder", "rstar2 chat --model models/tiny"),
+    ("the model that a run trained", "rstar2 chat --model runs/demo"),
+    ("the model of one of its stages", "rstar2 chat --model runs/demo/stage1"),
+    ("one of the model hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
-    ("one question, one answer", 'rstar2 chat --run runs/demo --question "Compute 37 * 91."'),
-    ("the question from a pipe", "cat problem.txt | rstar2 chat --run runs/demo"),
+    ("one question, one answer", 'rstar2 chat --model runs/demo --question "Compute 37 * 91."'),
+    ("the question from a pipe", "cat problem.txt | rstar2 chat --model runs/demo"),
 )
 
 
 def command(
-    run: Annotated[Path | None, typer.Option(help="A run's folder: the model it made.")] = None,
-    model: common.ModelFolder = None,
+    model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
     judge: Annotated[
@@ -58,8 +58,9 @@ def command(
     from rstar2.engines.base import Sampling
 
     with asyncio.Runner() as runner, ExitStack() as stack:
-        engine, codec, checkpoint = runner.run(open_model(run, model, url, model_name))
+        engine, codec, checkpoint = runner.run(open_model(model, url, model_name))
         stack.callback(lambda: runner.run(engine.aclose()))
+        _silence_libraries()
         question = _given(question)
         err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)
         conversation = Conversation(
@@ -73,6 +74,16 @@ def command(
             _answer(runner, conversation, question)
         else:
             _converse(runner, conversation)
+
+
+def _silence_libraries() -> None:
+    """No warning of a library appears between questions and answers."""
+    import warnings
+
+    from transformers.utils import logging
+
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
 
 
 def _given(question: str | None) -> str | None:
@@ -111,6 +122,11 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
 
     from rstar2.errors import RStarError
 
+    # A paste of several lines is one question; Python turns this off.
+    if not out.is_dumb_terminal:
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    # The prompt is readline's, which writes it again as it moves through the history; \1 and \2 enclose colours.
+    prompt = "\1\x1b[1;36m\2›\1\x1b[0m\2 " if out.color_system and not out.no_color else "› "
     words = conversation.codec.format
     err.print("[dim]/reset starts a new conversation, /quit leaves; Ctrl-C stops an answer[/dim]")
     if words.one_question:
@@ -121,7 +137,7 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
         err.print(f"try: {example}", markup=False, soft_wrap=True)
     while True:
         try:
-            text = out.input("[bold cyan]›[/] ").strip()
+            text = input(prompt).strip()
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -140,7 +156,6 @@ def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
             try:
                 _answer(runner, conversation, text)
             except KeyboardInterrupt:
-                out.print()
                 err.print("[dim]stopped; that question is forgotten, Ctrl-C again leaves[/dim]")
             except RStarError as error:
                 err.print(str(error), style="red", markup=False, soft_wrap=True)
@@ -150,5 +165,9 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> No
     from rstar2.chat.screen import Screen
 
     screen = Screen(conversation.codec, out, err)
-    trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
+    try:
+        trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
+    except BaseException:
+        screen.stop()
+        raise
     screen.end(trace)

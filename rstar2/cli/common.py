@@ -32,8 +32,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Data = Annotated[
     Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
 ]
-ModelFolder = Annotated[
-    Path | None, typer.Option(help="A model folder; with --url, only its tokenizer is used.")
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="A model's folder, that of a run or stage that made it, or a hub id; "
+        "with --url, only its tokenizer is used."
+    ),
 ]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
 ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]

@@ -95,6 +95,10 @@ def prepare(
     prepared = run(settings, output)
     if not against:
         err.print("[yellow]not checked against any benchmark[/]: name those you measure with --against")
-    dropped = ", ".join(f"{count} {reason}" for reason, count in prepared.dropped.items()) or "none"
-    out.print(f"{prepared.read} problems read, {prepared.kept} kept; dropped: {dropped}", soft_wrap=True)
+    dropped = ", ".join(f"{count} {reason}" for reason, count in prepared.dropped.items())
+    out.print(
+        f"{prepared.read} problems read, {prepared.kept} kept; dropped: {dropped or 'none'}", soft_wrap=True
+    )
     out.print(f"[cyan]{output / 'train.parquet'}[/]", soft_wrap=True)
+    if dropped:
+        out.print(f"why, by problem: [cyan]{output / 'dropped.jsonl'}[/]", soft_wrap=True)

@@ -47,10 +47,19 @@ def _show(findings: list[Finding]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    columns = ("", Column("What", no_wrap=True), Column("Found", overflow="fold"), "How to fix it")
+    columns = ("", Column("What", no_wrap=True), Column("Found", overflow="fold"))
     table = Table(*columns, box=box.SIMPLE_HEAD)
+    fixes: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for finding in findings:
         missing = "[red]✗[/]" if finding.laptop else "[dim]–[/]"
         mark = {"ok": "[green]✓[/]", "scarce": "[yellow]![/]", "missing": missing}[finding.state]
-        table.add_row(mark, finding.name, Text(finding.found), Text(finding.fix))
+        table.add_row(mark, finding.name, Text(finding.found))
+        if finding.state != "ok":
+            fixes.setdefault((finding.fix, finding.commands), []).append(finding.name)
     out.print(table)
+    # Not in the table, so that a command is one line and can be copied.
+    for (words, commands), names in fixes.items():
+        out.print(f"[bold]{', '.join(names)}:[/]", Text(words), soft_wrap=True)
+        for command in commands:
+            out.print(Text(command, "cyan"), soft_wrap=True)
+        out.print()

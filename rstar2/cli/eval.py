@@ -70,17 +70,17 @@ RunFolder = Annotated[
         ("AIME 2024 by the paper's protocol, on a vLLM server", "rstar2 eval aime24 --url http://gpu:8000"),
         (
             "a quick look: a local model, one sample of 30 problems of a file",
-            "rstar2 eval aime24 --model models/tiny --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
+            "rstar2 eval aime24 --model runs/demo --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
         ),
         ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
-        ("problems of your own", "rstar2 eval problems.jsonl --model models/tiny"),
+        ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),
 )
 def run(
     benchmarks: Benchmarks,
-    model: common.ModelFolder = None,
+    model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
     oracle: Oracle = False,
@@ -108,6 +108,7 @@ def run(
     Ctrl-C finishes what is in flight; a second one does not.
     """
     from rstar2.config import resolve
+    from rstar2.errors import UserError
     from rstar2.eval.settings import EvalSettings, JudgeChoice
     from rstar2.eval.target import Target, reach_server
 
@@ -122,6 +123,11 @@ def run(
         "in_flight": in_flight,
         "wait_s": wait,
     }
+    if run_folder is not None and not (model or url or oracle):
+        raise UserError(
+            "no model to measure: --run is the folder that the evaluation is kept in",
+            f"To measure the model that a run made: --model {run_folder}",
+        )
     target = Target(model, url, model_name, oracle)
     settings = resolve(EvalSettings, values, [], "eval")
     # Before all that takes long: the other imports, and a dataset hub without a network.
@@ -147,7 +153,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
         out.print(" · ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
         results, interrupted = measure(plan, run, LiveView(err))
-        out.print(summaries_table([(result.name, result.summary) for result in results]))
+        out.print(summaries_table([(result.name, result.summary) for result in results], out))
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
@@ -159,12 +165,18 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
 
 @app.command(
     epilog=examples(
-        ("did the stage help?", "rstar2 eval compare runs/before runs/after"),
+        ("did the change help?", "rstar2 eval compare runs/before runs/after"),
+        (
+            "did the stage? two benchmarks of one run",
+            "rstar2 eval compare runs/demo/eval/sft runs/demo/eval/stage3",
+        ),
         ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
     )
 )
 def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run's folder.")],
+    run_a: Annotated[
+        Path, typer.Argument(metavar="RUN_A", help="A run's folder, or one of its benchmarks'.")
+    ],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, on the same problems.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

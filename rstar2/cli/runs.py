@@ -1,14 +1,19 @@
-"""`rstar2 runs`: lists runs, and shows the settings and results of one."""
+"""`rstar2 runs`: lists runs, and shows the results and settings of one."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import RunArgument, examples, out
+from rstar2.cli.common import AsJson, RunArgument, examples, out
+
+if TYPE_CHECKING:
+    from rstar2.report.collect import RunPage
 
 app = typer.Typer(
     name="runs",
@@ -49,27 +54,75 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
     out.print(table, crop=False)
 
 
-@app.command(epilog=examples(("settings and results", "rstar2 runs show runs/demo")))
-def show(run: RunArgument) -> None:
-    """Show a run's state, settings and results."""
-    import json
-
-    from rstar2.eval.tables import summaries_table
+@app.command(
+    epilog=examples(
+        ("its results", "rstar2 runs show runs/demo"),
+        ("and all its settings", "rstar2 runs show runs/demo --settings"),
+        ("everything, for a script", "rstar2 runs show runs/demo --json"),
+    )
+)
+def show(
+    run: RunArgument,
+    settings: Annotated[bool, typer.Option("--settings", help="Show all settings too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run's state and results, and its settings where they are asked for."""
     from rstar2.report.collect import collect
     from rstar2.runs import load_status
 
-    page, status = collect(run), load_status(run)
-    out.print(f"[bold]{run}[/bold]  {page.kind}, {status.get('state', 'unknown')}", soft_wrap=True)
-    _print_config(page.config)
+    page, state = collect(run), str(load_status(run).get("state", "unknown"))
+    if as_json:
+        typer.echo(json.dumps(_as_json(page, state), indent=2, ensure_ascii=False))
+        return
+    out.print(f"[bold]{escape(str(run))}[/bold]  {page.kind}, {state}", soft_wrap=True)
+    _print_results(page)
+    lines = list(_settings(page.config))
+    if settings:
+        for line in lines:
+            out.print(line, soft_wrap=True)
+    elif lines:
+        out.print(
+            f"[dim]{len(lines)} settings: rstar2 runs show {escape(str(run))} --settings[/]", soft_wrap=True
+        )
+
+
+def _as_json(page: RunPage, state: str) -> dict[str, Any]:
+    return {
+        "run": str(page.folder),
+        "kind": page.kind,
+        "state": state,
+        "results": {part.name: part.results["summary"] for part in page.sections},
+        "summary": page.summary,
+        "settings": page.config,
+    }
+
+
+def _print_results(page: RunPage) -> None:
+    from rich.table import Column, Table
+
+    from rstar2.eval.tables import summaries_table
+
     if page.sections:
-        out.print(summaries_table([(part.name, part.results["summary"]) for part in page.sections]))
-    if page.summary is not None:
-        out.print_json(json.dumps(page.summary))
+        out.print(summaries_table([(part.name, part.results["summary"]) for part in page.sections], out))
+    curves = Table(
+        "in training", Column("steps", justify="right"), "first → last", box=None, padding=(0, 3, 0, 0)
+    )
+    for chart in page.charts:
+        shown = "{:.1%}" if chart["unit"] == "share" else "{:.1f}"
+        for line in chart["series"]:
+            name = chart["y"] if len(chart["series"]) == 1 else f"{chart['y']}, {line['name']}"
+            first, last = (shown.format(point[1]) for point in (line["points"][0], line["points"][-1]))
+            curves.add_row(name, str(len(line["points"])), f"{first} → {last}")
+    if curves.row_count:
+        out.print()
+        out.print(curves)
+    for model in page.models:
+        out.print(f"model: {escape(model)}", soft_wrap=True)
 
 
-def _print_config(config: dict[str, Any], prefix: str = "") -> None:
+def _settings(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
         if isinstance(value, dict):
-            _print_config(value, f"{prefix}{key}.")
+            yield from _settings(value, f"{prefix}{key}.")
         else:
-            out.print(f"  [dim]{escape(prefix + str(key))}[/dim] {escape(str(value))}", soft_wrap=True)
+            yield f"  [dim]{escape(prefix + str(key))}[/dim] {escape(str(value))}"

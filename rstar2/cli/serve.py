@@ -12,17 +12,25 @@ import typer
 from rstar2.cli.common import err, examples, out
 
 EPILOG = examples(
-    ("serve a trained model on this machine", "rstar2 serve runs/demo/model"),
+    ("serve a trained model on this machine", "rstar2 serve runs/demo"),
     ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-    ("with a vLLM that is in an environment of its own", "rstar2 serve MODEL --python .venv-vllm/bin/python"),
-    ("further arguments for vLLM", "rstar2 serve MODEL -- --enforce-eager --dtype bfloat16"),
-    ("only see the command", "rstar2 serve MODEL --dry-run"),
+    (
+        "with a vLLM that is in an environment of its own",
+        "rstar2 serve runs/demo --python .venv-vllm/bin/python",
+    ),
+    ("further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
+    ("only see the command", "rstar2 serve runs/demo --dry-run"),
     ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
 )
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Model folder or hub id.", metavar="MODEL")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
+        ),
+    ],
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
     ] = None,
@@ -45,11 +53,15 @@ def command(
     from rstar2 import serve
     from rstar2.errors import UserError
 
-    serve.check_model(model)
+    model = serve.served_model(model)
     interpreter = str(python or sys.executable)
     vllm = serve.find_vllm(interpreter)
     if vllm is None:
-        raise UserError(f"vLLM is not installed beside {interpreter}", serve.install_hint())
+        missing = f"vLLM is not installed beside {interpreter}"
+        if not dry_run:
+            raise UserError(missing, serve.install_hint())
+        vllm = serve.VLLM(interpreter, serve.distribution_here(), "")
+        err.print(f"{missing}; this is what {vllm.distribution} there would be told", soft_wrap=True)
     settings = serve.ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
     line, environment = serve.vllm_command(vllm, settings)
     if dry_run:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import Change, Profile, Recipe, RunFolder, examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra, profile_for
+from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for
 
 EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data sft.parquet --run runs/sft"),
@@ -23,7 +23,12 @@ EPILOG = examples(
 
 
 def command(
-    model: Annotated[Path, typer.Option(help="The model's folder, ChatML tokenizer included.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A model with a ChatML tokenizer: its folder, that of a run or stage, or a hub id."
+        ),
+    ],
     data: Annotated[Path, typer.Option(help="Parquet or JSON lines with a `messages` column.")],
     run: RunFolder = Path("runs/sft"),
     recipe: Recipe = "sft",
@@ -37,17 +42,19 @@ def command(
     from rstar2.train.command import sft_command
     from rstar2.train.recipe import sft_recipe
 
-    profile = profile or profile_for(model)
+    here = model_here(model)
+    profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
     if dry_run:
         out.print_json(resolved.model_dump_json())
-        typer.echo(shlex.join(sft_command(resolved, run, model, data).argv))
+        typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
+    from rstar2.engines.models import local_model
     from rstar2.train.hardware import check_hardware
     from rstar2.train.plan import plan_sft
 
-    plan = plan_sft(resolved, model, data)
+    plan = plan_sft(resolved, local_model(model), data)
     check_hardware([resolved.hardware])
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan

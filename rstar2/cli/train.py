@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import Change, Profile, RunFolder, examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra, profile_for, timing_table
+from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
-    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft/model --data train.parquet"),
+    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data train.parquet"),
     (
         "stages 1 and 2, on 8 nodes of a Ray cluster, with a judge that runs already",
-        "rstar2 train --stage 1..2 --model runs/sft/model --data train.parquet --set hardware.nodes=8 "
+        "rstar2 train --stage 1..2 --model runs/sft --data train.parquet --set hardware.nodes=8 "
         "--judge http://judge:8090",
     ),
     (
         "all three, each from the model of the one before",
-        "rstar2 train --stage 1..3 --model runs/sft/model --data train.parquet --run runs/rl",
+        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --run runs/rl",
     ),
     (
         "on a laptop, for a tiny model",
@@ -30,14 +30,19 @@ EPILOG = examples(
     ),
     (
         "the resolved recipe and VERL's command",
-        "rstar2 train --stage 1..3 --model M --data train.parquet --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --dry-run",
     ),
 )
 
 
 def command(
     stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")],
-    model: Annotated[Path, typer.Option(help="The model's folder the first stage starts from.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="The model the first stage starts from: its folder, that of a run or stage, or a hub id."
+        ),
+    ],
     data: Annotated[Path, typer.Option(help="Parquet of `rstar2 data prepare`.")],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
@@ -64,20 +69,24 @@ def command(
     from rstar2.train.command import stage_commands
     from rstar2.train.recipe import stage_range, stage_recipe
 
-    profile = profile or profile_for(model)
+    here = model_here(model)
+    profile = profile or profile_for(here)
     recipes = {number: stage_recipe(number, profile, change or [], recipe) for number in stage_range(stage)}
     if dry_run:
-        for number, resolved, trainer in stage_commands(recipes, model, run):
+        for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
+    from rstar2.engines.models import local_model
     from rstar2.eval.settings import JudgeChoice
     from rstar2.train.hardware import check_hardware
     from rstar2.train.plan import plan_training
 
-    plan = plan_training(recipes, model, data, solved, JudgeChoice(judge, judge_token, judge_workers))
+    plan = plan_training(
+        recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
+    )
     check_hardware(resolved.hardware for resolved in recipes.values())
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan

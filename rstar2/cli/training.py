@@ -25,18 +25,31 @@ def need_training_extra() -> None:
     """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
+        from rstar2.install import install_command
+
         raise UserError(
             f"training needs {', '.join(missing)}, which is not installed",
-            "Without a GPU: pip install torch==2.13.0 'rstar2[laptop]'. With one: pip install 'rstar2[gpu]'.",
+            f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}",
         )
 
 
-def profile_for(model: Path) -> str | None:
+def model_here(named: str) -> Path | str:
+    """The folder of a model that is on this machine, and what was typed where it is not: enough for a dry run."""
+    from pathlib import Path
+
+    from rstar2.engines.models import find_model
+
+    return (find_model(named) if Path(named).is_dir() else None) or named
+
+
+def profile_for(model: Path | str) -> str | None:
     """The hardware profile where the user named none; says so where it is not that of the paper."""
+    from pathlib import Path
+
     from rstar2.cli.common import err
     from rstar2.train.hardware import default_profile
 
-    if profile := default_profile(model):
+    if profile := default_profile(Path(model)):
         err.print(f"no GPU here, and a tiny model: --profile {profile}")
     return profile
 

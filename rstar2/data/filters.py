@@ -7,9 +7,8 @@ that shares eight words in a row with a benchmark.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from rstar2.data.problem import Problem
 
@@ -30,34 +29,54 @@ def integer_answer(text: str, max_digits: int) -> str | None:
     return f"-{digits}" if bare.startswith("-") and digits != "0" else digits
 
 
-def filter_problems(
-    problems: Iterable[Problem], measured: Iterable[Problem], max_digits: int
-) -> tuple[list[Problem], Counter[str]]:
-    """Keep what is fit for training, in the same order, with no more than `max_digits` digits in an answer.
+@dataclass(frozen=True)
+class Shared:
+    """Words that a text shares with a measured problem."""
 
-    Returns the kept, their answers as plain integers; and how many were dropped for which reason: empty, not an
-    integer, huge, contradicted (the same text with different answers), double, contaminated (by the `measured`).
+    words: str
+    benchmark: str
+    benchmark_id: str
+    """The measured problem's."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A problem that is not trained on."""
+
+    problem: Problem
+    reason: str
+    """empty, not an integer, huge, contradicted (the same text with different answers), double or contaminated."""
+    shared: Shared | None = None
+    """Where it is contaminated: by what."""
+
+
+def filter_problems(
+    problems: Iterable[Problem], measured: Mapping[str, Iterable[Problem]], max_digits: int
+) -> tuple[list[Problem], list[Dropped]]:
+    """Keep what is fit for training, with no more than `max_digits` digits in an answer; `measured` are benchmarks.
+
+    Returns the kept, their answers as plain integers, and the others, both in the same order.
     """
     rows = list(problems)
     contradicted = _contradicted(rows)
-    is_contaminated = Contamination(measured)
+    contamination = Contamination(measured)
     seen: set[str] = set()
     kept: list[Problem] = []
-    dropped: Counter[str] = Counter()
+    dropped: list[Dropped] = []
     for problem in rows:
         text = words_only(problem.problem)
         answer = integer_answer(problem.answer, max_digits)
         if not text:
-            dropped["empty"] += 1
+            dropped.append(Dropped(problem, "empty"))
         elif answer is None:
             huge = integer_answer(problem.answer, len(problem.answer)) is not None
-            dropped["huge" if huge else "not an integer"] += 1
+            dropped.append(Dropped(problem, "huge" if huge else "not an integer"))
         elif text in contradicted:
-            dropped["contradicted"] += 1
+            dropped.append(Dropped(problem, "contradicted"))
         elif text in seen:
-            dropped["double"] += 1
-        elif is_contaminated(problem.problem):
-            dropped["contaminated"] += 1
+            dropped.append(Dropped(problem, "double"))
+        elif shared := contamination.of(problem.problem):
+            dropped.append(Dropped(problem, "contaminated", shared))
         else:
             seen.add(text)
             kept.append(replace(problem, answer=answer))
@@ -65,13 +84,20 @@ def filter_problems(
 
 
 class Contamination:
-    """Whether a text shares `GRAM` words in a row, or all the words of one with fewer, with a measured problem."""
+    """Finds the texts that share `GRAM` words in a row, or all the words of one with fewer, with a measured problem."""
 
-    def __init__(self, measured: Iterable[Problem]) -> None:
-        self._grams = {gram for problem in measured for gram in _grams(problem.problem)}
+    def __init__(self, measured: Mapping[str, Iterable[Problem]]) -> None:
+        self._grams = {
+            gram: (name, problem.id)
+            for name, problems in measured.items()
+            for problem in problems
+            for gram in _grams(problem.problem)
+        }
 
-    def __call__(self, text: str) -> bool:
-        return not self._grams.isdisjoint(_grams(text))
+    def of(self, text: str) -> Shared | None:
+        """The first words that a text shares, and with which problem; None where it shares none."""
+        found = next((gram for gram in _grams(text) if gram in self._grams), None)
+        return Shared(" ".join(found), *self._grams[found]) if found else None
 
 
 def words_only(text: str) -> str:
@@ -83,11 +109,11 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _grams(text: str) -> set[tuple[str, ...]]:
+def _grams(text: str) -> list[tuple[str, ...]]:
     words = _words(text)
     if len(words) < GRAM:
-        return {tuple(words)} - {()}
-    return {tuple(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)}
+        return [tuple(words)] if words else []
+    return [tuple(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)]
 
 
 def _contradicted(problems: list[Problem]) -> set[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rstar2.data.benchmarks import UNCHECKED, Source, load_benchmark, load_hub, read_problems
-from rstar2.data.filters import filter_problems
+from rstar2.data.filters import Dropped, filter_problems
 from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
@@ -58,25 +59,32 @@ class Prepared:
 def prepare(settings: PrepareSettings, output: Path) -> Prepared:
     """Write `train.parquet`, the same problems as `train.jsonl`, and `prepared.json` with settings and counts.
 
+    Beside them `dropped.jsonl` says of each other problem why it was dropped.
     UserError where the source is unknown or cannot be loaded, a row is wrong, or nothing is left to train on.
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     problems = _load(settings)
-    measured = [problem for name in settings.against for problem in load_benchmark(name)]
-    fit, reasons = filter_problems(problems, measured, settings.max_digits)
-    kept, dropped = fit[: settings.limit], dict(sorted(reasons.items()))
+    measured = {name: load_benchmark(name) for name in settings.against}
+    fit, dropped = filter_problems(problems, measured, settings.max_digits)
+    kept = fit[: settings.limit]
+    counts = dict(sorted(Counter(each.reason for each in dropped).items()))
     if not kept:
-        listed = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+        listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
         raise UserError(f"nothing of {settings.source} is left to train on: {listed}", "Give other data.")
     name = settings.source if settings.source == DAPO_NAME else Path(settings.source).stem
     write_parquet(output / "train.parquet", rl_rows(kept, PromptFormat(), settings.rollouts, name))
-    lines = (json.dumps({"id": p.id, "problem": p.problem, "answer": p.answer}) + "\n" for p in kept)
-    write_text(output / "train.jsonl", "".join(lines))
-    prepared = Prepared(len(problems), len(kept), dropped)
+    write_text(output / "train.jsonl", "".join(json.dumps(asdict(problem)) + "\n" for problem in kept))
+    write_text(output / "dropped.jsonl", "".join(json.dumps(_dropped_row(each)) + "\n" for each in dropped))
+    prepared = Prepared(len(problems), len(kept), counts)
     plain = {**asdict(settings), "data": str(settings.data) if settings.data else None}
     write_json(output / "prepared.json", {"settings": plain, **asdict(prepared)})
     return prepared
+
+
+def _dropped_row(each: Dropped) -> dict[str, str]:
+    shared = asdict(each.shared) if each.shared else {}
+    return {"reason": each.reason, **shared, **asdict(each.problem)}
 
 
 def _load(settings: PrepareSettings) -> list[Problem]:

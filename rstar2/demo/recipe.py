@@ -86,14 +86,15 @@ def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:
     values = read_toml(path) | ({} if seed is None else {"seed": seed})
     demo = resolve(DemoRecipe, values, overrides, str(path))
     demo = demo.model_copy(update={"eval": demo.eval.model_copy(update={"seed": demo.seed})})
-    sft = sft_recipe(LAPTOP, [], over={"seed": demo.seed, **demo.sft}, where=f"{path}, [sft]")
+    over = {"seed": demo.seed, **demo.sft}
+    sft = sft_recipe(LAPTOP, overrides, over=over, where=f"{path}, [sft]", within=("sft",))
     stages, plain = {}, {}
     for number in STAGES:
         over = {"seed": demo.seed, **merged(demo.rl, getattr(demo, f"stage{number}"))}
-        where = f"{path}, [rl] and [stage{number}]"
-        stages[number] = stage_recipe(number, LAPTOP, [], over=over, where=where)
+        named: Any = {"where": f"{path}, [rl] and [stage{number}]", "within": ("rl", f"stage{number}")}
+        stages[number] = stage_recipe(number, LAPTOP, overrides, over=over, **named)
         over = merged(over, {"roc": {"variant": "off"}})
-        plain[number] = stage_recipe(number, LAPTOP, [], over=over, where=where)
+        plain[number] = stage_recipe(number, LAPTOP, overrides, over=over, **named)
     _check(demo, sft, stages)
     return DemoPlan(demo=demo, sft=sft, stages=stages, plain=plain)
 

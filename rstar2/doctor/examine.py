@@ -7,6 +7,7 @@ from importlib import metadata
 from rstar2.doctor import hardware, isolation, software
 from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
+from rstar2.install import install_command
 
 
 def examine() -> list[Finding]:
@@ -14,7 +15,9 @@ def examine() -> list[Finding]:
     try:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:
-        raise UserError("rstar2 is not installed, only on the path", software.INSTALL_LAPTOP) from error
+        raise UserError(
+            "rstar2 is not installed, only on the path", install_command(software.LAPTOP)
+        ) from error
     return [
         software.python(),
         hardware.processors(),

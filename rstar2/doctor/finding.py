@@ -20,7 +20,9 @@ class Finding:
     laptop: bool
     """Whether the laptop path (`rstar2 demo`) cannot run while this is missing."""
     fix: str = ""
-    """The command, or else the words, that fix it where it is not ok."""
+    """What to do where it is not ok, in words."""
+    commands: tuple[str, ...] = ()
+    """What to type, one a line."""
 
 
 def sized(name: str, found: str, enough: bool, more: str) -> Finding:

@@ -68,7 +68,7 @@ def gpus() -> Finding:
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
         return Finding("GPU", kinds, "ok", False)
-    fix = "Not needed for the demo. The recipe at the paper's size needs GPUs: pip install -e '.[gpu]' there."
+    fix = "Not needed for the demo. The recipe at the paper's size needs GPUs, and there the extra `gpu`."
     return Finding("GPU", "none", "missing", False, fix)
 
 

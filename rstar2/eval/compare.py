@@ -73,20 +73,33 @@ class Comparison:
 
 
 def compare_runs(a: Path, b: Path) -> list[Comparison]:
-    """Every benchmark that both runs measured; UserError where a folder is no run, or they share no benchmark."""
+    """Every benchmark that both runs measured, or the two benchmarks whose folders are given.
+
+    UserError where a folder is neither, or they share no benchmark.
+    """
     first, second = _by_name(a), _by_name(b)
     common = [name for name in first if name in second]
+    if not common and len(first) == len(second) == 1 and (_is_benchmark(a) or _is_benchmark(b)):
+        [(name, one), (other, two)] = [*first.items(), *second.items()]
+        return [_compare(f"{name} – {other}", one, two)]
     if not common:
         raise UserError(
             f"{a} and {b} have no benchmark in common",
-            f"{a} has {', '.join(first) or 'none'}; {b} has {', '.join(second) or 'none'}.",
+            f"{a} has {', '.join(first) or 'none'}; {b} has {', '.join(second) or 'none'}. "
+            "The folders of two benchmarks can be compared too.",
         )
     return [_compare(name, first[name], second[name]) for name in common]
 
 
-def _by_name(run: Path) -> dict[str, Measurement]:
-    load_config(run)
-    return {found.name: found for found in measurements(run)}
+def _by_name(folder: Path) -> dict[str, Measurement]:
+    """The benchmarks of a run, or the one that the folder itself holds."""
+    if not _is_benchmark(folder):
+        load_config(folder)
+    return {found.name: found for found in measurements(folder)}
+
+
+def _is_benchmark(folder: Path) -> bool:
+    return (folder / "traces.jsonl").is_file()
 
 
 def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:

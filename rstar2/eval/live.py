@@ -29,6 +29,9 @@ class LiveView:
         self._printed_at = 0.0
 
     def __call__(self, progress: Progress) -> None:
+        if self.last is None and progress.resumed:
+            to_go = progress.total - progress.resumed
+            self._console.print(f"{progress.resumed:,} samples are done, {to_go:,} to go", highlight=False)
         self.last = progress
         if self._console.is_terminal:
             self._live.update(self._layout(progress))

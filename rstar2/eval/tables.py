@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.console import Console
+from rich.table import Column, Table
 
 from rstar2.eval.compare import Comparison
 from rstar2.eval.runner import EvalResult
 
 
-def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table:
-    """One column per benchmark, as (name, summary), one row per number."""
+def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
+    """The numbers of benchmarks, each as (name, summary): a column each, or a row each where columns would be cut."""
     table = Table(box=None, padding=(0, 3, 0, 0))
     table.add_column("")
     for name, _ in summaries:
@@ -22,6 +24,29 @@ def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table:
     for label in labels:
         cells = [column.get(label, "–") for column in columns]
         table.add_row(label, *cells, style="bold" if label == "avg@n" else None)
+    unbounded = console.options.update(max_width=sys.maxsize)
+    if console.measure(table, options=unbounded).maximum <= console.width:
+        return table
+    return _rows_table([name for name, _ in summaries], columns)
+
+
+_IN_A_ROW = {
+    "avg@n": "avg@n",
+    "  clustered by problem": "95 %",
+    "problems × samples": "samples",
+    "mean tokens": "tokens",
+    "calls per trace": "calls",
+    "failed calls": "failed",
+}
+"""Which lines of a summary a row has, and the headings of their columns."""
+
+
+def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Table:
+    table = Table(Column("", overflow="fold"), box=None, padding=(0, 2, 0, 0))
+    for heading in _IN_A_ROW.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, lines in zip(names, summaries, strict=True):
+        table.add_row(name, *(lines.get(label, "–") for label in _IN_A_ROW))
     return table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
-from rstar2.engines.models import ServerModel, open_folder, open_server
+from rstar2.engines.models import ServerModel, find_model, local_model, open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.prompts import ChatCodec
 
@@ -25,25 +25,24 @@ _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "nu
 
 @dataclass(frozen=True)
 class Target:
-    """Which model to measure, as a user names it: a folder, a server, or the oracle.
+    """Which model to measure, as a user names it: as `find_model` takes it, a server, or the oracle.
 
-    UserError where nothing is named, or two things that exclude each other.
+    UserError where nothing is named, something that is not there, or two things that exclude each other.
     """
 
-    model: Path | None = None
+    model: str | None = None
     url: str | None = None
     model_name: str | None = None
     oracle: bool = False
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
-            hint = "Give --model DIR, --url URL of a vLLM server, or --oracle."
+            hint = "Give --model MODEL, --url URL of a vLLM server, or --oracle."
             raise UserError("no model to measure", hint)
         if self.oracle and (self.model or self.url):
             raise UserError("--oracle stands in for a model", "Leave out --model and --url, or --oracle.")
-        if self.model is not None and not self.model.is_dir():
-            hint = "Give the folder that holds config.json and the weights."
-            raise UserError(f"no model folder at {self.model}", hint)
+        if self.model is not None:
+            find_model(self.model)
         if self.model_name and not self.url:
             raise UserError("--model-name names a model on a server", "Give the server with --url.")
 
@@ -95,8 +94,10 @@ def open_target(
         served = server.served
         return Opened.of(server.engine, server.codec, name=served.model, root=served.root, **digest)
     assert target.model is not None
-    engine, codec = open_folder(target.model, in_flight)
-    return Opened.of(engine, codec, name=target.model.resolve().name, sha256=model_hash(target.model))
+    folder = local_model(target.model)
+    engine, codec = open_folder(folder, in_flight)
+    name = folder.resolve().name if find_model(target.model) else target.model
+    return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
 
 
 def model_hash(folder: Path) -> str:

@@ -65,10 +65,12 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
     return json.dumps([entry], indent=2) + "\n"
 
 
-def stage_command(recipe: StageRecipe, folder: Path, model: Path, metrics: str = FIRST_METRICS) -> Command:
+def stage_command(
+    recipe: StageRecipe, folder: Path, model: Path | str, metrics: str = FIRST_METRICS
+) -> Command:
     """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC in its `folder`, see `rstar2.train.stages`.
 
-    The file `metrics` there gets a line of JSON per step.
+    `model` is its folder, or a hub id. The file `metrics` there gets a line of JSON per step.
     """
     env = _environment(recipe.hardware, folder / metrics)
     overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
@@ -81,7 +83,7 @@ def stage_command(recipe: StageRecipe, folder: Path, model: Path, metrics: str =
 
 
 def sft_command(
-    recipe: SftRecipe, folder: Path, model: Path, data: Path, metrics: str = FIRST_METRICS
+    recipe: SftRecipe, folder: Path, model: Path | str, data: Path, metrics: str = FIRST_METRICS
 ) -> Command:
     """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
@@ -132,7 +134,7 @@ def sft_command(
 
 
 def stage_commands(
-    recipes: dict[int, StageRecipe], model: Path, root: Path
+    recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
     """What the stages below `root` would start, each from the model of the one before."""
     for number, recipe in recipes.items():
@@ -141,7 +143,7 @@ def stage_commands(
         model = folder / "model"
 
 
-def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path) -> dict[str, Any]:
+def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     return {

@@ -131,9 +131,7 @@ def _tokens(rows: list[dict[str, Any]], model: Path) -> Iterator[int]:
 
 
 def check_model(model: Path) -> None:
-    """Raise a UserError for what is no folder, or has no config.json, weights or ChatML tokenizer."""
-    if not model.is_dir():
-        raise UserError(f"no model folder at {model}", "Download the model and give its folder with --model.")
+    """Raise a UserError for a folder that has no config.json, weights or ChatML tokenizer."""
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):

@@ -190,14 +190,16 @@ def stage_recipe(
     recipe: str | None = None,
     over: dict[str, Any] | None = None,
     where: str | None = None,
+    within: tuple[str, ...] = (),
 ) -> StageRecipe:
     """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
 
-    A wrong file, key or value is a UserError, which names `where`, by default the stage's file.
+    A wrong file, key or value is a UserError, which names `where`, by default the stage's file, or the override. For
+    `within` see `rstar2.config.resolve`.
     """
     path = find(recipe or f"stage{stage}")
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
-    return resolve(StageRecipe, values, overrides, where or str(path))
+    return resolve(StageRecipe, values, overrides, where or str(path), within)
 
 
 def sft_recipe(
@@ -206,11 +208,12 @@ def sft_recipe(
     recipe: str | None = None,
     over: dict[str, Any] | None = None,
     where: str | None = None,
+    within: tuple[str, ...] = (),
 ) -> SftRecipe:
     """The recipe of SFT, put together as `stage_recipe` does with the profile's `[sft]` table."""
     path = find(recipe or "sft")
     values = merged(merged(read_toml(path), _profile(profile, "sft")), over or {})
-    return resolve(SftRecipe, values, overrides, where or str(path))
+    return resolve(SftRecipe, values, overrides, where or str(path), within)
 
 
 def _profile(name: str | None, table: str) -> dict[str, Any]:

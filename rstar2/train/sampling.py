@@ -138,7 +138,7 @@ def _opened(
     serve = ServeSettings(model=str(model), port=free_port(), tp=hardware.tensor_parallel)
     command, environment = vllm_command(vllm, serve)
     with running_server(command, environment, serve.url, logs / "vllm.log", SERVER_READY_S):
-        server = asyncio.run(open_server(serve.url, tokenizer=model))
+        server = asyncio.run(open_server(serve.url, tokenizer=str(model)))
         yield server.engine, server.codec
 
 

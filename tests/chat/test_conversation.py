@@ -19,7 +19,7 @@ from rstar2.chat.conversation import (
     Conversation,
     repeats,
 )
-from rstar2.chat.stream import CallSplitter, Piece, TextStream
+from rstar2.chat.stream import Piece, TagSplitter, TextStream
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.trace import ToolCall
@@ -34,33 +34,47 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     """Neighbouring texts put together."""
     joined: list[Piece] = []
     for piece in pieces:
-        if joined and joined[-1].kind == piece.kind == "text":
-            piece = Piece("text", joined.pop().content + piece.content)
+        if joined and joined[-1].kind == piece.kind != "call":
+            piece = Piece(piece.kind, joined.pop().content + piece.content)
         joined.append(piece)
     return joined
 
 
 TAGGED = st.lists(
-    st.sampled_from(["<tool_call>", "</tool_call>", "<tool", "a < b", "{}", "<", "\n"]), max_size=8
+    st.sampled_from(
+        ["<tool_call>", "</tool_call>", "</reason>", "<answer>", "<tool", "a < b", "{}", "<", "\n"]
+    ),
+    max_size=8,
 ).map("".join)
 
 
 @given(text=TAGGED, cuts=st.lists(st.integers(min_value=0), max_size=20))
 def test_however_the_text_is_cut_the_same_words_and_calls_are_shown(text: str, cuts: list[int]) -> None:
-    whole, cut = CallSplitter(), CallSplitter()
+    whole, cut = TagSplitter(), TagSplitter()
     expected = whole.add(text) + whole.end()
     shown = [piece for part in _pieces(text, cuts) for piece in cut.add(part)] + cut.end()
     assert _joined(shown) == _joined(expected)
 
 
 def test_a_call_is_shown_once_it_is_whole_and_words_as_soon_as_they_are_no_tag() -> None:
-    splitter = CallSplitter()
-    assert splitter.add("so a < b<tool_") == [Piece("text", "so a < b")]
+    splitter = TagSplitter()
+    assert splitter.add("so a < b<tool_") == [Piece("thought", "so a < b")]
     assert splitter.add('call>{"name"') == []
     assert splitter.add(": 1}</tool_call>\nand") == [Piece("call", '{"name": 1}'), Piece("text", "\nand")]
     assert splitter.add("<tool_call>left open") == []
     assert splitter.end() == [Piece("call", "left open")]
-    assert splitter.add("next turn") == [Piece("text", "next turn")]
+    assert splitter.add("next turn") == [Piece("thought", "next turn")]
+
+
+def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
+    splitter = TagSplitter()
+    shown = splitter.add("I see.</reason>\n<answer>4</answer> <b> <reason>more") + splitter.end()
+    assert _joined(shown) == [
+        Piece("thought", "I see."),
+        Piece("text", "\n4 <b> "),
+        Piece("thought", "more"),
+    ]
+    assert splitter.add("<tool_call>print('</reason>')</tool_call>") == [Piece("call", "print('</reason>')")]
 
 
 @given(

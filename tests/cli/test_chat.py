@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -72,8 +73,11 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     shown = asked.stdout
     places = [shown.index(part) for part in ("I ask √ Python", "print(37 * 91)", "ok, ", "3367", "so it is")]
     assert places == sorted(places)
-    assert r"<answer>\boxed{3367}</answer>" in shown
-    assert "<tool_call>" not in shown
+    assert r"\boxed{3367}" in shown
+    assert not re.search("</?(?:reason|answer|tool_call)>", shown)
+    # Plain text, as standard output is no terminal.
+    assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in shown
+    assert not set("╭│╰─") & set(shown)
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
 
 
@@ -92,13 +96,43 @@ def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
     assert "out of tokens" in asked.stderr
 
 
+UP, DOWN = b"\x1b[A", b"\x1b[B"
+
+
+def _rows(written: str) -> list[str]:
+    """What a terminal shows after this was written, as far as readline's movements of the cursor go."""
+    rows, at, column = [""], 0, 0
+    for steps, move, char in re.findall(r"\x1b\[\??(\d*)([A-Za-z])|([\s\S])", written):
+        count = int(steps or 1)
+        if move == "A":
+            at -= count
+        elif move == "C":
+            column += count
+        elif move == "K":
+            rows[at] = rows[at][:column]
+        elif char == "\r":
+            column = 0
+        elif char == "\n":
+            at += 1
+        elif char == "\b":
+            column -= 1
+        elif char.isprintable() and char:
+            rows[at] = rows[at][:column].ljust(column) + char + rows[at][column + 1 :]
+            column += 1
+        rows += [""] * (at + 1 - len(rows))
+    return rows
+
+
 class Terminal:
     """A person at a terminal."""
 
     def __init__(self, process: subprocess.Popen[bytes], terminal: int) -> None:
         self.process = process
         self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a read may end within a character
         self.seen = ""
+        self.passed = ""
+        """What was read up to the words that were last waited for."""
 
     def wait_for(self, words: str, timeout_s: float = 120.0) -> None:
         """Read until `words` appear in what was not yet waited for."""
@@ -107,12 +141,16 @@ class Terminal:
             left = deadline - time.monotonic()
             assert left > 0, f"no {words!r} in {self.seen!r}"
             if select.select([self._terminal], [], [], left)[0]:
-                self.seen += os.read(self._terminal, 65536).decode(errors="replace")
-        self.seen = self.seen.partition(words)[2]
+                self.seen += self._decoder.decode(os.read(self._terminal, 65536))
+                self.seen = re.sub(r"\x1b\[\d*m", "", self.seen)
+        self.passed, _, self.seen = self.seen.partition(words)
 
     def type(self, line: str) -> None:
         self.wait_for("›")
         os.write(self._terminal, line.encode() + b"\n")
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
 
     def interrupts_the_prompt(self) -> None:
         """Press Ctrl-C until readline gives the terminal back; it misses one while it sets itself up."""
@@ -147,14 +185,14 @@ class Terminal:
 
 
 @contextmanager
-def _terminal(*words: str) -> Iterator[Terminal]:
+def _terminal(*words: str, kind: str = "dumb") -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "rstar2", "chat", *words],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "dumb", "NO_COLOR": "1"},
+        env={**os.environ, "TERM": kind, "NO_COLOR": "1"},
         start_new_session=True,
     )
     os.close(theirs)
@@ -216,6 +254,27 @@ def test_ctrl_c_clears_a_half_typed_line_and_exit_leaves(standin: StandIn, judge
 
 
 @pytest.mark.slow
+def test_a_paste_of_several_lines_is_one_question_and_the_prompt_survives_the_history(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url, kind="xterm") as person:
+        # A terminal marks a paste where the program asks it to.
+        person.wait_for("\x1b[?2004h")
+        person.wait_for("› ")
+        person.press(b"\x1b[200~Hello\nand again\x1b[201~\r")
+        person.wait_for("this is question 1")
+        person.wait_for("› ")
+        person.press(UP + DOWN + b"x")
+        person.wait_for("x")
+        assert "again" in person.passed
+        assert _rows(f"› {person.passed}x")[0] == "› x"
+        person.press(b"\r")
+        person.wait_for("this is question 2")
+        person.type("exit")
+        person.ends_with(0)
+
+
+@pytest.mark.slow
 def test_a_model_of_one_question_says_so_and_suggests_some(
     standin: StandIn, judge: JudgeHandle, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -231,29 +290,29 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
         person.ends_with(0)
 
 
-def _refused(*words: str, stdin: str = "x") -> str:
+def _refusal(*words: str, stdin: str = "x") -> UserError:
     asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
     assert asked.stdout == ""
     assert isinstance(asked.exception, UserError), asked.output
-    return asked.exception.message
+    return asked.exception
 
 
-def test_no_model_is_ever_picked_silently(folder: Path) -> None:
+def _refused(*words: str, stdin: str = "x") -> str:
+    return _refusal(*words, stdin=stdin).message
+
+
+def test_no_model_is_ever_picked_silently() -> None:
     assert "no model named" in _refused("--question", "x")
-    both = _refused("--run", "runs/x", "--model", str(folder), "--question", "x")
-    assert "--run names a model by itself" in both
 
 
 def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
-    assert "does not exist" in _refused("--run", str(tmp_path / "absent"))
-    assert "has no model.json" in _refused("--run", str(tmp_path))
     (tmp_path / "model.json").write_text('{"path": "stage3/model"}')
-    assert "stage3/model, which does not exist" in _refused("--run", str(tmp_path))
+    assert "stage3/model, which does not exist" in _refused("--model", str(tmp_path))
     (tmp_path / "model.json").write_text("[]")
-    assert "model.json does not say" in _refused("--run", str(tmp_path))
+    assert "model.json does not say" in _refused("--model", str(tmp_path))
     # The folder it names is used: it holds a tokenizer, and no weights.
     (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
-    assert f"cannot load a model from {folder}" in _refused("--run", str(tmp_path), stdin="x")
+    assert f"cannot load a model from {folder}" in _refused("--model", str(tmp_path), stdin="x")
 
 
 def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: JudgeHandle) -> None:
@@ -263,10 +322,18 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
     )
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
     more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--question", "What is 2 + 2?"]
-    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
+    asked = CliRunner().invoke(app, ["chat", "--model", str(tmp_path), *more])
     assert asked.exit_code == 0, asked.output
     assert f"model: {tmp_path}/stage3" in asked.stderr
     assert asked.stdout.strip()
+
+
+def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: StandIn, folder: Path) -> None:
+    standin.root = "/on/another/machine"
+    error = _refusal("--url", standin.url)
+    assert "/on/another/machine, and no tokenizer can be loaded from there" in error.message
+    assert "--model" in error.hint
+    assert "this is question 1" in _ask(standin, "--model", str(folder), "--question", "Hello").stdout
 
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:

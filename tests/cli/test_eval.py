@@ -183,6 +183,7 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     standin.delay_s, asked = 0.0, len(standin.asked)
     code, out, err = run(*words("killed"))
     assert code == 0, err
+    assert f"{kept} samples are done, {2 * COUNT - kept} to go" in err
     assert len(standin.asked) - asked == 2 * (2 * COUNT - kept)
     assert stable(tmp_path / "killed" / "numbers") == stable(tmp_path / "whole" / "numbers")
     assert re.search(r"avg@n\s+75\.0 %", out)
@@ -308,7 +309,10 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
         (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),
         (["good.jsonl", "--oracle", "--max-tokens", "-5"], "greater than or equal to 1"),
-        (["good.jsonl", "--oracle", "--top-p", "0"], "top_p = 0"),
+        (
+            ["good.jsonl", "--oracle", "--top-p", "0"],
+            "top_p must be a number above 0 and of at most 1, not 0",
+        ),
         (["good.jsonl", "--oracle", "--run", "good.jsonl"], "good.jsonl is a file, not a run folder"),
         (["good.jsonl", "--oracle", "--run", "empty"], "empty is not empty and not a run"),
         (["good.jsonl", "--oracle", "--run", "good.jsonl/r"], "cannot make good.jsonl/r: Not a directory"),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from rstar2 import cli
 from rstar2.cli import app
 from rstar2.cli.verbs import VERBS
+from rstar2.install import install_command
 
 NAMES = [name for verbs in VERBS.values() for name in verbs]
 
@@ -181,7 +182,7 @@ def test_a_missing_package_names_the_smallest_extra_that_has_it(
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert f"this needs {module.partition('.')[0]}, which is not installed" in said
-    assert f'pip install "rstar2[{extra}]"' in said
+    assert install_command(extra) in said
 
 
 def test_a_module_that_no_extra_has_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from pathlib import Path
 
 import pytest
-from support.made_runs import made_run
+from support.commands import rstar2
+from support.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -82,15 +84,44 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
         assert "running" in CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
 
 
-def test_a_run_is_shown_with_its_settings_and_numbers(tmp_path: Path) -> None:
+def shown(*words: object) -> str:
+    """What `runs show` prints on a terminal of 80 columns."""
+    ran = rstar2("runs", "show", *words, env={"COLUMNS": "80"})
+    assert ran.code == 0, ran.stderr
+    return ran.stdout
+
+
+def test_a_run_is_shown_with_its_numbers_and_its_settings_where_asked_for(tmp_path: Path) -> None:
     run = small_run(tmp_path / "night")
     accuracy = json.loads((run / "aime24" / "results.json").read_text())["summary"]["accuracy"]
-    ran = CliRunner().invoke(app, ["runs", "show", str(run)], env={"COLUMNS": "200"})
-    assert ran.exit_code == 0
-    assert f"{100 * accuracy:.1f} %" in ran.output
-    assert "problems.aime24 made" in ran.output
-    gone = CliRunner().invoke(app, ["runs", "show", str(tmp_path / "none")]).exception
-    assert isinstance(gone, UserError)
+    assert f"{100 * accuracy:.1f} %" in shown(run)
+    assert "problems.aime24" not in shown(run)
+    assert f"1 settings: rstar2 runs show {run} --settings" in shown(run)
+    assert "problems.aime24 made" in shown(run, "--settings")
+    assert "no run at" in rstar2("runs", "show", tmp_path / "none").stderr
+
+
+def test_the_numbers_of_many_benchmarks_are_not_cut(tmp_path: Path) -> None:
+    names = [f"a-benchmark-{number}" for number in range(6)]
+    for name in names:
+        made_run(tmp_path / "run", name, problems=6, samples=2)
+    lines = shown(tmp_path / "run").splitlines()
+    assert [line.split()[0] for line in lines if "a-benchmark" in line] == names
+    assert "…" not in "".join(lines)
+
+
+def test_a_training_run_shows_where_its_steps_began_and_ended(tmp_path: Path) -> None:
+    page = shown(staged_run(tmp_path / "run"))
+    assert re.search(r"failed calls, GRPO-RoC +30 +\d+\.\d% → \d+\.\d%", page), page
+    assert page.index("avg@n") < page.index("in training") < page.index("settings:")
+
+
+def test_everything_that_is_shown_is_in_the_json(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "night")
+    found = json.loads(shown(run, "--json"))
+    assert (found["kind"], found["state"]) == ("eval", "finished")
+    assert found["results"]["aime24"]["problems"] == 6
+    assert found["settings"] == {"problems": {"aime24": "made"}}
 
 
 @pytest.mark.parametrize("verb", ["report", "runs"])

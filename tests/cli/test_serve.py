@@ -232,6 +232,16 @@ def test_a_path_that_is_no_interpreter_is_one_message(model: Path, tmp_path: Pat
     assert "absent" in error.message
 
 
+def test_a_dry_run_needs_no_vllm_and_a_relative_path_becomes_absolute(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    ran = CliRunner().invoke(app, ["serve", model.name, "--dry-run"])
+    assert ran.exit_code == 0, ran.output
+    assert str(model) in ran.stdout.split()
+    assert "vLLM is not installed" in ran.stderr
+
+
 @pytest.mark.parametrize("name", ["empty", "absent", "./absent", "a/b/c"])
 def test_what_cannot_be_a_model_is_refused_before_anything_starts(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.data.filters import GRAM, Contamination, filter_problems, integer_answer, words_only
+from rstar2.data.filters import GRAM, Contamination, Shared, filter_problems, integer_answer, words_only
 from rstar2.data.problem import Problem
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
@@ -48,7 +48,7 @@ def test_every_way_to_write_an_integer_is_the_same_answer(value: int) -> None:
         assert integer_answer(written, 12) == str(value)
 
 
-def test_each_reason_to_drop_is_counted_and_the_order_kept() -> None:
+def test_each_reason_to_drop_is_given_and_the_order_kept() -> None:
     rows = [
         _problem("What is one plus one?", "2", "a"),
         _problem("  ", "1"),
@@ -60,21 +60,17 @@ def test_each_reason_to_drop_is_counted_and_the_order_kept() -> None:
         _problem(f"Long ago: {MEASURED.problem} How far?", "9"),
         _problem("What is two plus two?", "4", "b"),
     ]
-    kept, dropped = filter_problems(rows, [MEASURED], max_digits=12)
+    kept, dropped = filter_problems(rows, {"set": [MEASURED]}, max_digits=12)
     assert [problem.id for problem in kept] == ["a", "b"]
-    assert dropped == {
-        "empty": 1,
-        "not an integer": 1,
-        "huge": 1,
-        "contradicted": 2,
-        "double": 1,
-        "contaminated": 1,
-    }
-    assert len(kept) + dropped.total() == len(rows)
+    reasons = ["empty", "not an integer", "huge", *["contradicted"] * 2, "double", "contaminated"]
+    assert [each.reason for each in dropped] == reasons
+    assert [each.problem for each in dropped] == rows[1:8]
+    assert dropped[-1].shared == Shared("every morning aya goes for a nine kilometre", "set", "m")
+    assert all(each.shared is None for each in dropped[:-1])
 
 
 def test_the_kept_answer_is_the_plain_integer() -> None:
-    [kept], _ = filter_problems([_problem("How many?", "$1,024$")], [], 12)
+    [kept], _ = filter_problems([_problem("How many?", "$1,024$")], {}, 12)
     assert kept.answer == "1024"
 
 
@@ -83,23 +79,23 @@ WORDS = [f"w{number}" for number in range(40)]
 
 @pytest.mark.parametrize(("shared", "touched"), [(GRAM, True), (GRAM - 1, False)])
 def test_eight_shared_words_in_a_row_are_too_many_and_seven_are_not(shared: int, touched: bool) -> None:
-    check = Contamination([_problem(" ".join(WORDS[:20]))])
+    near = Contamination({"set": [_problem(" ".join(WORDS[:20]))]})
     text = " ".join([*WORDS[30:35], *WORDS[5 : 5 + shared], *WORDS[35:]])
-    assert check(text) is touched
+    assert near.of(text) == (Shared(" ".join(WORDS[5 : 5 + shared]), "set", "p") if touched else None)
 
 
 def test_case_and_punctuation_do_not_hide_a_copy() -> None:
-    assert Contamination([MEASURED])("EVERY morning, Aya goes (for a nine kilometre) walk!")
+    assert Contamination({"set": [MEASURED]}).of("EVERY morning, Aya goes (for a nine kilometre) walk!")
 
 
 def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
-    check = Contamination([_problem("Find 2 + 2.")])
-    assert check("find 2+2")
-    assert not check("Find 2 + 3.")
-    assert not check("Someone asks you to find 2 + 2 and more")
+    near = Contamination({"set": [_problem("Find 2 + 2.")]})
+    assert near.of("find 2+2")
+    assert not near.of("Find 2 + 3.")
+    assert not near.of("Someone asks you to find 2 + 2 and more")
 
 
 @given(text=st.text(max_size=60))
 def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -> None:
-    assert not Contamination([])(text)
-    assert Contamination([_problem(text)])(text) is bool(words_only(text))
+    assert not Contamination({}).of(text)
+    assert bool(Contamination({"set": [_problem(text)]}).of(text)) is bool(words_only(text))

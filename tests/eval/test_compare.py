@@ -87,3 +87,14 @@ def test_a_run_that_was_killed_is_measured_from_its_traces(tmp_path: Path) -> No
     found = measurements(run)[0].results
     assert (found["summary"], found["missing"]) == (whole["summary"], 0)
     assert found["settings"] == whole["settings"]
+
+
+def test_two_benchmarks_of_one_run_are_compared_by_their_folders(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", "eval/sft")
+    made_run(run, "eval/stage1", seed=1, lift=0.5)
+    (found,) = compare_runs(run / "eval" / "sft", run / "eval" / "stage1")
+    assert found.name == "sft – stage1"
+    assert found.difference > 0.2
+    with pytest.raises(UserError) as refused:
+        compare_runs(run, run / "eval" / "stage1")
+    assert "eval/sft, eval/stage1" in refused.value.hint

@@ -171,6 +171,25 @@ def test_a_text_stays_that_text_through_hydra(
 
 @pytest.mark.slow
 @NEEDS_VERL
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_torchrun_starts_the_ranks_and_hands_every_override_on(nodes: int, tmp_path: Path) -> None:
+    """torchrun's own parser reads our line, and VERL's SFT what it hands on, whatever a folder's name holds."""
+    from torch.distributed.run import parse_args
+
+    odd = tmp_path / "it's a 'model', k=v $HOME ${env} --nnodes=9 日本"
+    recipe = sft_recipe(None, [f"hardware.nodes={nodes}", "hardware.gpus_per_node=4"])
+    argv = sft_command(recipe, tmp_path / "sft", odd, odd / "data.parquet").argv
+    assert argv[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    read = parse_args(argv[3:])
+    assert (read.nnodes, read.nproc_per_node, read.standalone) == (str(nodes), "4", nodes == 1)
+    assert (read.module, read.training_script) == (True, "verl.trainer.sft_trainer")
+    config = composed("sft_trainer_engine", read.training_script_args)
+    assert (config.model.path, config.data.train_files) == (str(odd), str(odd / "data.parquet"))
+    assert config.trainer.n_gpus_per_node == 4
+
+
+@pytest.mark.slow
+@NEEDS_VERL
 def test_ray_takes_the_environment_of_every_stage(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
     from ray.runtime_env import RuntimeEnv
@@ -201,9 +220,9 @@ def test_verl_keys_of_the_user_win(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ("rollout.nonsense=1", "unknown key rollout.nonsense"),
-        ("steps=-1", "steps = -1"),
-        ("rollout.prompts=many", "rollout.prompts = 'many'"),
-        ("roc.variant=other", "roc.variant = 'other'"),
+        ("steps=-1", "steps must be a whole number of at least 1, not -1"),
+        ("rollout.prompts=many", "rollout.prompts must be a whole number of at least 1, not 'many'"),
+        ("roc.variant=other", "roc.variant must be one of 'paper', 'release', 'off', not 'other'"),
         ("steps", "not of the form a.b=c"),
         ("roc.down_sample_to_n=64", "more than rollout.rollouts = 32"),
     ],

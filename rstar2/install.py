@@ -1,0 +1,22 @@
+"""The command that installs an extra of this package, for an installed wheel and for a checkout."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import rstar2
+
+
+def pip_command(*words: str) -> str:
+    """`pip install WORDS`, for the interpreter that runs this."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *words])
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra to the environment that runs this; it works in every folder."""
+    root = Path(rstar2.__file__).parent.parent
+    if (root / "pyproject.toml").is_file():
+        return pip_command("-e", f"{root}[{extra}]")
+    return pip_command(f"rstar2[{extra}]")

@@ -1,0 +1,130 @@
+"""Wherever a model is asked for, the same things name it: its folder, a run, a stage, a hub id."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import rstar2
+from support.optional import needs
+
+from rstar2.engines.models import find_model, local_model
+from rstar2.errors import UserError
+from rstar2.files import write_json
+
+
+@pytest.fixture(autouse=True)
+def _runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of two stages that made models, and one of which only the first stage did."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("done/stage1", "done/stage2", "begun/stage1"):
+        write_json(Path("runs", folder, "model", "config.json"), {"model_type": "qwen3"})
+    for run in ("done", "begun"):
+        write_json(Path("runs", run, "config.json"), {"kind": "train", "config": {}})
+    write_json(Path("runs/done/model.json"), {"path": "stage2/model"})
+    Path("runs/begun/stage2/checkpoints").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "folder"),
+    [
+        ("runs/done", "runs/done/stage2/model"),
+        ("runs/done/stage1", "runs/done/stage1/model"),
+        ("runs/done/stage1/model/", "runs/done/stage1/model"),
+        ("Qwen/Qwen3-0.6B", None),
+    ],
+)
+def test_a_run_a_stage_a_folder_and_a_hub_id_name_a_model(named: str, folder: str | None) -> None:
+    assert find_model(named) == (Path(folder) if folder else None)
+
+
+def test_the_folder_of_a_run_of_sft_is_that_of_its_only_stage() -> None:
+    write_json(Path("runs/sft/config.json"), {"kind": "sft", "config": {}})
+    write_json(Path("runs/sft/model/config.json"), {})
+    assert find_model("runs/sft") == Path("runs/sft/model")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("runs/begun", "runs/begun made no model yet\n.*runs/begun/stage1"),
+        ("runs/begun/stage2", "runs/begun/stage2 made no model yet"),
+        ("runs/absent", "no model folder at runs/absent"),
+        ("absent", "no model folder at absent"),
+        ("./a/b", "no model folder at ./a/b"),
+        ("a/b/c", "no model folder at a/b/c"),
+    ],
+)
+def test_what_names_no_model_is_refused_with_what_would(named: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        find_model(named)
+
+
+@needs("torch")
+def test_a_hub_id_is_taken_from_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--some--model"
+    write_json(repository / "snapshots" / "abc" / "config.json", {})
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    assert local_model("some/model") == repository / "snapshots" / "abc"
+    with pytest.raises(UserError, match="no folder at no/model, and no such model on the hub"):
+        local_model("no/model")
+
+
+def _trained_from(*words: str) -> Callable[[str], str]:
+    def model(named: str) -> str:
+        ran = rstar2(*words, "--model", named, "--data", "d", "--profile", "laptop", "--dry-run")
+        assert ran.code == 0, ran.stderr
+        argv = shlex.split(ran.stdout.splitlines()[-1])
+        return next(
+            word for word in argv if word.startswith(("model.path=", "actor_rollout_ref.model.path="))
+        )
+
+    return model
+
+
+def _served(named: str) -> str:
+    ran = rstar2("serve", named, "--dry-run")
+    assert ran.code == 0, ran.stderr
+    return ran.stdout
+
+
+def _asked(*words: str) -> Callable[[str], str]:
+    """Chat and eval say what they cannot load: the folder is there, and holds neither weights nor tokenizer."""
+
+    def model(named: str) -> str:
+        ran = rstar2(*words, "--model", named)
+        assert ran.code == 2
+        return ran.stderr
+
+    return model
+
+
+VERBS = {
+    "chat": _asked("chat", "--question", "x"),
+    "eval": _asked("eval", "builtin"),
+    "serve": _served,
+    "sft": _trained_from("sft"),
+    "train": _trained_from("train", "--stage", "1"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_the_model_of_a_run(verb: str) -> None:
+    assert "runs/done/stage2/model" in VERBS[verb]("runs/done")
+    assert "runs/done/stage1/model" in VERBS[verb]("runs/done/stage1")
+
+
+def test_the_folder_of_an_evaluation_is_not_its_model() -> None:
+    ran = rstar2("eval", "builtin", "--run", "runs/done")
+    assert ran.code == 2
+    assert "--run is the folder that the evaluation is kept in" in ran.stderr
+    assert "--model runs/done" in ran.stderr
+    assert json.loads(Path("runs/done/config.json").read_text())["kind"] == "train"

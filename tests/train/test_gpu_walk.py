@@ -1,0 +1,57 @@
+"""The GPU path, walked on a machine without one: VERL's own trainer from our command line, up to the first GPU."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.optional import needs
+from support.waiting import wait_until
+
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.doctor.hardware import gpu_names
+from rstar2.processes import start_bound, stop_group
+from rstar2.train.command import stage_command
+from rstar2.train.recipe import stage_recipe
+from rstar2.train.stages import write_stage_inputs
+
+ASKED = 8
+TIMEOUT_S = 300.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@needs("verl")
+def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra, VERL's checks, Ray with our environment, the data and the model's tokenizer, then the request for GPUs."""
+    if gpu_names():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
+    root = tmp_path / "a run, with 'k'=v"
+    conversations = [builtin.PROMPT.messages(each.problem) for each in builtin.held_out(1, 50)]
+    make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.PROMPT, seed=1)
+    # Else Ray waits for more processors than a small machine has, and starts actors for minutes.
+    cpus = [
+        "verl.ray_kwargs.ray_init.num_cpus=16",
+        "verl.+ray_kwargs.ray_init.include_dashboard=false",
+        "verl.transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    ]
+    recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={ASKED}", "rollout.prompts=4", *cpus])
+    folder, rows = root / "stage1", rl_rows(builtin.training(1, 8, skip=0), builtin.PROMPT, 32, "builtin")
+    write_stage_inputs(recipe, root / "model", rows, folder, ("http://127.0.0.1:1", None))
+    command = stage_command(recipe, folder, root / "model")
+    log = tmp_path / "trainer.log"
+    trainer = start_bound(command.argv, log, env=command.env)
+    try:
+        wait_until(lambda: trainer.poll() is not None, TIMEOUT_S)
+    finally:
+        stop_group(trainer, 20, signal.SIGINT)
+    said = log.read_text(errors="replace")
+    assert "All configuration checks passed" in said
+    assert f"Total available GPUs 0 is less than total desired GPUs {ASKED}" in said, said[-3000:]
