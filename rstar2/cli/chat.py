@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rstar2.chat.conversation import Conversation
 
 EPILOG = examples(
-    ("the model that a run trained", "rstar2 chat --model runs/demo"),
+    ("the model that a run trained", "rstar2 chat --run runs/demo"),
     ("the model of one of its stages", "rstar2 chat --model runs/demo/stage1"),
     ("one of the model hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
@@ -29,6 +29,7 @@ EPILOG = examples(
 
 
 def command(
+    run: Annotated[Path | None, typer.Option(help="The folder of a run: its model answers.")] = None,
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
@@ -57,6 +58,7 @@ def command(
     from rstar2.chat.model import open_model
     from rstar2.engines.base import Sampling
 
+    model = model if run is None else _model_of(run, model)
     with asyncio.Runner() as runner, ExitStack() as stack:
         engine, codec, checkpoint = runner.run(open_model(model, url, model_name))
         stack.callback(lambda: runner.run(engine.aclose()))
@@ -74,6 +76,17 @@ def command(
             _answer(runner, conversation, question)
         else:
             _converse(runner, conversation)
+
+
+def _model_of(run: Path, model: str | None) -> str:
+    """A run as the name of a model; no hub id is ever meant by it."""
+    from rstar2.errors import UserError
+
+    if model is not None:
+        raise UserError("--run names a model by itself", "Give either --run or --model.")
+    if not run.is_dir():
+        raise UserError(f"no run at {run}", "`rstar2 runs list` shows the runs.")
+    return str(run)
 
 
 def _silence_libraries() -> None:

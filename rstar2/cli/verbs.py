@@ -43,7 +43,7 @@ VERBS: dict[str, dict[str, str]] = {
 EXAMPLES = (
     ("the whole recipe in miniature, in minutes", "rstar2 demo"),
     ("what can this machine do?", "rstar2 doctor"),
-    ("chat with a trained model", "rstar2 chat --model runs/demo"),
+    ("chat with a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),
 )
 

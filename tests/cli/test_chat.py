@@ -303,6 +303,8 @@ def _refused(*words: str, stdin: str = "x") -> str:
 
 def test_no_model_is_ever_picked_silently() -> None:
     assert "no model named" in _refused("--question", "x")
+    assert "--run names a model by itself" in _refused("--run", "runs/x", "--model", "m", "--question", "x")
+    assert "no run at owner/name" in _refused("--run", "owner/name", "--question", "x")
 
 
 def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
@@ -322,7 +324,7 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
     )
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
     more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--question", "What is 2 + 2?"]
-    asked = CliRunner().invoke(app, ["chat", "--model", str(tmp_path), *more])
+    asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])
     assert asked.exit_code == 0, asked.output
     assert f"model: {tmp_path}/stage3" in asked.stderr
     assert asked.stdout.strip()
