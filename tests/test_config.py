@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from rstar2.config import Strict, merged, resolve
 from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
-from rstar2.train.recipe import find, read_toml, recipes_folder, sft_recipe, stage_recipe
+from rstar2.train.recipe import find, read_toml, recipes_folder, sft_recipe, stage_recipe, stage_recipes
 
 
 class Trainer(Strict):
@@ -147,6 +147,16 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     assert (optim.lr, optim.warmup_steps, optim.clip_low, optim.clip_high) == (1e-6, 20, 0.2, 0.28)
     assert recipe.roc.variant == "paper"
     assert recipe.reward == "paper"
+
+
+def test_an_override_reaches_one_stage_of_several_or_all() -> None:
+    recipes = stage_recipes([1, 2], None, ["stage2.rollout.tokens=99", "rollout.max_turns=3"])
+    assert [recipe.rollout.tokens for recipe in recipes.values()] == [8192, 99]
+    assert [recipe.rollout.max_turns for recipe in recipes.values()] == [3, 3]
+    with pytest.raises(UserError, match=r"--set stage3\.steps=1: stage 3 is not run"):
+        stage_recipes([1, 2], None, ["stage3.steps=1"])
+    with pytest.raises(UserError, match="toks"):
+        stage_recipes([1, 2], None, ["stage2.rollout.toks=1"])
 
 
 def test_sft_is_the_papers() -> None:

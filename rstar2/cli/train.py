@@ -23,6 +23,10 @@ EPILOG = examples(
         "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --run runs/rl",
     ),
     (
+        "the same, with a longer budget in the second",
+        "rstar2 train --stage 1..3 --model M --data train.parquet --set stage2.rollout.tokens=16384 --dry-run",
+    ),
+    (
         "on a laptop, for a tiny model",
         "rstar2 train --stage 1 --profile laptop --model runs/demo/sft/model "
         "--data runs/demo/stage1/train.parquet --set steps=5 --set rollout.prompts=8 --set rollout.rollouts=8 "
@@ -67,11 +71,11 @@ def command(
 ) -> None:
     """Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before."""
     from rstar2.train.command import stage_commands
-    from rstar2.train.recipe import stage_range, stage_recipe
+    from rstar2.train.recipe import stage_range, stage_recipes
 
     here = model_here(model)
     profile = profile or profile_for(here)
-    recipes = {number: stage_recipe(number, profile, change or [], recipe) for number in stage_range(stage)}
+    recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     if dry_run:
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
+_STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
 class Hardware(Strict):
@@ -200,6 +202,26 @@ def stage_recipe(
     path = find(recipe or f"stage{stage}")
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
     return resolve(StageRecipe, values, overrides, where or str(path), within)
+
+
+def stage_recipes(
+    stages: list[int], profile: str | None, overrides: list[str], recipe: str | None = None
+) -> dict[int, StageRecipe]:
+    """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
+
+    A UserError besides where an override names a stage that is not among them.
+    """
+    found = {}
+    for stage in stages:
+        own = []
+        for override in overrides:
+            named = _STAGE.match(override)
+            if named and int(named[1]) not in stages:
+                raise UserError(f"--set {override}: stage {named[1]} is not run", f"Stages: {stages}.")
+            if named is None or int(named[1]) == stage:
+                own.append(override[named.end() :] if named else override)
+        found[stage] = stage_recipe(stage, profile, own, recipe)
+    return found
 
 
 def sft_recipe(
