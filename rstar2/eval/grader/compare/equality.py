@@ -50,7 +50,8 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
-_ROUNDING = frozenset({"floor", "ceil", "sgn"})
+ROUNDING = frozenset({"floor", "ceil", "sgn"})
+"""Functions whose values jump."""
 _JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2))
 """Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
 _LENGTHS = frozenset({"abs", "norm"})
@@ -203,7 +204,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if doubt:
         raise NoValue(doubt)
     same = _identical_at(_special_points(a, b, names), a, b, setting)
-    if not same and not (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX - _LENGTHS):
+    if not same and not (functions(a) | functions(b)) & (ROUNDING | _OF_COMPLEX - _LENGTHS):
         raise NoValue("a letter that may stand for a complex number")
     return same
 
@@ -241,7 +242,7 @@ def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, se
 def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
     """Where expressions may differ that agree nearly everywhere, or at real numbers."""
     used = functions(a) | functions(b)
-    if used & _ROUNDING:
+    if used & ROUNDING:
         for start in range(len(_JUMPS)):
             yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
     letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()
