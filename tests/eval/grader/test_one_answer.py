@@ -123,6 +123,10 @@ DENIED = [
     (r"\boxed{\text{The answer is not } 42}", "42"),
     (r"\boxed{\text{it is not} = 42}", "42"),
     (r"\boxed{42\text{ wrong}}", "42"),
+    (r"\boxed{\text{not } x = 42}", "42"),
+    (r"\boxed{\text{not } x + y = 42}", "42"),
+    (r"\boxed{\text{x is not equal to} = 42}", "42"),
+    (r"\boxed{\text{wrong answer is not}: 42, \text{nor}: 7}", "42, 7"),
     ("Either 41 or 42.", "42"),
     ("It is $41$ or $42$.", "42"),
     (r"\boxed{41} or maybe \boxed{42}", "42"),
@@ -133,6 +137,11 @@ DENIED = [
     ("(A) 15 (B) 16", "A"),
     ("Option A or option B is correct.", "B"),
     ("Option B is wrong.", "B"),
+    ("(B) is not the correct answer", "B"),
+    ("(B) is wrong", "B"),
+    ("(B) not the answer", "B"),
+    ("(B) not", "B"),
+    ("(A) A or B", "A"),
 ]
 STATED = [
     ("The result $42$ is not surprising.", "42"),
@@ -143,6 +152,13 @@ STATED = [
     ("The probability is 1/2 or 0.5.", "1/2"),
     ("(C) both (A) and (B)", "C"),
     (r"\textbf{(D)}\ \text{none of the above}", "D"),
+    ("(B) is the correct answer", "B"),
+    ("(B) not enough information", "B"),
+    ("(D) A and B", "D"),
+    (r"\boxed{P(\text{not } A) = 0.6}", "0.6"),
+    (r"\boxed{\text{number not divisible by 3} = 42}", "42"),
+    (r"\boxed{\text{false positives} = 42}", "42"),
+    (r"\boxed{\text{Not red}: 1, \text{red}: 2}", "1, 2"),
 ]
 
 
