@@ -126,11 +126,14 @@ def _options(exact: Node, other: Node) -> list[Node]:
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
     pairs = _pairs(exact, other)
+    to_integer = all(_is_integer_near(one, two) for one, two in pairs)
+    if to_integer and not functions(other) & _SIGNS:
+        return [other]
     if all(_is_rounding(one, two) or _is_rounding(two, one) for one, two in pairs):
         # 42 and 4200.0 %, 573.0 degrees and 10 would be two integers.
         other_sign = functions(exact) & _SIGNS != functions(other) & _SIGNS
         return [exact] if other_sign and _may_be_integer(exact) and _may_be_integer(other) else [exact, other]
-    if all(_is_integer_near(one, two) for one, two in pairs):
+    if to_integer:
         return [other]
     if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
         return [exact]
@@ -310,7 +313,7 @@ def _is_algebraic(part: Node) -> bool:
 def _is_positive(arg: Node) -> bool:
     """Whether a number, or an expression in positive variables, is certainly positive."""
     if variables(arg):
-        return all(part.value > 0 for part in walk(arg) if isinstance(part, nodes.Number))
+        return all(part != Symbol("i") and getattr(part, "value", 1) > 0 for part in walk(arg))
     try:
         return bool(real_value(arg) > 0)
     except NoValue:
