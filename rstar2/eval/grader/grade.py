@@ -33,8 +33,11 @@ _CHOICE = re.compile(
 )
 """An option quoted with its text, such as `(C) 15` or `Option C`."""
 _NO_OPTION = re.compile(
-    r"^(?:or|and|nor|is|isn't|are|was|not|but|maybe|perhaps)\b"
-    r"|^(?!(?i:both|neither|none|all)\b).*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
+    r"^(?:or|and|nor|isn't|but|maybe|perhaps)\b"
+    r"|^(?:is|are|was)\b(?!\s+(?:the\s+|a\s+)?(?:correct|right|true|best|answer)\b)"
+    r"|^not(?:\s+(?:the|my|it|correct|right|true|valid)\b|\W*$)"
+    r"|^(?!(?i:both|neither|none|all)\b|[A-J] and [A-J]$)"
+    r".*?(?:(?<![A-Za-z])\(?[A-J]\)|\b(?:or|and|nor|not)\s+(?:option\s+)?\(?[A-J]\b)",
     re.S,
 )
 """What is no option's text: a remark about it, or further options."""

@@ -50,8 +50,13 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
-_ROUNDING = frozenset({"floor", "ceil", "sgn"})
-_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2))
+ROUNDING = frozenset({"floor", "ceil", "sgn"})
+"""Functions whose values jump."""
+_STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
+"""Functions that may agree with simpler ones except at some numbers, or at large ones."""
+_MANY_DIVISORS = Fraction(2329089562800**6)
+"""A square and a cube that all numbers up to 30 divide, and their squares."""
+_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2), _MANY_DIVISORS)
 """Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
 _LENGTHS = frozenset({"abs", "norm"})
 _OF_COMPLEX = _LENGTHS | {"Re", "Im", "arg"}
@@ -203,7 +208,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if doubt:
         raise NoValue(doubt)
     same = _identical_at(_special_points(a, b, names), a, b, setting)
-    if not same and not (functions(a) | functions(b)) & (_ROUNDING | _OF_COMPLEX - _LENGTHS):
+    if not same and not (functions(a) | functions(b)) & (_STEPS | _OF_COMPLEX - _LENGTHS):
         raise NoValue("a letter that may stand for a complex number")
     return same
 
@@ -224,7 +229,16 @@ def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting
             raise
         except NoValue:
             continue
-    return True if tried > 1 else None
+    if tried < 2:
+        return None
+    if any(isinstance(part, Series) for node in (a, b) for part in walk(node)):
+        return True  # a sum up to a large number is not added up
+    large = (
+        point
+        for point in _special_points(a, b, names)
+        if all(not isinstance(value, tuple) and value.denominator == 1 < value for value in point.values())
+    )
+    return _identical_at(large, a, b, setting)
 
 
 def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
@@ -241,7 +255,7 @@ def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, se
 def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
     """Where expressions may differ that agree nearly everywhere, or at real numbers."""
     used = functions(a) | functions(b)
-    if used & _ROUNDING:
+    if used & _STEPS:
         for start in range(len(_JUMPS)):
             yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
     letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()

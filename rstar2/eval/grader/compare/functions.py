@@ -20,6 +20,8 @@ _PLAIN = {name: name for name in (*ANGLES, *_EXPONENTIAL, "ln", "log10", "arg")}
     "arccot": "acot",
 }
 """Functions of one argument, and what mpmath calls them."""
+TRANSCENDENTAL = _PLAIN.keys() - {"log10", "arg"}
+"""Functions of calculus, beside which a bare log is the natural one."""
 
 
 def call(name: str, values: list[Value], setting: Setting) -> Value:

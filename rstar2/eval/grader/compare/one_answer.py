@@ -17,9 +17,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name
-from rstar2.eval.grader.compare.equality import constant_value, functions, variables, whole_number
+from rstar2.eval.grader.compare.equality import (
+    ROUNDING,
+    constant_value,
+    functions,
+    real_value,
+    variables,
+    whole_number,
+)
 from rstar2.eval.grader.compare.evaluate import is_unsolved
-from rstar2.eval.grader.compare.functions import ANGLES
+from rstar2.eval.grader.compare.functions import ANGLES, TRANSCENDENTAL
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.listings import Same
 from rstar2.eval.grader.parse import nodes, units
@@ -30,10 +37,8 @@ _CLOSE = 100
 _SIGNS = frozenset({"percent", "degree"})
 _DOUBLE = _SIGNS | {"log"}
 """The calls with two readings."""
-_NATURAL = frozenset({"ln", "exp"})
 _STRUCTURE = (
-    nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Ratio
-    | nodes.Residue | nodes.Matrix
+    nodes.Listing | nodes.SetOf | nodes.Brackets | nodes.Relation | nodes.SetOperation | nodes.Quantity | nodes.Matrix
 )  # fmt: skip
 """What holds values and is no value to be computed itself."""
 
@@ -121,11 +126,14 @@ def _options(exact: Node, other: Node) -> list[Node]:
     if not (_is_constant(exact) and _is_constant(other)):
         return [exact]
     pairs = _pairs(exact, other)
+    to_integer = all(_is_integer_near(one, two) for one, two in pairs)
+    if to_integer and not functions(other) & _SIGNS:
+        return [other]
     if all(_is_rounding(one, two) or _is_rounding(two, one) for one, two in pairs):
-        # 1 and 57.3 degrees, 42 and 4200.0 % would be two integers.
+        # 42 and 4200.0 %, 573.0 degrees and 10 would be two integers.
         other_sign = functions(exact) & _SIGNS != functions(other) & _SIGNS
-        return [exact] if other_sign and _is_integer(exact) else [exact, other]
-    if all(_is_integer_near(one, two) for one, two in pairs):
+        return [exact] if other_sign and _may_be_integer(exact) and _may_be_integer(other) else [exact, other]
+    if to_integer:
         return [other]
     if all(abs(_difference(one, two)) * _CLOSE <= abs(constant_value(one)) for one, two in pairs):
         return [exact]
@@ -173,8 +181,9 @@ def _difference(one: Node, other: Node) -> Any:
     return constant_value(one) - constant_value(other)
 
 
-def _is_integer(node: Node) -> bool:
-    return whole_number(_without_signs(node)) is not None
+def _may_be_integer(node: Node) -> bool:
+    """Whether a value is an integer with its signs left out, or with what they stand for."""
+    return any(whole_number(_without_signs(node, plain=plain)) is not None for plain in (True, False))
 
 
 # --- signs with two readings ---
@@ -186,15 +195,15 @@ def _in_one_reading(node: Node) -> Node:
     several = len(used & _DOUBLE) > 1
     if "degree" in used and (several or _degrees(node) not in {0, 1}):
         node = _replaced(node, "degree", plain=Symbol("pi") not in set(walk(node)))
-    if "log" in used and (several or not _linear_in_logs(node)):
-        natural = bool(used & _NATURAL) or Symbol("e") in set(walk(node))
-        node = _renamed(node, "ln" if natural else "log10")
+    if "log" in used and (several or not _is_safe_in_logs(node)):
+        calculus = variables(node) or used & TRANSCENDENTAL or Symbol("e") in set(walk(node))
+        node = _renamed(node, "ln" if calculus and not used & ROUNDING else "log10")
     return _percentage(node) if "percent" in used else node
 
 
-def _without_signs(node: Node) -> Node:
-    """The number that a percentage or an angle in degrees stands for."""
-    return _replaced(_replaced(node, "percent", plain=False), "degree", plain=False)
+def _without_signs(node: Node, *, plain: bool = False) -> Node:
+    """The number that a percentage or an angle in degrees stands for; with `plain`, the one before the sign."""
+    return _replaced(_replaced(node, "percent", plain=plain), "degree", plain=plain)
 
 
 def _counted_in(sign: str, node: Node) -> Node:
@@ -279,15 +288,36 @@ def _renamed(node: Node, name: str) -> Node:
     return Call(name, node.args) if isinstance(node, Call) and node.name == "log" else node
 
 
-def _linear_in_logs(node: Node) -> bool:
-    """Whether logarithms are only added, multiplied and divided, and those of other bases than e.
+def _is_safe_in_logs(node: Node) -> bool:
+    """Whether an expression cannot be one integer with natural and another with decimal logarithms.
 
-    No such expression has two values that are both answers to something else than the same logarithms: with floors,
-    e or roots of sums, it might be 1 in one reading and 7 in the other.
+    So it is where logarithms of positive numbers are only added, multiplied and divided with algebraic numbers and
+    with pi. With e, log(-1) or what else tells ln 10 from 1, as with floors or roots of sums, it may be 1 in one
+    reading and 7 in the other.
     """
-    if any(part == Symbol("e") or (isinstance(part, Call) and part.name in _NATURAL) for part in walk(node)):
+    return all(map(_is_algebraic, walk(node))) and _is_rational_in_logs(node)
+
+
+def _is_algebraic(part: Node) -> bool:
+    """Whether a part keeps an expression an algebraic one of logarithms and pi."""
+    match part:
+        case Call(name="log", args=(arg,)):
+            return _is_positive(arg)
+        case Call(name=name):
+            return name in {"root", "abs"}
+        case nodes.Power(exponent=exponent):
+            return isinstance(exponent, nodes.Number)
+    return part != Symbol("e") and not isinstance(part, nodes.Apply | nodes.Series)
+
+
+def _is_positive(arg: Node) -> bool:
+    """Whether a number, or an expression in positive variables, is certainly positive."""
+    if variables(arg):
+        return all(part != Symbol("i") and getattr(part, "value", 1) > 0 for part in walk(arg))
+    try:
+        return bool(real_value(arg) > 0)
+    except NoValue:
         return False
-    return _is_rational_in_logs(node)
 
 
 def _is_monomial(node: Node) -> bool:

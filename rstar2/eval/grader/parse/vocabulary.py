@@ -72,8 +72,12 @@ SHORT_WORDS = _set("""
 """)
 """Words of up to three letters that, standing alone, are words and not products of variables."""
 
-DENIAL = re.compile(r"\b(?:not|never|wrong|incorrect|false)\b|n't\b", re.IGNORECASE)
-"""Words before an equals sign or a colon with which what stands behind it is no answer."""
+DENIAL = re.compile(
+    r"(?:\b(?:not|never|wrong|incorrect|false)|n't)(?:\s+(?:equal(?:\s+to)?|exactly))?\s*"
+    r"(?:\}[^)\]]*|[$:]*(?:\b[A-Za-z])?[\s$:]*)$",
+    re.IGNORECASE,
+)
+"""The end of words before an equals sign or a colon with which what stands behind it is no answer."""
 
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
