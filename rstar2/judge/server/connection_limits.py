@@ -11,7 +11,8 @@ import json
 import logging
 from typing import TypedDict
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
@@ -52,6 +53,8 @@ class LimitedHttp(HttpToolsProtocol):
     head_bytes = 0
     """Received since the head of the last request began, or since the last piece of its body."""
     timer: asyncio.TimerHandle | None = None
+    answering: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,6 +62,7 @@ class LimitedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_answering()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -95,6 +99,20 @@ class LimitedHttp(HttpToolsProtocol):
             self._stop_timer()
         elif self.timer is None:
             self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._stop_answering()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _stop_answering(self) -> None:
+        """Tell the application that the client is gone; uvicorn tells it of the last request alone."""
+        if self.answering is not None:
+            self.answering.disconnected = True
+            self.answering.message_event.set()
 
     def _is_answered(self) -> bool:
         """Whether nothing is left to answer."""
@@ -137,6 +155,7 @@ class LimitedHttp(HttpToolsProtocol):
             head = "content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             self.transport.write(STATUS_LINE[status] + (head % len(body)).encode() + body)
         self.transport.close()
+        self._stop_answering()
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

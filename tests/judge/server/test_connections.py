@@ -257,6 +257,19 @@ def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
     assert "Traceback" not in log
 
 
+def test_what_ends_a_connection_before_its_answer_writes_no_traceback(strict_limits: JudgeHandle) -> None:
+    body = b'{"code": "import time; time.sleep(0.2)"}'
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    second = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = said(strict_limits, head, body + second + b"no request\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    # Run after it: the first is over then.
+    with httpx.Client(base_url=strict_limits.url) as http:
+        assert http.post("/v1/runs", json={"code": "1"}, timeout=WAIT_S).status_code == 200
+    logs = Path(strict_limits.folder) / "logs"
+    assert not any("Traceback" in log.read_text() for log in logs.glob("api.log*"))
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/runs", "/run", "/run_code", "/v1/sessions", "/health", "/ping", "/status"]
 )
