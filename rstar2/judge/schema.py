@@ -19,6 +19,8 @@ MAX_CODE_BYTES = 1 << 20
 MAX_STDIN_BYTES = 32 << 20
 MAX_OUTPUT_BYTES = 1 << 20
 """Kept of stdout and of stderr, each; what comes after is dropped and the truncation flag set."""
+MAX_OUTPUT_JSON_BYTES = 2 * MAX_OUTPUT_BYTES
+"""The same of what is kept as JSON, where a control character such as NUL takes six bytes. Other text never does."""
 CHOSEN_ID = "[A-Za-z0-9_.:-]{1,128}"
 """What clients may call a run."""
 MAX_BATCH = 1024

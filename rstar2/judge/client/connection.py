@@ -259,7 +259,9 @@ class Connection:
             if error.status in http.TRIED_AGAIN or error.status >= 500:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
-                hint = "see `rstar2 judge status` for the right one"
+                hint = (
+                    "it is what `judge up` was given; one that was made is in judge.json, in its state folder"
+                )
                 raise JudgeError(f"the judge at {self.url} wants another token", hint) from error
             if error.status == 403:
                 hint = "start the judge with --allow-host and the name in this URL, or with a token"

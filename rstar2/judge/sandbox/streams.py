@@ -7,8 +7,10 @@ import os
 import select
 from typing import Any
 
+from pydantic_core import to_json
+
 from rstar2.judge.sandbox.inside.program import HEADER, NONCE
-from rstar2.judge.schema import MAX_OUTPUT_BYTES
+from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES
 
 _CHUNK = 1 << 16
 _F_SEAL_FUTURE_WRITE = 0x10
@@ -126,21 +128,30 @@ class Streams:
     def reported(self, nonce: bytes) -> tuple[str, str]:
         """The program's report: (kind, text). `v`: its value; `m`: out of memory; empty: there is none."""
         data = self.report.data() if self.report is not None else b""
-        return parse_report(data, nonce) or ("", "")
+        kind, text = parse_report(data, nonce) or ("", "")
+        return kind, _short_as_json(text)
 
     def output(self) -> dict[str, Any]:
         """The fields of a `RunResult` that hold what was printed."""
-        return {
-            "stdout": self.stdout.text(),
-            "stderr": self.stderr.text(),
-            "stdout_truncated": self.stdout.truncated,
-            "stderr_truncated": self.stderr.truncated,
-        }
+        fields: dict[str, Any] = {}
+        for name, stream in (("stdout", self.stdout), ("stderr", self.stderr)):
+            text = stream.text()
+            fields[name] = _short_as_json(text)
+            fields[f"{name}_truncated"] = stream.truncated or len(fields[name]) < len(text)
+        return fields
 
     def close(self) -> None:
         self.sent()
         while self.ours:
             os.close(self.ours.popitem()[0])
+
+
+def _short_as_json(text: str) -> str:
+    """A text, or so much of its beginning as takes at most MAX_OUTPUT_JSON_BYTES in JSON."""
+    most = MAX_OUTPUT_JSON_BYTES
+    while 6 * len(text) > most and (size := len(to_json(text)) - len('""')) > most:
+        text = text[: len(text) * most // size]
+    return text
 
 
 def parse_report(data: bytes, nonce: bytes) -> tuple[str, str] | None:

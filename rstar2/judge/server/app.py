@@ -78,6 +78,8 @@ def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = socket.socket(fileno=settings.socket_fd)
+    # Every connection inherits it. Without it one whose client reads nothing more stays for ever.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(settings.limits.unread_s * 1000))
     shorten_log()
     config = uvicorn.Config(
         create_app(settings),

@@ -1,4 +1,4 @@
-"""What clients may cost before they are known: the length of a request's head, silence, and bytes of bodies.
+"""What clients may cost before they are known: lengths of heads, requests sent ahead, silence, bytes of bodies.
 
 uvicorn has no such bounds, and its parser, httptools, gathers a head of any length in quadratic time. The classes here
 are uvicorn's protocols with the bounds added; they find them in the state that the application's lifespan yields.
@@ -11,12 +11,16 @@ import json
 import logging
 from typing import TypedDict
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's first line and headers; one that came whole in one read of the socket may be longer."""
+"""Of a request's first line and headers, and of what comes between pieces of its body and after them (the heads of
+chunks, trailers); what came whole in one read of the socket may be longer."""
+MAX_AHEAD = 32
+"""Requests that wait on one connection for the answers before theirs. Each takes kilobytes, whatever its length."""
 FRAGMENT_BYTES = 128
 """What each fragment of a message costs besides its content."""
 
@@ -47,8 +51,10 @@ class LimitedHttp(HttpToolsProtocol):
     receiving_head = True
     receiving_body = False
     head_bytes = 0
-    """Received since the head of the last request began."""
+    """Received since the head of the last request began, or since the last piece of its body."""
     timer: asyncio.TimerHandle | None = None
+    answering: RequestResponseCycle | None = None
+    """The request that is being answered; `cycle` is the last one that came."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,15 +62,23 @@ class LimitedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_answering()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_AHEAD:
+            # The parser makes it an invalid request.
+            raise ValueError(f"more than {MAX_AHEAD} requests are sent ahead")
         super().on_message_begin()
         self.receiving_head, self.head_bytes = True, 1
 
     def on_headers_complete(self) -> None:
         self.receiving_head, self.receiving_body = False, True
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.head_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.receiving_body = False
@@ -75,8 +89,9 @@ class LimitedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             self._stop_timer()
-        elif self.receiving_head and self.head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")
+        elif (self.receiving_head or self.receiving_body) and self.head_bytes > MAX_HEAD_BYTES:
+            part = "head" if self.receiving_head else "trailer"
+            self._refuse(431, f"the {part} of the request is longer than {MAX_HEAD_BYTES} bytes")
         elif self.receiving_body and not self._is_answered():
             self._stop_timer()
             self._start_timer()
@@ -84,6 +99,20 @@ class LimitedHttp(HttpToolsProtocol):
             self._stop_timer()
         elif self.timer is None:
             self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._stop_answering()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _stop_answering(self) -> None:
+        """Tell the application that the client is gone; uvicorn tells it of the last request alone."""
+        if self.answering is not None:
+            self.answering.disconnected = True
+            self.answering.message_event.set()
 
     def _is_answered(self) -> bool:
         """Whether nothing is left to answer."""
@@ -102,9 +131,9 @@ class LimitedHttp(HttpToolsProtocol):
         if self.flow.read_paused:
             # The client may have sent more; it waits for us.
             self._start_timer()
-        elif self.head_bytes and self.receiving_head and self._is_answered():
+        elif self.head_bytes and self.receiving_head:
             self._refuse(408, "the head of the request did not come in time")
-        elif self.receiving_body and not self._is_answered() and not self.cycle.response_started:
+        elif self.receiving_body:
             self._refuse(408, "the body of the request did not come in time")
         else:
             self.transport.close()
@@ -115,17 +144,18 @@ class LimitedHttp(HttpToolsProtocol):
         opened = self.transport.get_protocol()
         if isinstance(opened, LimitedWebSocket) and not opened.handshake_initiated:
             # The request cannot open a WebSocket, and uvicorn would leave the client without an answer.
+            self.receiving_body = False
             self._refuse(400, "Upgrade: a WebSocket is opened with GET")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer, and end the connection."""
+        """Answer, where an answer may be written now, and end the connection."""
         self._stop_timer()
-        body = json.dumps({"error": message}).encode()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(
-            body
-        )
-        self.transport.write(STATUS_LINE[status] + head + body)
+        if not self.cycle.response_started if self.receiving_body else self._is_answered():
+            body = json.dumps({"error": message}).encode()
+            head = "content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + (head % len(body)).encode() + body)
         self.transport.close()
+        self._stop_answering()
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

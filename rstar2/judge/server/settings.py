@@ -18,6 +18,8 @@ class ServerLimits(BaseModel, extra="forbid"):
     """Of all requests that are being received at the same time."""
     read_s: float = 30.0
     """How long a client may take for a request's head, and be silent in the middle of its body."""
+    unread_s: float = 120.0
+    """How long a client may read nothing of an answer that is longer than its receive buffer."""
 
 
 class ServerSettings(BaseModel):

@@ -11,7 +11,7 @@ from support.waiting import wait_until
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.zygote_kinds import zygote_kind_for
-from rstar2.judge.schema import MAX_OUTPUT_BYTES, RunRequest, RunResult
+from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES, RunRequest, RunResult
 
 WRITABLE = ("/box", "/tmp", "/var/tmp", "/dev/shm")
 
@@ -82,6 +82,24 @@ def test_long_output_is_cut_and_says_so(strict: Sandbox) -> None:
     assert result.outcome == "ok"
     assert len(result.stdout) == MAX_OUTPUT_BYTES
     assert (result.stdout_truncated, result.stderr_truncated, result.stderr) == (True, False, "e\n")
+
+
+def test_what_json_writes_at_length_is_cut_sooner(strict: Sandbox) -> None:
+    """A NUL takes six bytes in JSON; lines of text are kept whole."""
+    size = MAX_OUTPUT_BYTES
+    code = f"""
+import sys
+print("\\0" * {size}, end="")
+print("\\n" * {size}, end="", file=sys.stderr)
+class Long:
+    def __repr__(self): return "\\0" * {size // 2}
+Long()
+"""
+    result = run(strict, code)
+    assert MAX_OUTPUT_JSON_BYTES - 12 <= 6 * len(result.stdout) <= MAX_OUTPUT_JSON_BYTES
+    assert (result.stdout_truncated, result.stderr_truncated, len(result.stderr)) == (True, False, size)
+    assert result.value
+    assert len(result.model_dump_json()) < 3 * MAX_OUTPUT_JSON_BYTES + 1000
 
 
 def test_endless_output_is_an_outcome_of_its_own(strict: Sandbox) -> None:

@@ -39,7 +39,7 @@ def strict_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHan
         folder=str(tmp_path_factory.mktemp("limits")),
         workers=1,
         hosts=["here"],
-        limits=ServerLimits(read_s=1.0, max_body_bytes=BODY_BUDGET),
+        limits=ServerLimits(read_s=1.0, unread_s=1.0, max_body_bytes=BODY_BUDGET),
         max_log_bytes=MAX_LOG_BYTES,
     )
     process, handle = start_service(settings)
@@ -71,10 +71,23 @@ def said(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
         return read_all(connection)
 
 
-def test_a_long_head_is_refused_early_and_holds_up_nobody(strict_limits: JudgeHandle) -> None:
+CHUNKED = "HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        "GET / HTTP/1.1\r\nHost: localhost\r\nX: ",
+        f"POST /v1/runs {CHUNKED}2\r\n{{}}\r\n0\r\nX: ",
+        f"POST /nothing {CHUNKED}0\r\nX: ",
+        f"POST /v1/runs {CHUNKED}2;",
+    ],
+    ids=["head", "trailer", "trailer-after-the-answer", "chunk"],
+)
+def test_a_long_head_is_refused_early_and_holds_up_nobody(strict_limits: JudgeHandle, begun: str) -> None:
     sent = 0
     with dial(strict_limits) as connection, httpx.Client(base_url=strict_limits.url) as http:
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+        connection.sendall(begun.encode())
         try:
             for _ in range(128):
                 connection.sendall(b"a" * (1 << 20))
@@ -105,6 +118,40 @@ def test_a_connection_on_which_nothing_comes_ends(
     with dial(strict_limits) as connection:
         connection.sendall(begun.encode())
         assert read_all(connection)[9:12] == status
+
+
+def test_an_answer_is_written_once(strict_limits: JudgeHandle) -> None:
+    """Where a trailer is too long once its request was answered, the connection ends and no more is said."""
+    answer = said(strict_limits, f"POST /nothing {CHUNKED}0\r\nX: 1", b"a" * (1 << 20))
+    assert answer.count(b"HTTP/1.1") <= 1
+
+
+def test_requests_sent_ahead_are_few(strict_limits: JudgeHandle) -> None:
+    """Each costs far more than its bytes while it waits for the answers before it."""
+    body = b'{"code": "import time; time.sleep(0.5)"}'
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    ahead = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert said(strict_limits, head, body + 8 * ahead + last).count(b"HTTP/1.1 200") == 10
+    answer = said(strict_limits, head, body + 5000 * ahead + last)
+    assert answer.startswith(b"HTTP/1.1 400")
+
+
+def test_a_client_that_reads_no_answers_is_gone_after_a_while(strict_limits: JudgeHandle) -> None:
+    with socket.socket() as connection:
+        address = httpx.URL(strict_limits.url)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(WAIT_S)
+        connection.connect((address.host, address.port))
+        # More than the buffers of both sockets take.
+        runs = b'{"runs": [%b]}' % b",".join([b'{"code": "print(\'a\' * (1 << 20))"}'] * 8)
+        head = f"POST /v1/runs/batch HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(runs)}\r\n\r\n"
+        connection.sendall(head.encode() + runs)
+        deadline = time.monotonic() + WAIT_S
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):  # noqa: PT012
+            while time.monotonic() < deadline:
+                connection.sendall(b"\r\n")
+                time.sleep(0.1)
 
 
 def test_a_head_that_trickles_ends(strict_limits: JudgeHandle) -> None:
@@ -208,6 +255,19 @@ def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
     log = (Path(strict_limits.folder) / "logs" / "api.log").read_text()
     assert "Invalid UTF-8" in log
     assert "Traceback" not in log
+
+
+def test_what_ends_a_connection_before_its_answer_writes_no_traceback(strict_limits: JudgeHandle) -> None:
+    body = b'{"code": "import time; time.sleep(0.2)"}'
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    second = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = said(strict_limits, head, body + second + b"no request\r\n")
+    assert answer.startswith(b"HTTP/1.1 400")
+    # Run after it: the first is over then.
+    with httpx.Client(base_url=strict_limits.url) as http:
+        assert http.post("/v1/runs", json={"code": "1"}, timeout=WAIT_S).status_code == 200
+    logs = Path(strict_limits.folder) / "logs"
+    assert not any("Traceback" in log.read_text() for log in logs.glob("api.log*"))
 
 
 @pytest.mark.parametrize(
