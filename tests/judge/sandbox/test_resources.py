@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import uuid
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import pytest
 from support.attacks import descendants
+from support.ordinary_user import OrdinaryUser
 from support.sandbox_worker import SandboxWorker
 from support.waiting import wait_until
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.host import users
 from rstar2.judge.sandbox.host.removal import Removal
+from rstar2.judge.sandbox.inside import processes
 from rstar2.judge.sandbox.inside.scratch import MAX_INODES, is_over_quota, remove_contents
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
@@ -97,6 +100,71 @@ def test_a_crowd_gets_no_more_of_a_processor_than_one_process(
     assert (many.outcome, one.outcome) == ("timeout", "timeout")
     # Equal parts, but for the beginning; a fiftieth without the bound.
     assert many.cpu_s < 6 * one.cpu_s
+
+
+_OBSERVED = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, bytes([255, 254, 253]), 0, 0, 0)
+"""
+_COMPUTE_BESIDE = {
+    "strict": """
+for _ in range(6):
+    if os.fork() == 0:
+        while True: pass
+""",
+    "landlock": """
+import hashlib, threading
+data = bytes(1 << 22)
+def compute():
+    while True: hashlib.sha256(data)
+for _ in range(6): threading.Thread(target=compute, daemon=True).start()
+""",
+}
+_UNTIL_NICED = """
+while os.getpriority(os.PRIO_PROCESS, 0) == 0: time.sleep(.01)
+os.write(1, b'niced')
+"""
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
+    start: Start, tier: Isolation
+) -> None:
+    worker = start(tier)
+    worker.open_session()
+    code = f"import os\n{_OBSERVED}{_COMPUTE_BESIDE[tier]}{_UNTIL_NICED}os._exit(0)"
+    result = worker.run(code, timeout_s=60)
+    assert (result.outcome, result.stdout) == ("ok", "niced"), result.stderr
+    assert worker.cell("1").outcome == "ok"
+
+
+def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
+    computing = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL)
+        for _ in range(6)
+    ]
+
+    def is_running(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[0] == b"R"
+
+    def pids() -> Iterator[int]:
+        for process in computing:
+            yield process.pid
+        for process in computing:
+            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+
+    try:
+        wait_until(lambda: all(is_running(process.pid) for process in computing))
+        processes.bound_share(pids())
+        return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in computing]
+    finally:
+        for process in computing:
+            process.kill()
+            process.wait()
+
+
+def test_a_process_that_nices_itself_while_it_is_bounded_does_no_harm(landlock_user: OrdinaryUser) -> None:
+    assert landlock_user.do(_nice_while_they_are_bounded) == [19] * 6
 
 
 _COMPUTE = """
