@@ -138,6 +138,24 @@ def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_n
     assert worker.cell("1").outcome == "ok"
 
 
+_HIDE = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+print([libc.prctl(4, value, 0, 0, 0) for value in (1, 0)], libc.prctl(3, 0, 0, 0, 0))
+end = time.process_time() + .3
+while time.process_time() < end: pass
+"""
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_process_cannot_hide_from_its_zygote(start: Start, tier: Isolation) -> None:
+    worker = start(tier)
+    worker.open_session()
+    for result in (worker.run(_HIDE, timeout_s=60), worker.cell(_HIDE), worker.cell(_HIDE)):
+        assert (result.outcome, result.stdout) == ("ok", "[0, -1] 1\n"), result.stderr
+        assert result.cpu_s >= 0.29
+
+
 def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
     computing = [
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL)

@@ -54,8 +54,12 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def precise_cpu_seconds(pid: int) -> float:
     """As `cpu_seconds`, of one process; its own part is not rounded to ticks."""
-    fields = _stat_fields(f"/proc/{pid}/stat")
-    return own_cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) / _TICKS
+    own = own_cpu_seconds(pid)
+    try:
+        fields = _stat_fields(f"/proc/{pid}/stat")
+    except OSError:  # it hides
+        return own
+    return own + (int(fields[13]) + int(fields[14])) / _TICKS
 
 
 def own_cpu_seconds(pid: int) -> float:
