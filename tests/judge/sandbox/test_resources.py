@@ -19,7 +19,7 @@ from support.waiting import wait_until
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.host import users
 from rstar2.judge.sandbox.host.removal import Removal
-from rstar2.judge.sandbox.inside import processes
+from rstar2.judge.sandbox.inside import processes, scratch
 from rstar2.judge.sandbox.inside.scratch import MAX_INODES, is_over_quota, remove_contents
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
@@ -336,6 +336,49 @@ def test_a_sessions_files_take_no_more_than_its_memory(start: Start) -> None:
     full = worker.cell(write.format(40))
     assert full.outcome in ("error", "memory")
     assert len(full.stdout.splitlines()) <= 32
+
+
+_EVADE = f"""
+import ctypes, os, threading
+os.mkdir('0')
+kept = os.open('0', os.O_RDONLY)
+rename = ctypes.CDLL(None).rename
+def move():
+    n = 0
+    while True:
+        rename(b'%d' % n, b'%d' % (n + 1))
+        n += 1
+threading.Thread(target=move, daemon=True).start()
+for n in range({MAX_INODES + 1}): os.mkdir(str(n), dir_fd=kept)
+os.write(1, b'filled')
+threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_folders_that_are_moved_all_the_time_count(start: Start) -> None:
+    worker = start("landlock")
+    result = worker.run(_EVADE, timeout_s=120)
+    assert result.outcome == "output_limit", result.stderr
+    assert worker.run("1").outcome == "ok"
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_vanishes_while_it_is_counted_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    scandir = os.scandir
+
+    def scan_and_move(folder: int) -> contextlib.AbstractContextManager[list[os.DirEntry[str]]]:
+        with scandir(folder) as entries:
+            found = list(entries)
+        os.rename("before", "after", src_dir_fd=folder, dst_dir_fd=folder)
+        return contextlib.nullcontext(found)
+
+    path = tmp_path / "before"
+    path.mkdir() if is_folder else path.touch()
+    monkeypatch.setattr(scratch.os, "scandir", scan_and_move)
+    assert is_over_quota(str(tmp_path)) is None
 
 
 @pytest.mark.slow
