@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -277,7 +278,7 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
     landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del landlock
-    monkeypatch.setattr(Removal, "sweep", lambda self: None)
+    monkeypatch.setattr(Removal, "sweep", lambda self, *, wait=True: None)
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
     jail = sandbox._open_jail()
@@ -317,6 +318,33 @@ for name in 'ab':
 print('filled', flush=True)
 import time; time.sleep(60)
 """
+
+
+def test_sessions_that_end_together_do_not_wait_for_their_files_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_s = 60.0
+    monkeypatch.setattr("rstar2.judge.sandbox.host.removal._WAIT_S", wait_s)
+    monkeypatch.setattr("rstar2.judge.sandbox.host.removal._CLOSE_S", 0.0)
+    # In place of the process that removes: one that takes longer than everything here.
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    try:
+        sandbox.start()
+    except Failure as error:
+        pytest.skip(f"this machine does not offer the tier: {error.message}")
+    for _ in range(12):
+        sandbox.open_session(kind="bare").run_cell("open('left', 'w')", 60, "leave")
+    slow = subprocess.Popen(command)
+    sandbox._removal._process = slow
+    try:
+        began = time.monotonic()
+        sandbox.close()
+        assert time.monotonic() - began < wait_s
+    finally:
+        slow.kill()
+        slow.wait()
+    assert len(list((tmp_path / "removed").iterdir())) == 12
 
 
 def test_the_files_of_a_program_or_session_are_limited_together(landlock: Sandbox) -> None:
