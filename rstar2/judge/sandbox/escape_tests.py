@@ -87,6 +87,7 @@ def signal_on_input_by_ioctl():
 def enlarge_pipe(): return fcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)
 def make_device(): return os.mknod("sda", 0o060600, os.makedev(8, 0)) is None
 # Last, because with these an attempt after them would no longer find its target.
+def hide(): return libc.prctl(4, 0, 0, 0, 0) == 0
 def new_user_namespace(): return libc.unshare(0x10000000) == 0
 def change_root(): return os.chroot("/tmp") is None
 out = []

@@ -84,7 +84,7 @@ class Sandbox:
         self._root.mkdir(parents=True, exist_ok=True)
         # What sessions and programs of a killed worker left.
         for path in self._root.glob("session*"):
-            self._removal.take(path)
+            self._removal.take(path, wait=False)
         self._removal.sweep()
         reasons = []
         for tier in self._tiers:
@@ -245,6 +245,7 @@ class Sandbox:
     def _work_dir(self, spec: JailSpec, session: int) -> str:
         if not session or spec["tier"] == "strict":
             return spec["work_dir"]
+        self._removal.sweep()
         folder = self._root / f"session{session}"
         folder.mkdir(exist_ok=True)
         return str(folder)
@@ -338,7 +339,7 @@ class Sandbox:
         del self._sessions[number]
         cgroup.close()
         if work_dir.is_relative_to(self._root):
-            self._removal.take(work_dir)
+            self._removal.take(work_dir, wait=False)
 
     def _drop_jail(self, reason: str = "") -> None:
         """Kill everything inside, for a reason where it was not planned. The next program has a new jail built."""

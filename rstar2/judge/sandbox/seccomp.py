@@ -70,8 +70,9 @@ _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 # What libc and Python ask of terminals and streams; not TIOCSTI and the like.
 _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
-# Names, dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
-_PRCTLS = (2, 3, 4, 15, 16, 21, 29, 30, 39, 0x53564D41)
+# Names, reading dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
+_PRCTLS = (2, 3, 15, 16, 21, 29, 30, 39, 0x53564D41)
+_PR_SET_DUMPABLE = 4
 # fcntl: duplicates, flags, locks, and the sizes and seals that exist. Not leases, which make every other opener of the
 # file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other processes; not
 # larger pipes, which are kernel memory that no limit of the program counts.
@@ -163,6 +164,9 @@ def _common() -> _Rules:
     rules.refuse("setpriority", rules.unless(1, 0))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
+    # Its zygote could not see a process that is not dumpable, nor what it uses.
+    rules.allow("prctl", rules.when(0, _PR_SET_DUMPABLE), rules.when(1, 1))
+    rules.refuse("prctl", rules.when(0, _PR_SET_DUMPABLE), rules.unless(1, 1))
     return rules
 
 

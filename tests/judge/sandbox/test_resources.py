@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.attacks import descendants
+from support.ordinary_user import OrdinaryUser
 from support.sandbox_worker import SandboxWorker
 from support.waiting import wait_until
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.host import users
 from rstar2.judge.sandbox.host.removal import Removal
+from rstar2.judge.sandbox.inside import processes, scratch
 from rstar2.judge.sandbox.inside.scratch import MAX_INODES, is_over_quota, remove_contents
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
@@ -97,6 +101,89 @@ def test_a_crowd_gets_no_more_of_a_processor_than_one_process(
     assert (many.outcome, one.outcome) == ("timeout", "timeout")
     # Equal parts, but for the beginning; a fiftieth without the bound.
     assert many.cpu_s < 6 * one.cpu_s
+
+
+_OBSERVED = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, bytes([255, 254, 253]), 0, 0, 0)
+"""
+_COMPUTE_BESIDE = {
+    "strict": """
+for _ in range(6):
+    if os.fork() == 0:
+        while True: pass
+""",
+    "landlock": """
+import hashlib, threading
+data = bytes(1 << 22)
+def compute():
+    while True: hashlib.sha256(data)
+for _ in range(6): threading.Thread(target=compute, daemon=True).start()
+""",
+}
+_UNTIL_NICED = """
+while os.getpriority(os.PRIO_PROCESS, 0) == 0: time.sleep(.01)
+os.write(1, b'niced')
+"""
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
+    start: Start, tier: Isolation
+) -> None:
+    worker = start(tier)
+    worker.open_session()
+    code = f"import os\n{_OBSERVED}{_COMPUTE_BESIDE[tier]}{_UNTIL_NICED}os._exit(0)"
+    result = worker.run(code, timeout_s=60)
+    assert (result.outcome, result.stdout) == ("ok", "niced"), result.stderr
+    assert worker.cell("1").outcome == "ok"
+
+
+_HIDE = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+print([libc.prctl(4, value, 0, 0, 0) for value in (1, 0)], libc.prctl(3, 0, 0, 0, 0))
+end = time.process_time() + .3
+while time.process_time() < end: pass
+"""
+
+
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
+def test_a_process_cannot_hide_from_its_zygote(start: Start, tier: Isolation) -> None:
+    worker = start(tier)
+    worker.open_session()
+    for result in (worker.run(_HIDE, timeout_s=60), worker.cell(_HIDE), worker.cell(_HIDE)):
+        assert (result.outcome, result.stdout) == ("ok", "[0, -1] 1\n"), result.stderr
+        assert result.cpu_s >= 0.29
+
+
+def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
+    computing = [
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL)
+        for _ in range(6)
+    ]
+
+    def is_running(pid: int) -> bool:
+        return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[0] == b"R"
+
+    def pids() -> Iterator[int]:
+        for process in computing:
+            yield process.pid
+        for process in computing:
+            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+
+    try:
+        wait_until(lambda: all(is_running(process.pid) for process in computing))
+        processes.bound_share(pids())
+        return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in computing]
+    finally:
+        for process in computing:
+            process.kill()
+            process.wait()
+
+
+def test_a_process_that_nices_itself_while_it_is_bounded_does_no_harm(landlock_user: OrdinaryUser) -> None:
+    assert landlock_user.do(_nice_while_they_are_bounded) == [19] * 6
 
 
 _COMPUTE = """
@@ -191,7 +278,7 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
     landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del landlock
-    monkeypatch.setattr(Removal, "sweep", lambda self: None)
+    monkeypatch.setattr(Removal, "sweep", lambda self, *, wait=True: None)
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
     jail = sandbox._open_jail()
@@ -233,6 +320,33 @@ import time; time.sleep(60)
 """
 
 
+def test_sessions_that_end_together_do_not_wait_for_their_files_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_s = 60.0
+    monkeypatch.setattr("rstar2.judge.sandbox.host.removal._WAIT_S", wait_s)
+    monkeypatch.setattr("rstar2.judge.sandbox.host.removal._CLOSE_S", 0.0)
+    # In place of the process that removes: one that takes longer than everything here.
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
+    try:
+        sandbox.start()
+    except Failure as error:
+        pytest.skip(f"this machine does not offer the tier: {error.message}")
+    for _ in range(12):
+        sandbox.open_session(kind="bare").run_cell("open('left', 'w')", 60, "leave")
+    slow = subprocess.Popen(command)
+    sandbox._removal._process = slow
+    try:
+        began = time.monotonic()
+        sandbox.close()
+        assert time.monotonic() - began < wait_s
+    finally:
+        slow.kill()
+        slow.wait()
+    assert len(list((tmp_path / "removed").iterdir())) == 12
+
+
 def test_the_files_of_a_program_or_session_are_limited_together(landlock: Sandbox) -> None:
     result = landlock.run(RunRequest(code=_FILL, timeout_s=60), "a")
     assert (result.outcome, result.stdout) == ("output_limit", "filled\n")
@@ -250,6 +364,49 @@ def test_a_sessions_files_take_no_more_than_its_memory(start: Start) -> None:
     full = worker.cell(write.format(40))
     assert full.outcome in ("error", "memory")
     assert len(full.stdout.splitlines()) <= 32
+
+
+_EVADE = f"""
+import ctypes, os, threading
+os.mkdir('0')
+kept = os.open('0', os.O_RDONLY)
+rename = ctypes.CDLL(None).rename
+def move():
+    n = 0
+    while True:
+        rename(b'%d' % n, b'%d' % (n + 1))
+        n += 1
+threading.Thread(target=move, daemon=True).start()
+for n in range({MAX_INODES + 1}): os.mkdir(str(n), dir_fd=kept)
+os.write(1, b'filled')
+threading.Event().wait()
+"""
+
+
+@pytest.mark.slow
+def test_folders_that_are_moved_all_the_time_count(start: Start) -> None:
+    worker = start("landlock")
+    result = worker.run(_EVADE, timeout_s=120)
+    assert result.outcome == "output_limit", result.stderr
+    assert worker.run("1").outcome == "ok"
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_vanishes_while_it_is_counted_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    scandir = os.scandir
+
+    def scan_and_move(folder: int) -> contextlib.AbstractContextManager[list[os.DirEntry[str]]]:
+        with scandir(folder) as entries:
+            found = list(entries)
+        os.rename("before", "after", src_dir_fd=folder, dst_dir_fd=folder)
+        return contextlib.nullcontext(found)
+
+    path = tmp_path / "before"
+    path.mkdir() if is_folder else path.touch()
+    monkeypatch.setattr(scratch.os, "scandir", scan_and_move)
+    assert is_over_quota(str(tmp_path)) is None
 
 
 @pytest.mark.slow

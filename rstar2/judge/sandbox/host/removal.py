@@ -31,8 +31,12 @@ class Removal:
         self._folder = root / "removed"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def take(self, path: Path) -> None:
-        """Rename a folder, if it exists, and remove it. OSError where it cannot be renamed."""
+    def take(self, path: Path, *, wait: bool = True) -> None:
+        """Rename a folder, if it exists, and remove it. OSError where it cannot be renamed.
+
+        Args:
+            wait: as for `sweep`.
+        """
         with contextlib.suppress(FileNotFoundError):
             try:
                 path.rmdir()
@@ -41,14 +45,18 @@ class Removal:
                     raise
                 self._folder.mkdir(exist_ok=True)
                 path.rename(self._folder / uuid.uuid4().hex)
-                self.sweep()
+                self.sweep(wait=wait)
 
-    def sweep(self) -> None:
-        """Remove what was taken away so far, also by an earlier worker in the same folder."""
+    def sweep(self, *, wait: bool = True) -> None:
+        """Remove what was taken away so far, also by an earlier worker in the same folder.
+
+        Args:
+            wait: where too much is left, wait a while for less of it; not for those who take many folders in turn.
+        """
         waiting = len(os.listdir(self._folder)) if self._folder.exists() else 0
         if self._process is not None:
             # Whoever leaves folders faster than they can be removed has to wait.
-            self._wait(_WAIT_S if waiting > _MOST_WAITING else 0.0)
+            self._wait(_WAIT_S if wait and waiting > _MOST_WAITING else 0.0)
         if not waiting or self._process is not None:
             return
         start = (
@@ -61,7 +69,7 @@ class Removal:
 
     def close(self) -> None:
         """Wait a moment for the process, which otherwise continues alone."""
-        self.sweep()
+        self.sweep(wait=False)
         self._wait(_CLOSE_S)
 
     def _wait(self, seconds: float) -> None:

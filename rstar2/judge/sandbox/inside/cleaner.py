@@ -39,23 +39,24 @@ class Cleaner:
 
     def clean(self) -> bool:
         """As Scratch.clean."""
-        return self._ask("clean")
+        return bool(self._ask("clean"))
 
     def take_snapshot(self) -> None:
         """As Scratch.take_snapshot."""
         self._ask("take snapshot")
 
-    def is_over_quota(self, folder: str) -> bool:
+    def is_over_quota(self, folder: str) -> bool | None:
         """As scratch.is_over_quota."""
         return self._ask("is over quota", folder)
 
-    def _ask(self, *question: str) -> bool:
+    def _ask(self, *question: str) -> bool | None:
         # An end for this answer alone: another zygote may be asking at the same time.
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             wire.send(self._socket, question, (theirs.fileno(),))
             theirs.close()
-            return bool(wire.receive(ours)[0])
+            answer: bool | None = wire.receive(ours)[0]
+            return answer
         finally:
             theirs.close()
             ours.close()
@@ -65,6 +66,7 @@ def _serve(requests: _socket.socket, scratch: Scratch) -> NoReturn:
     syscalls.prctl(syscalls.PR_SET_PDEATHSIG, _SIGKILL)
     os.closerange(3, requests.fileno())
     os.closerange(requests.fileno() + 1, 1 << 16)
+    answer: bool | None
     while True:
         try:
             question, (fd,) = wire.receive(requests)

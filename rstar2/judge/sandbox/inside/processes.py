@@ -54,8 +54,12 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def precise_cpu_seconds(pid: int) -> float:
     """As `cpu_seconds`, of one process; its own part is not rounded to ticks."""
-    fields = _stat_fields(f"/proc/{pid}/stat")
-    return own_cpu_seconds(pid) + (int(fields[13]) + int(fields[14])) / _TICKS
+    own = own_cpu_seconds(pid)
+    try:
+        fields = _stat_fields(f"/proc/{pid}/stat")
+    except OSError:  # it hides
+        return own
+    return own + (int(fields[13]) + int(fields[14])) / _TICKS
 
 
 def own_cpu_seconds(pid: int) -> float:
@@ -82,32 +86,35 @@ def waits_for_cell(pid: int) -> bool:
 def bound_share(pids: Iterable[int]) -> None:
     """Where more than a few tasks of these processes compute, give them together the weight of one.
 
-    Only the niceness is raised, which needs no rights; what they start later inherits it.
+    Only the niceness is raised, which needs no rights. Tasks that wait get it too, because what they start inherits
+    it: a program could otherwise have ever new processes that were not seen yet.
     """
-    computing = []
+    tasks = []
+    computing = 0
     for pid in pids:
         try:
             for task in os.listdir(f"/proc/{pid}/task"):
                 fields = _stat_fields(f"/proc/{pid}/task/{task}/stat")
-                if fields[0] == "R":
-                    computing.append((int(task), int(fields[16])))
+                tasks.append((int(task), int(fields[16])))
+                computing += fields[0] == b"R"
         except OSError:
             continue
-    if len(computing) <= _FREE_TASKS:
+    if computing <= _FREE_TASKS:
         return
     nice = 0
-    while nice < _MAX_NICE and _NICE_STEP**nice < len(computing):
+    while nice < _MAX_NICE and _NICE_STEP**nice < computing:
         nice += 1
-    for task_id, before in computing:
+    for task_id, before in tasks:
         if before < nice:
             try:
                 os.setpriority(os.PRIO_PROCESS, task_id, nice)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):  # it has ended, or niced itself further meanwhile
                 continue
 
 
-def _stat_fields(path: str) -> list[str]:
+def _stat_fields(path: str) -> list[bytes]:
     """The fields of proc_pid_stat(5) from the third on: 0 is the state, 11 and 12 are a process's own times, 13 and
     14 those of its children, 16 is its niceness."""
-    with open(path) as stat:
-        return stat.read().rsplit(")", 1)[1].split()
+    # Not as text: the second field is a name that a program chooses, of any bytes.
+    with open(path, "rb") as stat:
+        return stat.read().rsplit(b")", 1)[1].split()

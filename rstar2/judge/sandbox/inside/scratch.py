@@ -96,17 +96,31 @@ def _collect_sockets() -> None:
         end.close()
 
 
-def is_over_quota(folder: str) -> bool:
-    """Whether there is more below a folder, in which a program may be writing, than one may keep."""
+class _Moved(Exception):
+    """A file or folder was no longer there when it was its turn."""
+
+
+def is_over_quota(folder: str) -> bool | None:
+    """Whether there is more below a folder, in which a program may be writing, than one may keep.
+
+    None: not by what was seen, but what is there was moved or removed meanwhile.
+    """
     try:
         here = os.open(folder, _FOLDER)
     except OSError:
         return False
-    return not _fits(here, [MAX_INODES, MAX_MB << 20], _MAX_DEPTH)
+    try:
+        return not _fits(here, [MAX_INODES, MAX_MB << 20], _MAX_DEPTH)
+    except _Moved:
+        return None
 
 
 def _fits(here: int, left: list[int], depth: int) -> bool:
-    """Subtract what is below an open folder, which this closes, from the inodes and bytes that are left."""
+    """Subtract what is below an open folder, which this closes, from the inodes and bytes that are left.
+
+    Raises:
+        _Moved: something could not be counted.
+    """
     folders = []
     try:
         with os.scandir(here) as entries:
@@ -126,17 +140,17 @@ def _fits(here: int, left: list[int], depth: int) -> bool:
 def _bytes_on_disk(entry: os.DirEntry[str]) -> int:
     try:
         return entry.stat(follow_symlinks=False).st_blocks * 512
-    except FileNotFoundError:
-        return 0
+    except FileNotFoundError as error:
+        raise _Moved from error
 
 
 def _open_folders(names: list[str], here: int) -> Iterator[int]:
-    """Open folders one after the other, also those that their owner may not read; not those that vanished."""
+    """Open folders one after the other, also those that their owner may not read."""
     for name in names:
         try:
             handle = os.open(name, _FOLDER | os.O_PATH, dir_fd=here)
-        except OSError:
-            continue
+        except OSError as error:
+            raise _Moved from error
         try:
             # By this handle, since the program may put a link in place of the name.
             path = f"/proc/self/fd/{handle}"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # What a process forked for a program has to run.
     Forked = program.Program | session.CellLoop
 
-_SIGINT, _SIGKILL = 2, 9
+_SIGINT, _SIGKILL, _SIGCONT, _SIGSTOP = 2, 9, 18, 19
 _CHECK_S = 0.1
 """Least time between checks of what programs use; a random time is added, so that none can prepare for it."""
 _CHECK_SHARE = 4
@@ -295,9 +295,18 @@ class Zygote:
         """Bound a program's share of the processors, and end it if it has filled the disk."""
         processes.bound_share([child.pid, *processes.descendants(child.roots())])
         # In the strict tier the file system has a quota.
-        if self._own_pids < 0 and not child.over_quota and self._cleaner.is_over_quota(child.work_dir):
+        if self._own_pids < 0 and not child.over_quota and self._is_over_quota(child):
             child.over_quota = True
             self._kill(child)
+
+    def _is_over_quota(self, child: _Child) -> bool:
+        over = self._cleaner.is_over_quota(child.work_dir)
+        if over is None:
+            # A program that moves its folders all the time must stand still to be counted.
+            os.kill(child.pid, _SIGSTOP)
+            over = self._cleaner.is_over_quota(child.work_dir)
+            os.kill(child.pid, _SIGCONT)
+        return bool(over)
 
     def _kill(self, child: _Child) -> None:
         """Kill a program and all it started. Its end is reported like any other."""
