@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -178,9 +179,21 @@ def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> No
     from rstar2.chat.screen import Screen
 
     screen = Screen(conversation.codec, out, err)
+    asked_to_end = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal asked_to_end
+        asked_to_end = True
+        signal.raise_signal(signal.SIGINT)  # asyncio ends its tasks at this one, in order
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
     except BaseException:
         screen.stop()
+        if asked_to_end:
+            sys.exit(128 + signal.SIGTERM)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
     screen.end(trace)

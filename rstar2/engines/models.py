@@ -53,6 +53,16 @@ def find_model(named: str) -> Path | None:
     return folder
 
 
+def model_name(folder: Path) -> str:
+    """What tells a model's folder from others: its own name, or in a run the run's and the stage's: demo-stage3."""
+    folder = folder.resolve()
+    for run in folder.parents:
+        with contextlib.suppress(UserError):
+            load_config(run)
+            return "-".join([run.name, *(part for part in folder.relative_to(run).parts if part != "model")])
+    return folder.name
+
+
 def _recorded(record: Path) -> Path:
     """The model folder that a run's model.json names, from the run's folder on."""
     try:

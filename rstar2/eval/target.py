@@ -15,7 +15,7 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
-from rstar2.engines.models import ServerModel, find_model, local_model, open_folder, open_server
+from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.prompts import ChatCodec
 
@@ -92,11 +92,14 @@ def open_target(
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
         served = server.served
-        return Opened.of(server.engine, server.codec, name=served.model, root=served.root, **digest)
+        # vLLM names a model that it was given no name for after the folder.
+        named_by_folder = server.folder is not None and served.model == served.root
+        name = model_name(Path(served.root)) if named_by_folder else served.model
+        return Opened.of(server.engine, server.codec, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)
     engine, codec = open_folder(folder, in_flight)
-    name = folder.resolve().name if find_model(target.model) else target.model
+    name = model_name(folder) if find_model(target.model) else target.model
     return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import os
 import pty
 import re
@@ -13,8 +14,9 @@ import subprocess
 import sys
 import termios
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,34 @@ def test_a_failed_call_is_shown_as_failed(standin: StandIn, judge: JudgeHandle) 
 def test_a_cut_answer_says_so(standin: StandIn, judge: JudgeHandle) -> None:
     asked = _ask(standin, "--judge", judge.url, "--max-tokens", "3", "--question", "Hello")
     assert "out of tokens" in asked.stderr
+
+
+def test_no_warning_of_a_library_appears_in_a_chat(
+    standin: StandIn, judge: JudgeHandle, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The model of the stand-in answers in this process, and warns as a library does."""
+    from transformers.utils import logging as theirs
+
+    records: list[logging.LogRecord] = []
+    listener = logging.Handler()
+    listener.emit = records.append  # type: ignore[method-assign]
+    verbosity, plain = theirs.get_verbosity(), standin.model
+
+    def model(prompt: list[int]) -> list[int]:
+        warnings.warn("an argument is deprecated", FutureWarning, stacklevel=1)
+        theirs.get_logger("transformers.generation").warning("a flag is ignored")
+        return plain(prompt)
+
+    standin.model = model
+    logging.getLogger("transformers").addHandler(listener)
+    try:
+        theirs.set_verbosity_warning()
+        assert "this is question 1" in _ask(standin, "--judge", judge.url, "--question", "Hello").stdout
+    finally:
+        logging.getLogger("transformers").removeHandler(listener)
+        theirs.set_verbosity(verbosity)
+    assert [str(each.message) for each in recwarn if "deprecated" in str(each.message)] == []
+    assert [record.getMessage() for record in records] == []
 
 
 UP, DOWN = b"\x1b[A", b"\x1b[B"
@@ -183,6 +213,13 @@ class Terminal:
     def ends_with(self, code: int) -> None:
         assert self.process.wait(timeout=60) == code
 
+    def rest(self) -> str:
+        """All that an ended chat wrote after the words that were last waited for."""
+        with suppress(OSError):  # how a terminal ends that nothing writes to any more
+            while piece := os.read(self._terminal, 65536):
+                self.seen += self._decoder.decode(piece)
+        return self.seen
+
 
 @contextmanager
 def _terminal(*words: str, kind: str = "dumb") -> Iterator[Terminal]:
@@ -239,6 +276,19 @@ def test_ctrl_c_stops_the_answer_and_the_next_one_leaves(standin: StandIn, judge
         person.wait_for("›")
         person.interrupts_the_prompt()
         person.ends_with(130)
+
+
+@pytest.mark.slow
+def test_a_chat_that_is_asked_to_end_in_an_answer_ends_without_a_traceback(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    with _terminal("--url", standin.url, "--judge", judge.url) as person:
+        standin.delay_s = 0.5
+        person.type("a slow one")
+        person.wait_for("th")
+        person.process.send_signal(signal.SIGTERM)
+        person.ends_with(128 + signal.SIGTERM)
+        assert "Traceback" not in person.rest()
 
 
 @pytest.mark.slow

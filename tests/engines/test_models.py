@@ -11,7 +11,7 @@ import pytest
 from support.commands import rstar2
 from support.optional import needs
 
-from rstar2.engines.models import find_model, local_model
+from rstar2.engines.models import find_model, local_model, model_name
 from rstar2.errors import UserError
 from rstar2.files import write_json
 
@@ -45,6 +45,21 @@ def test_the_folder_of_a_run_of_sft_is_that_of_its_only_stage() -> None:
     write_json(Path("runs/sft/config.json"), {"kind": "sft", "config": {}})
     write_json(Path("runs/sft/model/config.json"), {})
     assert find_model("runs/sft") == Path("runs/sft/model")
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("runs/done/stage2/model", "done-stage2"),
+        ("runs/sft/model", "sft"),
+        ("runs/done/base", "done-base"),
+        ("elsewhere/qwen", "qwen"),
+        ("elsewhere/model", "model"),
+    ],
+)
+def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name: str) -> None:
+    write_json(Path("runs/sft/config.json"), {"kind": "sft", "config": {}})
+    assert model_name(Path(folder)) == name
 
 
 @pytest.mark.parametrize(
