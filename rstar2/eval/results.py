@@ -31,7 +31,8 @@ class Row:
     failed_calls: int
     lost_calls: int
     read_by: str
-    paper_correct: bool
+    paper_correct: bool | None
+    """None for a trace of a version that did not look."""
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -46,7 +47,7 @@ class Row:
             failed_calls=trace.failed_calls,
             lost_calls=trace.lost_calls,
             read_by=trace.read_by,
-            paper_correct=bool(trace.paper_correct),
+            paper_correct=trace.paper_correct,
         )
 
     @property
@@ -94,10 +95,8 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "samples": len(rows),
         "n": min(len(group) for group in groups.values()),
         "correct": len(right),
-        "paper_accuracy": statistics.avg_at_n(
-            [[row.paper_correct for row in group] for group in groups.values()]
-        ).mean,
-        "read_by": dict(Counter(row.read_by for row in rows if not row.no_answer)),
+        "paper_accuracy": _paper_accuracy(groups),
+        "read_by": dict(Counter(row.read_by for row in rows if row.read_by and not row.no_answer)),
         "pass@k": _pass_at_k(correct),
         "maj@n": _maj_at_n(groups, correct),
         "failed_call_ratio_correct": _share(sum(row.failed_calls for row in right), calls_right),
@@ -135,6 +134,15 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
+
+
+def _paper_accuracy(groups: dict[str, list[Row]]) -> float | None:
+    known = [
+        [row.paper_correct for row in group if row.paper_correct is not None] for group in groups.values()
+    ]
+    if any(len(right) < len(group) for right, group in zip(known, groups.values(), strict=True)):
+        return None
+    return statistics.avg_at_n(known).mean
 
 
 def _pass_at_k(correct: list[list[bool]]) -> dict[str, float]:

@@ -51,7 +51,7 @@ def _rows_table(names: Sequence[str], summaries: Sequence[dict[str, str]]) -> Ta
 
 
 def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
-    """A summary as label → text; what is not a number is a dash."""
+    """A summary as label → text; what is not a number, or was not measured yet when it was written, is a dash."""
     if not summary["samples"]:
         return {"samples": "0"}
     lines = {
@@ -63,8 +63,9 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
     lines |= {f"pass@{k}": percent(value) for k, value in summary["pass@k"].items() if k != "1"}
     lines |= {
         "problems × samples": f"{summary['problems']:,} × {summary['n']}",
-        "avg@n, paper's reading rule": percent(summary["paper_accuracy"]),
-        "answers read by rule": ", ".join(f"{rule} {n:,}" for rule, n in summary["read_by"].items()) or "–",
+        "avg@n, paper's reading rule": percent(summary.get("paper_accuracy")),
+        "answers read by rule": ", ".join(f"{rule} {n:,}" for rule, n in summary.get("read_by", {}).items())
+        or "–",
         "no answer": percent(summary["no_answer_share"]),
         "truncated": percent(summary["truncated_share"]),
         "could not verify": percent(summary["could_not_verify_share"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
+from rstar2.eval.tables import summary_lines
 from rstar2.trace import CallStatus, ToolCall, Trace, Turn
 
 
@@ -108,3 +109,14 @@ def test_a_lost_call_is_the_judges_fault_not_the_models(status: CallStatus, fail
     )
     made = Row.of(trace)
     assert (made.calls, made.failed_calls, made.lost_calls, made.tokens) == (1, failed, lost, 3)
+
+
+def test_traces_of_a_version_that_did_not_look_at_the_papers_rule_have_no_such_average() -> None:
+    known = summarise(by_problem(ROWS))
+    assert known["paper_accuracy"] == known["accuracy"]
+    assert known["read_by"] == {"paper": 7}
+    old = summarise(by_problem([row("a", 0, "correct", read_by="", paper_correct=None)]))
+    assert (old["paper_accuracy"], old["read_by"]) == (None, {})
+    for key in ("paper_accuracy", "read_by"):
+        del old[key]
+    assert summary_lines(old)["avg@n, paper's reading rule"] == "–"
