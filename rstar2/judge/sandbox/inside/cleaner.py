@@ -20,22 +20,31 @@ _SIGKILL = 9
 
 
 class Cleaner:
-    """The process, forked on creation, and the zygotes' end of a socket to it, which all of them use.
+    """The process, forked when it is first needed, and a socket to it, which the zygotes forked later use too.
 
+    For speed only: a zygote that shares its memory with nobody writes to it without copies.
     Its methods raise wire.Closed where the process is gone.
     """
 
     def __init__(self, scratch: Scratch) -> None:
-        self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                _serve(theirs, scratch)
-            except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
-                sys.excepthook(*sys.exc_info())
-            finally:
-                os._exit(1)
-        theirs.close()
+        self._scratch = scratch
+        self._socket: _socket.socket | None = None
+        self.pid = -1
+        """-1 until it runs."""
+
+    def _running(self) -> _socket.socket:
+        if self._socket is None:
+            self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+            self.pid = os.fork()
+            if self.pid == 0:
+                try:
+                    _serve(theirs, self._scratch)
+                except Exception:  # noqa: BLE001 - nothing above may run in this process, not even to print it
+                    sys.excepthook(*sys.exc_info())
+                finally:
+                    os._exit(1)
+            theirs.close()
+        return self._socket
 
     def clean(self) -> bool:
         """As Scratch.clean."""
@@ -43,7 +52,8 @@ class Cleaner:
 
     def take_snapshot(self) -> None:
         """As Scratch.take_snapshot."""
-        self._ask("take snapshot")
+        if self._socket is not None:
+            self._ask("take snapshot")
 
     def is_over_quota(self, folder: str) -> bool | None:
         """As scratch.is_over_quota."""
@@ -53,7 +63,7 @@ class Cleaner:
         # An end for this answer alone: another zygote may be asking at the same time.
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
-            wire.send(self._socket, question, (theirs.fileno(),))
+            wire.send(self._running(), question, (theirs.fileno(),))
             theirs.close()
             answer: bool | None = wire.receive(ours)[0]
             return answer

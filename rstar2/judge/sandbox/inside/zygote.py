@@ -126,7 +126,7 @@ class Zygote:
         self._cpus = spec["cpus"]
         self._cpu = -1
         self._children: dict[int, _Child] = {}
-        self._not_orphans = {cleaner.pid}
+        self._zygotes: set[int] = set()
         self._events = select.poll()
         self._events.register(control.fileno(), select.POLLIN)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY) if spec["tier"] == "strict" else -1
@@ -271,7 +271,9 @@ class Zygote:
         """CPU seconds of all programs of the jail, from its control group; 0 where there is none."""
         if self._usage < 0:
             return 0.0
-        ours = time.process_time() + processes.own_cpu_seconds(self._cleaner.pid)
+        ours = time.process_time()
+        if self._cleaner.pid > 0:
+            ours += processes.own_cpu_seconds(self._cleaner.pid)
         return processes.group_cpu_seconds(self._usage) - ours
 
     def _check_when_due(self) -> float | None:
@@ -320,8 +322,9 @@ class Zygote:
         _, status, usage = os.wait4(child.pid, 0)
         cpu = usage.ru_utime + usage.ru_stime
         if child.init is not None:
-            left = processes.cpu_seconds(processes.descendants([child.init.pid]))
-            cpu += max(left, child.left_s)
+            if self._usage < 0 or child.session:
+                left = processes.cpu_seconds(processes.descendants([child.init.pid]))
+                cpu += max(left, child.left_s)
             child.init.end()
         self._events.unregister(child.pidfd)
         os.close(child.pidfd)
@@ -371,7 +374,7 @@ class Zygote:
             The CPU seconds that they used.
         """
         cpu = 0.0
-        while left := processes.children(os.getpid()) - spared - self._not_orphans:
+        while left := processes.children(os.getpid()) - spared - self._zygotes - {self._cleaner.pid}:
             for pid in left:
                 os.kill(pid, _SIGKILL)
                 _, _, usage = os.wait4(pid, 0)
@@ -388,7 +391,7 @@ class Zygote:
                 afterwards.
         """
         if pid := os.fork():
-            self._not_orphans.add(pid)
+            self._zygotes.add(pid)
             for other in (fd, *groups):
                 os.close(other)
             return None
