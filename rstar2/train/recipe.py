@@ -13,6 +13,7 @@ import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
+from rstar2.judge.schema import MAX_TIMEOUT_S
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
@@ -43,7 +44,7 @@ class RolloutSettings(Strict):
     """Longer prompts are left out."""
     max_turns: int = Field(10, ge=1)
     temperature: float = Field(1.0, gt=0)
-    tool_timeout_s: float = Field(10.0, gt=0)
+    tool_timeout_s: float = Field(10.0, gt=0, le=MAX_TIMEOUT_S)
     """Wall-clock seconds a program may take."""
     traceback_lines: int = Field(20, ge=1)
     """Last lines of a traceback that the model sees."""

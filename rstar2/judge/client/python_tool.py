@@ -48,7 +48,7 @@ class PythonTool:
         )
 
     def _shown(self, result: RunResult) -> str:
-        """The four outcomes a model sees: output, no output, error with traceback, timeout."""
+        """What the model sees of a result: its output, then the traceback or the limit that ended it."""
         parts = [result.stdout.rstrip("\n")]
         if result.value is not None:
             parts.append(result.value)
