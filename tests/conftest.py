@@ -107,6 +107,6 @@ def codec(tokenizer: Any) -> ChatCodec:
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A real judge: Valkey, HTTP process, two workers."""
-    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
+    """A real judge: Valkey, HTTP process, two workers. Few tests need the libraries that others would wait for."""
+    with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle

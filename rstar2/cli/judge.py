@@ -33,6 +33,10 @@ Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
     typer.Option(help="The tier to run under; without it the best available, never none."),
 ]
+Preload = Annotated[
+    bool,
+    typer.Option(help="Load numpy, sympy, scipy and pandas before a program imports them, in idle workers."),
+]
 Url = Annotated[str | None, typer.Option(help="Another judge than the one that `judge up` started here.")]
 Token = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that it asks for.")]
 
@@ -67,6 +71,7 @@ def up(
         list[str] | None,
         typer.Option(help="A name, beside localhost, by which clients may call a judge without a token."),
     ] = None,
+    preload: Preload = True,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
 ) -> None:
     """Start a judge on this machine."""
@@ -88,6 +93,7 @@ def up(
         isolation=isolation,
         token=token,
         hosts=allow_host or [],
+        preload=preload,
         detached=detach,
     )
     process, judge = start_service(settings)
@@ -238,6 +244,7 @@ def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
     workers: Workers = 2,
     isolation: Tier = None,
+    preload: Preload = True,
     folder: Annotated[
         Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
     ] = None,
@@ -251,7 +258,12 @@ def worker(
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(
-        folder=str(place.resolve()), workers=workers, redis_url=redis, isolation=isolation, api=False
+        folder=str(place.resolve()),
+        workers=workers,
+        redis_url=redis,
+        isolation=isolation,
+        preload=preload,
+        api=False,
     )
     process, judge = start_service(settings)
     out.print(f"{_counted(workers)}, isolation [bold]{judge.isolation}[/]")

@@ -110,7 +110,9 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         judge = plan.judge
         url, token = judge.url, judge.token
         if url is None:
-            started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
+            started = stack.enter_context(
+                running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
+            )
             url, token, isolation = started.url, started.token, str(started.isolation)
         else:
             isolation = _isolation(url, token)

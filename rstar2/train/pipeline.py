@@ -183,7 +183,9 @@ def _open_judge(
         yield (judge.url, judge.token), None
         return
     progress.start("judge", "judge", 1)
-    with running_judge(run.path / "judge", workers=judge.workers, isolation=judge.isolation) as started:
+    with running_judge(
+        run.path / "judge", workers=judge.workers, isolation=judge.isolation, preload=judge.preload
+    ) as started:
         timer.timing.start_up_s += timer.elapsed_s()
         progress.finish("judge", f"isolation {started.isolation}, {judge.workers} workers at {started.url}")
         yield (started.url, started.token), started.isolation
