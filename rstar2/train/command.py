@@ -23,8 +23,6 @@ CPU_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's own 30 s are too few for a busy machine.
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "600",
     # Workers without VERL's runtime environment, which nothing would ever use.
     "RAY_prestart_worker_first_driver": "0",

@@ -211,7 +211,7 @@ class Terminal:
         return condition()
 
     def ends_with(self, code: int) -> None:
-        assert self.process.wait(timeout=60) == code
+        assert self.process.wait(timeout=600) == code
 
     def rest(self) -> str:
         """All that an ended chat wrote after the words that were last waited for."""

@@ -129,7 +129,7 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert ran.returncode == 2
     assert "cannot load open-r1/DAPO-Math-17k-Processed" in ran.stderr

@@ -57,7 +57,7 @@ print(json.dumps({words: in_a_child(words.split()) for words in sys.argv[1:]}))
 def _ran(code: str, *arguments: str) -> Any:
     """What `code` prints in a fresh interpreter, where `packages()` are the installed ones that are loaded."""
     ran = subprocess.run(
-        [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PACKAGES + code, *arguments], capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
@@ -162,7 +162,7 @@ def test_without_arguments_the_help_is_shown_and_the_version_is_one_line() -> No
 
 def test_colour_is_left_out_where_nobody_sees_it() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "rstar2", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-m", "rstar2", "--help"], capture_output=True, text=True, timeout=600, check=True
     )
     assert "\x1b" not in ran.stdout
 
