@@ -276,6 +276,35 @@ def worker(
 
 @app.command(
     epilog=examples(
+        ("started by an assistant, which is told this command", "rstar2 judge mcp"),
+        ("for a judge elsewhere", "rstar2 judge mcp --url http://judge:8088 --token $TOKEN"),
+    )
+)
+def mcp(url: Url = None, token: Token = None) -> None:
+    """Be a tool server of the Model Context Protocol on standard input and output, for an assistant's Python.
+
+    Without --url it uses the judge that runs here, or starts one of its own.
+    """
+    import tempfile
+    from contextlib import ExitStack
+
+    from rstar2.judge.client.mcp_server import mcp_server
+    from rstar2.judge.service.start import running_judge
+    from rstar2.judge.service.state_file import read_state
+
+    with ExitStack() as stack:
+        if url is None:
+            judge = read_state()
+            if judge is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-mcp-")))
+                judge = stack.enter_context(running_judge(folder))
+            url, token = judge.url, judge.token
+        err.print(f"tools of the judge at {url}", soft_wrap=True)
+        mcp_server(url, token).run()
+
+
+@app.command(
+    epilog=examples(
         ("run a program", "rstar2 judge run prog.py"),
         ("with input and a shorter limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
         ("on a judge elsewhere", "rstar2 judge run prog.py --url http://judge:8088 --token $TOKEN"),
