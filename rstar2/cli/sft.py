@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, Recipe, RunFolder, examples, out
+from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, examples, out
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for
 
 EPILOG = examples(
@@ -61,7 +61,8 @@ def command(
 
     if plan.too_long:
         done = "left out" if resolved.too_long == "drop" else "cut"
-        out.print(f"{plan.too_long} conversations have more than {resolved.max_tokens} tokens and are {done}")
+        number = counted(plan.too_long, "conversation")
+        out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
     with open_run(run, "sft", plan.config()) as opened:
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:

@@ -16,7 +16,6 @@ from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
 
-
 StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 
 
