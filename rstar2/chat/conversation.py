@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from rstar2.agent import Limits, OnCall, ToolRunner, rollout
@@ -29,6 +30,8 @@ REPEATED = Often(times=8, tokens=48)
 REPEATED_DIGITS = Often(times=16, tokens=128)
 """Of a pattern with a digit: fewer could be the zeros of a number, or of a matrix."""
 LONGEST_PATTERN = 64
+NEARLY = 64
+"""Of so many last tokens, `REPEATED.tokens` that are the same, with others between them, repeat too."""
 
 
 class AnswerRepeats(Failure):
@@ -67,6 +70,8 @@ class Conversation:
         written: list[int] = []
 
         def watched(token_ids: list[int]) -> None:
+            if answer.cancelling():
+                return  # an engine's thread notices later
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
@@ -105,12 +110,17 @@ class Conversation:
 
 
 def repeats(token_ids: list[int], codec: ChatCodec) -> bool:
-    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over."""
+    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over, or one for most."""
     for length in range(1, LONGEST_PATTERN + 1):
         if _ends_in(token_ids, length, REPEATED):
-            has_digit = any(character.isdigit() for character in codec.decode(token_ids[-length:]))
+            has_digit = _has_digit(token_ids[-length:], codec)
             return not has_digit or _ends_in(token_ids, length, REPEATED_DIGITS)
-    return False
+    [(commonest, times)] = Counter(token_ids[-NEARLY:]).most_common(1) or [(0, 0)]
+    return times >= REPEATED.tokens and not _has_digit([commonest], codec)
+
+
+def _has_digit(token_ids: list[int], codec: ChatCodec) -> bool:
+    return any(character.isdigit() for character in codec.decode(token_ids))
 
 
 def _ends_in(token_ids: list[int], length: int, often: Often) -> bool:

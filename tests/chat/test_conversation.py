@@ -206,6 +206,7 @@ class Endless(Writer):
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         assert on_tokens is not None
+        self.on_tokens = on_tokens
         for token in itertools.chain(self.turns[0], itertools.cycle(self.turns[1])):
             on_tokens([token])
             await asyncio.sleep(0)
@@ -223,6 +224,24 @@ async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
     assert shown[:3] == [1, 2, 3]
     assert len(shown) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))
     assert chat.history == []
+
+
+async def test_tokens_that_come_after_an_answer_was_stopped_are_not_shown(codec: ChatCodec) -> None:
+    """An engine's thread notices at its next step."""
+    writer = Endless([], [1])
+    shown: list[int] = []
+    with pytest.raises(AnswerRepeats):
+        await asyncio.wait_for(_chat(codec, writer).ask("x", shown.extend), 60)
+    before = list(shown)
+    writer.on_tokens([2])
+    assert shown == before
+
+
+def test_one_word_nearly_always_repeats_and_one_digit_does_not(codec: ChatCodec) -> None:
+    word, other, zero, one = codec.tokenizer.encode("ab01")
+    assert repeats([word] * 30 + [zero] + [word] * 20 + [one, other] + [word] * 30, codec)
+    assert not repeats([word, word, other] * 40 + [zero] + [word, word, other] * 2, codec)
+    assert not repeats([zero] * 30 + [one] + [zero] * 20 + [word, one] + [zero] * 30, codec)
 
 
 def test_what_is_written_often_enough_repeats_and_digits_may_do_so_longer(codec: ChatCodec) -> None:
