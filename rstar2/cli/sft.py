@@ -50,12 +50,15 @@ def command(
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import local_model
+    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
+
+    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
+    find_model(model)
+    check_hardware([resolved.hardware])
     from rstar2.train.plan import plan_sft
 
     plan = plan_sft(resolved, local_model(model), data)
-    check_hardware([resolved.hardware])
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
