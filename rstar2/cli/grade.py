@@ -97,7 +97,7 @@ def command(
 def _summary(counts: Counter[str], output: Path | None) -> None:
     from rich.table import Table
 
-    from rstar2.eval.statistics import share
+    from rstar2.eval.intervals import share
 
     total = counts.total()
     table = Table(title=counted(total, "row") + (f", in {output}" if output else ""), title_justify="left")
