@@ -163,11 +163,12 @@ def load_codec(model: str | Path) -> ChatCodec:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    # Of files that are missing or damaged the libraries raise anything, their own types too.
+    except Exception as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"cannot load a tokenizer from {model}",
-            "The folder needs tokenizer.json and tokenizer_config.json beside the weights "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
+            f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({said}).",
         ) from error
     return ChatCodec(tokenizer, _stored_format(Path(model)))
 

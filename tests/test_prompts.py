@@ -135,5 +135,11 @@ def test_a_folder_without_a_tokenizer_and_no_folder_are_each_one_message(tmp_pat
     with pytest.raises(UserError, match="cannot load a tokenizer from") as caught:
         load_codec(tmp_path)
     assert "tokenizer.json" in caught.value.hint
+    # transformers checks a configuration with an error type of the hub's library.
+    record = {"model_type": "qwen3", "num_hidden_layers": 4, "layer_types": ["full_attention"]}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="cannot load a tokenizer from") as caught:
+        load_codec(tmp_path)
+    assert "num_hidden_layers" in caught.value.hint
     with pytest.raises(UserError, match=r"no model folder at .*absent"):
         load_codec(tmp_path / "absent")

@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.agent import parse_calls
-from rstar2.chat.stream import TagSplitter, TextStream
+from rstar2.chat.stream import TagSplitter, TextStream, without_tags
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, Trace
 
@@ -62,7 +62,8 @@ class Screen:
     def _call(self, body: str) -> None:
         (call,) = parse_calls(f"<tool_call>{body}")
         if not isinstance(call, tuple):
-            self._box("not a call", body.strip(), Text(body.strip()), "red")
+            written = without_tags(body).strip()
+            self._box("not a call", written, Text(written), "red")
             return
         name, arguments = call
         code, language = arguments.get("code"), "python"

@@ -48,6 +48,11 @@ Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0, max=1)]
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def examples(*lines: tuple[str, str]) -> str:
     """The end of a help text: one worked example per paragraph, as (what it does, command line)."""
     shown = "\n\n".join(f"[dim]{what}[/dim]\n\n  [cyan]{command}[/cyan]" for what, command in lines)

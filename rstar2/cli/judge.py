@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import counted, err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
@@ -109,14 +109,11 @@ def up(
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
-    out.print(f"judge at [bold]{judge.url}[/], {_counted(workers)}, isolation [bold]{judge.isolation}[/]")
+    number = counted(workers, "worker")
+    out.print(f"judge at [bold]{judge.url}[/], {number}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
         err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
     out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
-
-
-def _counted(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
@@ -266,7 +263,7 @@ def worker(
         api=False,
     )
     process, judge = start_service(settings)
-    out.print(f"{_counted(workers)}, isolation [bold]{judge.isolation}[/]")
+    out.print(f"{counted(workers, 'worker')}, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
     try:
         process.wait()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, Recipe, RunFolder, examples, out
+from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, examples, out
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for
 
 EPILOG = examples(
@@ -50,18 +50,22 @@ def command(
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import local_model
+    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
+
+    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
+    find_model(model)
+    check_hardware([resolved.hardware])
     from rstar2.train.plan import plan_sft
 
     plan = plan_sft(resolved, local_model(model), data)
-    check_hardware([resolved.hardware])
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
     if plan.too_long:
         done = "left out" if resolved.too_long == "drop" else "cut"
-        out.print(f"{plan.too_long} conversations have more than {resolved.max_tokens} tokens and are {done}")
+        number = counted(plan.too_long, "conversation")
+        out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
     with open_run(run, "sft", plan.config()) as opened:
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:

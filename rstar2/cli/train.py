@@ -83,15 +83,18 @@ def command(
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
-    from rstar2.engines.models import local_model
+    from rstar2.engines.models import find_model, local_model
     from rstar2.eval.settings import JudgeChoice
     from rstar2.train.hardware import check_hardware
+
+    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
+    find_model(model)
+    check_hardware(resolved.hardware for resolved in recipes.values())
     from rstar2.train.plan import plan_training
 
     plan = plan_training(
         recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
     )
-    check_hardware(resolved.hardware for resolved in recipes.values())
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.timing import run_timing

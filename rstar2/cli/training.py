@@ -25,11 +25,10 @@ def need_training_extra() -> None:
     """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
-        from rstar2.install import install_command
+        from rstar2.install import installation_for
 
         raise UserError(
-            f"training needs {', '.join(missing)}, which is not installed",
-            f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}",
+            f"training needs {', '.join(missing)}, which is not installed", installation_for("train")
         )
 
 

@@ -52,6 +52,8 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
         elif asked := re.search(r"Compute (.*)\.", last):
             call = {"name": TOOL_NAME, "arguments": {"code": f"print({asked[1]})", "input": ""}}
             said = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
+        elif "garbage" in last:
+            said = "a <tool_response>b</answer><tool_call>c<tool_call>d</reason> e"
         else:
             said = f"this is question {text.count('<|im_start|>user')}"
         return list(tokenizer.encode(said + END_OF_TURN))
@@ -81,6 +83,12 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in shown
     assert not set("╭│╰─") & set(shown)
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
+
+
+def test_tags_that_the_model_nests_are_not_shown(standin: StandIn, judge: JudgeHandle) -> None:
+    shown = _ask(standin, "--judge", judge.url, "--question", "Write garbage").stdout
+    assert "not a call:\n    cd e\n" in shown
+    assert not re.search("</?(?:reason|answer|tool_call|tool_response)>", shown)
 
 
 def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: JudgeHandle) -> None:
