@@ -16,6 +16,9 @@ from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
+RewardRule = ReadingRule | Literal["constant"]
+"""The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
+constant: every trace gets 1, a control that cannot learn; the paper's rule tells which are correct."""
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
@@ -94,11 +97,9 @@ class StageRecipe(Strict):
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
-    reward: ReadingRule | Literal["constant"] = "paper"
-    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
-    constant: every trace gets 1, a control that cannot learn."""
+    reward: RewardRule = "paper"
     drop_solved: int = Field(0, ge=0)
-    """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
+    """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
     Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to

@@ -28,17 +28,15 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import TokenOutput
 
-from rstar2.data.parquet import rl_rows
-from rstar2.data.problem import Problem
+from rstar2.data.parquet import AGENT_NAME
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
-from rstar2.prompts import PromptFormat, load_codec
+from rstar2.prompts import load_codec
 from rstar2.train.command import agent_loop_yaml, stage_command
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.verl import agent_loop
 from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
 
-WORDS = PromptFormat(system="s", user="{problem}")
 _ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
 
 
@@ -140,9 +138,17 @@ class _Trainer(PPOTrainerSync):
         for group in groups:
             tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
             await tq.async_kv_put(key=group.name, partition_id="train", tag=tag)
-            [row] = rl_rows([Problem(group.name, "?", ANSWER)], WORDS, len(group.rollouts), "test")
-            given = {"uid": group.name, "group": group, "raw_prompt": row["prompt"], "index": 0, **row}
-            given["global_steps"] = self.global_steps
+            given = {
+                "uid": group.name,
+                "group": group,
+                "index": 0,
+                "global_steps": self.global_steps,
+                "agent_name": AGENT_NAME,
+                "raw_prompt": [{"role": "user", "content": "?"}],
+                "reward_model": {"ground_truth": ANSWER},
+                "extra_info": {"id": group.name, "problem": "?"},
+                "__rollout_n__": len(group.rollouts),
+            }
             await worker._run_prompt(given, {"temperature": 1.0, "logprobs": True}, {"validate": False})
 
     def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

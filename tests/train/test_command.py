@@ -58,7 +58,6 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @NEEDS_VERL
 @pytest.mark.parametrize("name", ["release", "7b-8xh100"])
 def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
@@ -70,6 +69,7 @@ def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
     assert config.data.train_batch_size * recipe.rollout.rollouts == 128 * 32
 
 
+@pytest.mark.slow
 @NEEDS_VERL
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:

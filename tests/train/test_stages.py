@@ -9,7 +9,6 @@ import pytest
 
 from rstar2.errors import UserError
 from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace
 from rstar2.train.recipe import Hardware
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import (
@@ -23,37 +22,24 @@ from rstar2.train.stages import (
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def sample(problem: str, number: int, right: bool) -> Trace:
-    return Trace(
-        problem_id=problem,
-        sample=number,
-        prompt_ids=[1],
-        response_ids=[2],
-        response_mask=[1],
-        turns=[],
-        finish="answer",
-        verdict="correct" if right else "wrong",
-    )
-
-
 def row(name: str) -> dict[str, dict[str, str]]:
     return {"extra_info": {"id": name}}
 
 
 def test_only_problems_solved_every_time_are_dropped() -> None:
-    traces = [sample("a", n, True) for n in range(4)] + [sample("b", n, n != 2) for n in range(4)]
-    kept = drop_solved([row("a"), row("b")], traces, times=4, fill=0)
+    samples = [("a", True)] * 4 + [("b", n != 2) for n in range(4)]
+    kept = drop_solved([row("a"), row("b")], samples, times=4, fill=0)
     assert [item["extra_info"]["id"] for item in kept] == ["b"]
 
 
 def test_solved_problems_fill_up_a_batch_that_would_be_too_small() -> None:
-    traces = [sample(name, n, True) for name in "abc" for n in range(2)]
-    assert len(drop_solved([row(name) for name in "abc"], traces, times=2, fill=2)) == 2
+    samples = [(name, True) for name in "abc" for _ in range(2)]
+    assert len(drop_solved([row(name) for name in "abc"], samples, times=2, fill=2)) == 2
 
 
 def test_a_problem_with_too_few_samples_is_named() -> None:
     with pytest.raises(UserError, match="problem b has 1 samples, 2 are needed"):
-        drop_solved([row("b")], [sample("b", 0, True)], times=2, fill=0)
+        drop_solved([row("b")], [("b", True)], times=2, fill=0)
 
 
 def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:

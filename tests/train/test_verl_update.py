@@ -106,7 +106,9 @@ def test_advantages_are_those_of_the_g_kept(plain: Trained) -> None:
         # VERL's: the standard deviation of a sample, and a little in the denominator.
         deviation = (sum((reward - mean) ** 2 for reward in rewards) / 3) ** 0.5
         for reward, advantages in kept.values():
-            assert advantages.tolist() == pytest.approx([(reward - mean) / (deviation + 1e-6)] * len(advantages))
+            assert advantages.tolist() == pytest.approx(
+                [(reward - mean) / (deviation + 1e-6)] * len(advantages)
+            )
 
 
 def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None:
@@ -118,13 +120,20 @@ def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All right, all wrong, and one wrong of eight, of which selection keeps none.
-    rejected = [Group("c", "1" * 8), Group("dd", "0" * 8), Group("eee", "1" * 7 + "0"), Group("ffff", "1" * 8)]
+    rejected = [
+        Group("c", "1" * 8),
+        Group("dd", "0" * 8),
+        Group("eee", "1" * 7 + "0"),
+        Group("ffff", "1" * 8),
+    ]
     [among] = train(recipe(6), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
     assert set(among.advantages) == set(alone.advantages)
     assert same(alone, among, tolerance=1e-4)
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
     # Kept, they would have no advantage, and their tokens would make the mean over tokens smaller.
-    [kept] = train(recipe(6, "roc.reject_equal_reward=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
+    [kept] = train(
+        recipe(6, "roc.reject_equal_reward=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
+    ).updates
     assert kept.tokens > 2 * alone.tokens
     assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
 
