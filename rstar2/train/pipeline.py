@@ -117,7 +117,7 @@ class Pipeline:
 
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
         if recipe.optim.state == "continued":
-            stages.continue_optimizer(model, folder, recipe.hardware)
+            stages.continue_optimizer(model, folder, recipe)
         command = stage_command(recipe, folder, model, stages.next_metrics(folder))
         command.env.update(self.trainer_env(recipe.hardware))
         log = self.run.logs / f"{folder.name}.log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -210,7 +211,8 @@ def stage_recipes(
 ) -> dict[int, StageRecipe]:
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
-    A UserError besides where an override names a stage that is not among them.
+    A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
+    of the one before with other settings, which VERL would not heed.
     """
     found = {}
     for stage in stages:
@@ -222,6 +224,14 @@ def stage_recipes(
             if named is None or int(named[1]) == stage:
                 own.append(override[named.end() :] if named else override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
+    for (before, one), (after, other) in pairwise(found.items()):
+        for key in ("lr", "weight_decay"):
+            old, new = getattr(one.optim, key), getattr(other.optim, key)
+            if other.optim.state == "continued" and old != new:
+                raise UserError(
+                    f"stage {after} continues stage {before}'s optimizer, with optim.{key} = {old:g} and not {new:g}",
+                    f"Set both the same, or start stage {after} afresh with --set stage{after}.optim.state=fresh.",
+                )
     return found
 
 

@@ -160,7 +160,7 @@ def test_adamw_and_the_warm_up_go_on_from_stage_1_to_stage_2(train: Train, tmp_p
     uninterrupted = train(recipe(2, *whole, "steps=5"), steps)
     stage1 = train(recipe(2, *whole, "steps=2"), steps[:2], folder=tmp_path / "stage1")
     continued = recipe(2, *whole, "steps=3", "optim.state=continued")
-    continue_optimizer(tmp_path / "stage1" / "model", tmp_path / "stage2", continued.hardware)
+    continue_optimizer(tmp_path / "stage1" / "model", tmp_path / "stage2", continued)
     stage2 = train(continued, steps[2:], folder=tmp_path / "stage2")
     assert all(map(_equal, stage1.moments, stage2.moments_before))
     assert len(stage2.moments_before) == len(uninterrupted.moments) > 0
