@@ -172,6 +172,9 @@ def test_adamw_and_the_warm_up_go_on_from_stage_1_to_stage_2(train: Train, tmp_p
     rising = [rate / 4, rate / 2, 3 * rate / 4, rate, rate]
     assert [update.lr for update in uninterrupted.updates] == pytest.approx(rising)
     assert [update.lr for update in stage1.updates + stage2.updates] == pytest.approx(rising)
+    # What VERL logs is the rate of the step to come.
+    logged = [update.metrics["actor/lr"] for update in uninterrupted.updates]
+    assert logged == pytest.approx([*rising[1:], rate])
     fresh = train(recipe(2, *whole, "steps=1"), steps[:1], folder=tmp_path / "stage3")
     assert (fresh.moments_before, fresh.updates[0].lr) == ([], pytest.approx(rate / 4))
 
