@@ -117,6 +117,15 @@ def test_every_file_and_function_that_is_named_exists(page: Path) -> None:
     assert missing == []
 
 
+def test_every_row_of_the_comparison_with_the_paper_names_a_test() -> None:
+    page = (ROOT / "docs/fidelity.md").read_text(encoding="utf-8")
+    table = page.split("## Method")[1].split("\n\n")[1].splitlines()[2:]
+    rows = [line for line in table if not line.startswith("| **")]
+    assert len(rows) > 30
+    for row in rows:
+        assert re.search(r"`tests/[\w/]+\.py:test_\w+`", row.rstrip(" |").rpartition(" | ")[2]), row
+
+
 def _hops(heading: str) -> list[str]:
     """The numbered lines of a section of the architecture page."""
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")

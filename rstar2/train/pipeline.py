@@ -27,6 +27,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
+from rstar2.prompts import load_codec
 from rstar2.runs import Run
 from rstar2.trace import read_traces
 from rstar2.train import sampling, stages
@@ -34,6 +35,7 @@ from rstar2.train.command import stage_command
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
 from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
 from rstar2.train.timing import PhaseTimer, read_timing
@@ -115,7 +117,7 @@ class Pipeline:
 
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
         if recipe.optim.state == "continued":
-            stages.continue_optimizer(model, folder, recipe.hardware)
+            stages.continue_optimizer(model, folder, recipe)
         command = stage_command(recipe, folder, model, stages.next_metrics(folder))
         command.env.update(self.trainer_env(recipe.hardware))
         log = self.run.logs / f"{folder.name}.log"
@@ -136,7 +138,8 @@ class Pipeline:
             )
         else:
             traces = sampling.traces_of_eval(self.solved)
-        kept = sampling.drop_solved(rows, read_traces(traces), recipe.drop_solved, recipe.rollout.prompts)
+        rewarded = solved(read_traces(traces), recipe.reward, load_codec(model))
+        kept = sampling.drop_solved(rows, rewarded, recipe.drop_solved, recipe.rollout.prompts)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 

@@ -83,7 +83,7 @@ def plan_training(
         )
     first = recipes[min(recipes)]
     if first.optim.state == "continued":
-        last_actor(model, first.hardware)
+        last_actor(model, first)
     if solved is not None:
         traces_of_eval(solved)
     elif any(recipe.drop_solved for recipe in recipes.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,9 @@ from rstar2.judge.schema import MAX_TIMEOUT_S
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
+RewardRule = ReadingRule | Literal["constant"]
+"""The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
+constant: every trace gets 1, a control that cannot learn; the paper's rule tells which are correct."""
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
@@ -95,11 +99,9 @@ class StageRecipe(Strict):
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
-    reward: ReadingRule | Literal["constant"] = "paper"
-    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
-    constant: every trace gets 1, a control that cannot learn."""
+    reward: RewardRule = "paper"
     drop_solved: int = Field(0, ge=0)
-    """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
+    """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
     Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to
@@ -210,7 +212,8 @@ def stage_recipes(
 ) -> dict[int, StageRecipe]:
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
-    A UserError besides where an override names a stage that is not among them.
+    A UserError besides where an override names a stage that is not among them, or a stage is to continue the optimizer
+    of the one before with other settings, which VERL would not heed.
     """
     found = {}
     for stage in stages:
@@ -222,6 +225,14 @@ def stage_recipes(
             if named is None or int(named[1]) == stage:
                 own.append(override[named.end() :] if named else override)
         found[stage] = stage_recipe(stage, profile, own, recipe)
+    for (before, one), (after, other) in pairwise(found.items()):
+        for key in ("lr", "weight_decay"):
+            old, new = getattr(one.optim, key), getattr(other.optim, key)
+            if other.optim.state == "continued" and old != new:
+                raise UserError(
+                    f"stage {after} continues stage {before}'s optimizer, with optim.{key} = {old:g} and not {new:g}",
+                    f"Set both the same, or start stage {after} afresh with --set stage{after}.optim.state=fresh.",
+                )
     return found
 
 

@@ -24,7 +24,6 @@ from rstar2.judge.client.python_tool import PythonTool
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
 from rstar2.serve import ServeSettings, find_vllm, install_hint, running_server, vllm_command
-from rstar2.trace import Trace
 from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
 
 JudgeAddress = tuple[str, str | None]
@@ -142,21 +141,21 @@ def _opened(
         yield server.engine, server.codec
 
 
-def drop_solved(rows: Rows, traces: Iterable[Trace], times: int, fill: int) -> Rows:
+def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fill: int) -> Rows:
     """Leave out the problems that were solved every time; where fewer than `fill` are left, solved ones fill up.
 
     Args:
-        traces: samples of these problems, by the policy that the stage starts from.
+        samples: by the policy that the stage starts from: the problem, and whether it was solved.
         times: samples per problem that count; a UserError where one has fewer.
     """
-    samples: dict[str, list[bool]] = defaultdict(list)
-    for trace in traces:
-        samples[trace.problem_id].append(trace.correct)
+    outcomes: dict[str, list[bool]] = defaultdict(list)
+    for problem, right in samples:
+        outcomes[problem].append(right)
     unsolved: Rows = []
     solved: Rows = []
     for row in rows:
         name = row["extra_info"]["id"]
-        counted = samples[name][:times]
+        counted = outcomes[name][:times]
         if len(counted) < times:
             raise UserError(
                 f"problem {name} has {len(counted)} samples, {times} are needed to tell whether it is solved",

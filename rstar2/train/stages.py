@@ -163,32 +163,39 @@ def _export(weights: Path, base: Path, model: Path) -> None:
     part.rename(model)
 
 
-def last_actor(model: Path, hardware: Hardware) -> Path:
+def last_actor(model: Path, recipe: StageRecipe) -> Path:
     """VERL's checkpoint of the actor, AdamW's state included, at the end of the stage that made a model.
 
-    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks.
+    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks or at
+    another learning rate: VERL would go on with that stage's, whatever the recipe says.
     """
-    checkpoints = model.parent / "checkpoints"
+    import torch
+
+    checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
     steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
     actor = checkpoints / f"global_step_{max(steps, default=0)}" / "actor"
     ranks = hardware.nodes * hardware.gpus_per_node
     if not any(actor.glob("optim_world_size_*")):
         raise UserError(f"optim.state = continued, but {model} has no optimizer state beside it", hint)
-    if not (actor / f"optim_world_size_{ranks}_rank_0.pt").exists():
+    schedule = actor / f"extra_state_world_size_{ranks}_rank_0.pt"
+    if not schedule.exists():
         raise UserError(f"optim.state = continued, but {actor} was not written by {ranks} ranks", hint)
+    [lr] = set(torch.load(schedule, map_location="cpu", weights_only=False)["lr_scheduler"]["base_lrs"])
+    if lr != recipe.optim.lr:
+        raise UserError(f"optim.lr = {recipe.optim.lr:g}, but {actor} would be continued at {lr:g}", hint)
     return actor
 
 
-def continue_optimizer(model: Path, folder: Path, hardware: Hardware) -> None:
+def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
     """Have a stage that has no checkpoint yet begin with the optimizer of the stage that made the model.
 
     A UserError as of `last_actor`.
     """
     checkpoints = folder / "checkpoints"
-    if (checkpoints / _POINTER).exists():
+    if any(checkpoints.glob("global_step_*/data*.pt")):
         return
-    actor = last_actor(model, hardware).absolute()
+    actor = last_actor(model, recipe).absolute()
     link = checkpoints / _BEFORE / "actor"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
+from rstar2.eval.settings import EvalSettings
 from rstar2.eval.tables import summary_lines
 from rstar2.trace import CallStatus, ToolCall, Trace, Turn
 
@@ -50,6 +51,12 @@ def test_the_numbers_of_eight_traces_are_those_worked_out_by_hand() -> None:
     low, high = found["interval_clustered"]
     narrow = found["interval_run_to_run"]
     assert 0 <= low <= narrow[0] < 0.25 < narrow[1] <= high <= 1
+
+
+def test_an_evaluation_is_the_papers_unless_asked_otherwise() -> None:
+    defaults = EvalSettings()
+    assert (defaults.samples, defaults.temperature, defaults.top_p) == (16, 0.6, 1.0)
+    assert (defaults.max_tokens, defaults.max_turns) == (30_000, 30)
 
 
 def test_what_is_not_a_number_is_none() -> None:

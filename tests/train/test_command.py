@@ -48,8 +48,11 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
     assert rollout.name == ("vllm" if profile is None else "rstar2_cpu")
     assert config.data.max_response_length == recipe.rollout.tokens
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.28)
-    assert actor.optim.lr == recipe.optim.lr
+    assert (actor.optim.optimizer, actor.optim.lr) == ("AdamW", recipe.optim.lr)
+    assert (actor.optim.weight_decay, actor.optim.clip_grad) == (0.01, 1.0)
+    assert list(actor.optim.betas) == [0.9, 0.999]
     assert not actor.use_kl_loss
+    assert not config.algorithm.use_kl_in_reward
     assert actor.entropy_coeff == 0
     assert actor.loss_agg_mode == "token-mean"
     assert config.actor_rollout_ref.model.path == str(tmp_path / "a model")
@@ -58,6 +61,29 @@ def test_verl_accepts_every_stage_on_every_profile(stage: int, profile: str | No
 
 
 @pytest.mark.slow
+@NEEDS_VERL
+def test_the_clip_is_the_papers_and_a_second_one_bounds_what_a_wrong_token_costs(tmp_path: Path) -> None:
+    import torch
+    from verl.trainer.ppo.core_algos import compute_policy_loss_vanilla
+    from verl.utils.config import omega_conf_to_dataclass
+
+    config = composed("ppo_trainer", command_of(stage_recipe(1, None, []), tmp_path).argv[3:])
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+
+    def loss(ratio: float, advantage: float) -> float:
+        old, new = torch.zeros(1, 1), torch.tensor([[ratio]]).log()
+        mask = torch.ones(1, 1, dtype=torch.bool)
+        value, _ = compute_policy_loss_vanilla(old, new, torch.tensor([[advantage]]), mask, config=actor)
+        return float(value)
+
+    assert [loss(ratio, 1.0) for ratio in (0.5, 1.0, 1.2, 1.28, 1.5)] == pytest.approx(
+        [-0.5, -1.0, -1.2, -1.28, -1.28]
+    )
+    assert [loss(ratio, -1.0) for ratio in (0.5, 0.8, 1.0, 2.9, 5.0)] == pytest.approx(
+        [0.8, 0.8, 1.0, 2.9, 3.0]
+    )
+
+
 @pytest.mark.slow
 @NEEDS_VERL
 @pytest.mark.parametrize("name", ["release", "7b-8xh100"])
@@ -70,6 +96,7 @@ def test_verl_accepts_the_recipes_of_others(name: str, tmp_path: Path) -> None:
     assert config.data.train_batch_size * recipe.rollout.rollouts == 128 * 32
 
 
+@pytest.mark.slow
 @NEEDS_VERL
 @pytest.mark.parametrize("profile", [None, "laptop"])
 def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_where_the_releases_shares_do_not_come_to_g_the_least_penalised_are_kept
     assert sample_down(group, settings, np.random.default_rng(0)) == [4, 5, 6, 7, 8]
 
 
-@pytest.mark.parametrize("keep", [2, 3, 4, 7, 8, 15, 16])
+@pytest.mark.parametrize("keep", range(2, 17))
 def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -> None:
     for size in (2 * keep, 2 * keep - 1):
         for positives in range(size + 1):
@@ -250,13 +250,30 @@ def test_every_mix_of_every_group_size_is_kept_as_each_variant_says(keep: int) -
                 kept = sample_down(group, settings, np.random.default_rng(positives))
                 wrong = sum(group[i].reward == 0 for i in kept)
                 right = len(kept) - wrong
+                wrong_share, right_share = (round(n * keep / size) for n in (size - positives, positives))
                 assert len(kept) == keep
                 assert wrong <= size - positives
                 assert right <= positives
                 if variant == "paper":
                     assert wrong == max((size - positives) // 2, keep - positives)
+                elif not least and positives and wrong_share + right_share == keep:
+                    assert wrong == wrong_share
                 elif keep % 2 == 0 and keep >= 2 * least:  # else the shares may not come to G
                     assert wrong >= min(least, size - positives)
                     assert right >= min(least, positives)
                 trained = bool(select(group, settings, np.random.default_rng(positives)))
                 assert trained == (wrong > 0 and right > 0)
+
+
+@pytest.mark.parametrize("wrong", range(9))
+def test_the_papers_draw_has_no_favourite_among_wrong_ones_and_equally_clean_correct_ones(wrong: int) -> None:
+    settings, draws = PAPER.model_copy(update={"down_sample_to_n": 4}), 1000
+    group = [rollout(0, calls=4, failed=i % 5) for i in range(wrong)] + [rollout(1)] * (8 - wrong)
+    rng = np.random.default_rng(wrong)
+    times = np.zeros(8)
+    for _ in range(draws):
+        times[sample_down(group, settings, rng)] += 1
+    kept_wrong = wrong // 2
+    expected = [kept_wrong / max(wrong, 1)] * wrong + [(4 - kept_wrong) / max(8 - wrong, 1)] * (8 - wrong)
+    # Five standard deviations of a share.
+    assert times / draws == pytest.approx(expected, abs=5 * 0.5 / draws**0.5)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.optional import needs
 
+from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
 from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace
-from rstar2.train.recipe import Hardware
+from rstar2.train.plan import plan_training
+from rstar2.train.recipe import StageRecipe, stage_recipe, stage_recipes
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import (
     MAIN_METRIC,
@@ -23,37 +28,24 @@ from rstar2.train.stages import (
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def sample(problem: str, number: int, right: bool) -> Trace:
-    return Trace(
-        problem_id=problem,
-        sample=number,
-        prompt_ids=[1],
-        response_ids=[2],
-        response_mask=[1],
-        turns=[],
-        finish="answer",
-        verdict="correct" if right else "wrong",
-    )
-
-
 def row(name: str) -> dict[str, dict[str, str]]:
     return {"extra_info": {"id": name}}
 
 
 def test_only_problems_solved_every_time_are_dropped() -> None:
-    traces = [sample("a", n, True) for n in range(4)] + [sample("b", n, n != 2) for n in range(4)]
-    kept = drop_solved([row("a"), row("b")], traces, times=4, fill=0)
+    samples = [("a", True)] * 4 + [("b", n != 2) for n in range(4)]
+    kept = drop_solved([row("a"), row("b")], samples, times=4, fill=0)
     assert [item["extra_info"]["id"] for item in kept] == ["b"]
 
 
 def test_solved_problems_fill_up_a_batch_that_would_be_too_small() -> None:
-    traces = [sample(name, n, True) for name in "abc" for n in range(2)]
-    assert len(drop_solved([row(name) for name in "abc"], traces, times=2, fill=2)) == 2
+    samples = [(name, True) for name in "abc" for _ in range(2)]
+    assert len(drop_solved([row(name) for name in "abc"], samples, times=2, fill=2)) == 2
 
 
 def test_a_problem_with_too_few_samples_is_named() -> None:
     with pytest.raises(UserError, match="problem b has 1 samples, 2 are needed"):
-        drop_solved([row("b")], [sample("b", 0, True)], times=2, fill=0)
+        drop_solved([row("b")], [("b", True)], times=2, fill=0)
 
 
 def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
@@ -63,28 +55,82 @@ def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
         fitting(rows, codec, 3)
 
 
-def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path: Path) -> None:
-    model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
-    with pytest.raises(UserError, match="has no optimizer state beside it"):
-        continue_optimizer(model, folder, Hardware(gpus_per_node=2))
+def stage2(ranks: int = 2, lr: float = 1e-6) -> StageRecipe:
+    return stage_recipe(2, None, [f"hardware.gpus_per_node={ranks}", f"optim.lr={lr}"])
+
+
+@pytest.fixture
+def stage1(tmp_path: Path) -> Path:
+    """VERL's last checkpoint of a stage on two ranks, of the files that are looked at."""
+    import torch
+
     actor = tmp_path / "stage1" / "checkpoints" / "global_step_12" / "actor"
+    actor.mkdir(parents=True)
     for rank in range(2):
-        actor.mkdir(parents=True, exist_ok=True)
         (actor / f"optim_world_size_2_rank_{rank}.pt").touch()
+        extra = {"lr_scheduler": {"base_lrs": [1e-6], "last_epoch": 12}}
+        torch.save(extra, actor / f"extra_state_world_size_2_rank_{rank}.pt")
     (tmp_path / "stage1" / "checkpoints" / "global_step_9").mkdir()
-    with pytest.raises(UserError, match="was not written by 8 ranks"):
-        continue_optimizer(model, folder, Hardware(gpus_per_node=8))
+    return actor
+
+
+@needs("torch")
+def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path: Path, stage1: Path) -> None:
+    model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
     for _ in range(2):
-        continue_optimizer(model, folder, Hardware(gpus_per_node=2))
-    assert (folder / "checkpoints" / "global_step_0" / "actor").resolve() == actor
-    assert (folder / "checkpoints" / TRACKER).read_text() == "0"
+        continue_optimizer(model, folder, stage2())
+    checkpoints = folder / "checkpoints"
+    assert (checkpoints / "global_step_0" / "actor").resolve() == stage1
+    assert (checkpoints / TRACKER).read_text() == "0"
     # A kill that tears VERL's own pointer leads back to it; a checkpoint of the stage itself comes first.
-    (folder / "checkpoints" / TRACKER).write_text("")
-    repair_checkpoint_pointer(folder / "checkpoints")
-    assert (folder / "checkpoints" / TRACKER).read_text() == "0"
-    (folder / "checkpoints" / TRACKER).write_text("3")
-    continue_optimizer(model, folder, Hardware(gpus_per_node=2))
-    assert (folder / "checkpoints" / TRACKER).read_text() == "3"
+    (checkpoints / TRACKER).write_text("")
+    repair_checkpoint_pointer(checkpoints)
+    assert (checkpoints / TRACKER).read_text() == "0"
+    (checkpoints / "global_step_3").mkdir()
+    (checkpoints / "global_step_3" / "data.pt").touch()
+    (checkpoints / TRACKER).write_text("3")
+    continue_optimizer(model, folder, stage2())
+    assert (checkpoints / TRACKER).read_text() == "3"
+
+
+@needs("torch")
+def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, stage1: Path) -> None:
+    model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
+    for recipe, said in (
+        (stage2(ranks=8), "was not written by 8 ranks"),
+        (stage2(lr=2e-6), r"optim.lr = 2e-06, but .*/actor would be continued at 1e-06"),
+    ):
+        with pytest.raises(UserError, match=said) as refused:
+            continue_optimizer(model, folder, recipe)
+        assert "--set optim.state=fresh" in refused.value.hint
+    assert not folder.exists()
+    continue_optimizer(model, folder, stage2())
+    shutil.rmtree(tmp_path / "stage1")
+    # Begun, killed before a checkpoint of its own, and the stage before was removed.
+    with pytest.raises(UserError, match="has no optimizer state beside it"):
+        continue_optimizer(model, folder, stage2())
+
+
+@needs("torch")
+def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begins(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").touch()
+    write_parquet(tmp_path / "train.parquet", [{"prompt": "?"}] * 512)
+    with pytest.raises(
+        UserError, match=r"optim.state = continued, but .*/model has no optimizer state beside it"
+    ):
+        plan_training({2: stage2()}, tmp_path / "model", tmp_path / "train.parquet", None, JudgeChoice())
+
+
+def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
+    for change in ("stage2.optim.lr=2e-6", "stage1.optim.weight_decay=0.1"):
+        with pytest.raises(UserError, match=r"stage 2 continues stage 1's optimizer, with optim\."):
+            stage_recipes([1, 2, 3], None, [change])
+        stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
+    stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
 
 
 @pytest.mark.parametrize("torn", ["", "1", "xyz", "9"])

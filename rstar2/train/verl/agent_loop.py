@@ -7,20 +7,21 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar2.agent import Limits, RolloutError, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
-from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 from rstar2.train.kept_traces import may_be_kept, write_failed
+from rstar2.train.recipe import RewardRule
+from rstar2.train.reward import reading_rule, text_to_grade
 from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
 from rstar2.train.verl.rollout_fields import to_extra_fields
 
@@ -91,7 +92,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         tool_timeout_s: float,
         traceback_lines: int,
         reply_characters: int,
-        reward: ReadingRule | Literal["constant"],
+        reward: RewardRule,
         seed: int,
         traces: str,
         trace_share: float,
@@ -148,12 +149,11 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def _rewarded(self, trace: Trace) -> Trace:
         """Grade a trace's final turn against the gold answer and give it its reward."""
-        rule: ReadingRule = "paper" if self._reward == "constant" else self._reward
-        # The release reads all that the model and its tools wrote.
-        text = self._codec.decode(trace.response_ids) if rule == "release" else trace.final_text
-        verdict = await _grader().agrade(trace.gold, part_to_grade(text, rule, trace.finish))
+        verdict = await _grader().agrade(trace.gold, text_to_grade(trace, self._reward, self._codec))
         reward = 1.0 if verdict.correct or self._reward == "constant" else 0.0
-        return trace.model_copy(update={**asdict(verdict), "read_by": rule, "reward": reward})
+        return trace.model_copy(
+            update={**asdict(verdict), "read_by": reading_rule(self._reward), "reward": reward}
+        )
 
 
 def _described(trace: Trace, row: dict[str, Any]) -> Trace:

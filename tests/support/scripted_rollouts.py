@@ -1,0 +1,74 @@
+"""Groups of rollouts whose turns are written down, and what `support.verl_trainer` says of a training on them.
+
+VERL is imported by `in_trainer` alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rstar2.prompts import TOOL_NAME
+
+if TYPE_CHECKING:
+    import torch
+
+ANSWER = "42"
+Labels = Literal["as they are", "tool output changed", "own tokens changed"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rollouts of one problem, of a call and an answer each."""
+
+    name: str
+    rollouts: str
+    """One character each: 1 right, 0 wrong, x right but with a call that the judge lost."""
+    output: str = "7"
+    """What the judge answers to every call."""
+    says: dict[str, str] | None = None
+    """What rollouts of a kind say besides."""
+
+    def turn(self, session: int, number: int) -> str:
+        """What the model writes in a turn, from 0, of one of the rollouts."""
+        outcome = self.rollouts[session]
+        if number == 0:
+            thought = "So. " * ((len(self.name) + 3 * session) % 5) + (self.says or {}).get(outcome, "")
+            call = json.dumps({"name": TOOL_NAME, "arguments": {"code": f"print({session})", "input": ""}})
+            return f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
+        return f"Seen {session}.</reason>\n<answer>\\boxed{{{int(ANSWER) - (outcome == '0')}}}</answer>"
+
+
+@dataclass
+class Update:
+    """What one step of the optimizer was given, and what VERL reports of the step."""
+
+    lr: float
+    gradient: dict[str, torch.Tensor]
+    """By parameter, after VERL has clipped its norm."""
+    metrics: dict[str, Any] = field(default_factory=dict)
+    advantages: dict[str, tuple[float, torch.Tensor]] = field(default_factory=dict)
+    """By trajectory, named GROUP_SESSION_0: its reward, and the advantages of the tokens that count."""
+    tokens: int = 0
+    """How many tokens count in the loss."""
+
+
+@dataclass
+class Trained:
+    """A finished training."""
+
+    updates: list[Update]
+    weights: dict[str, torch.Tensor]
+    moments: list[torch.Tensor]
+    """AdamW's first moments."""
+    moments_before: list[torch.Tensor]
+    """Those it started from; none for a fresh optimizer."""
+    relabelled: int
+    """Labels that were changed."""
+
+
+def in_trainer(name: str, *args: Any) -> Any:
+    """Call a function of `support.verl_trainer`, in a process made for it."""
+    return getattr(importlib.import_module("support.verl_trainer"), name)(*args)

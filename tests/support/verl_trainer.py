@@ -1,0 +1,195 @@
+"""VERL's trainer of one RL stage in one process: what comes after the model's words is real, up to the optimizer.
+
+VERL's agent-loop worker runs our agent loop, its queue carries the rollouts, our sampler selects, and VERL's trainer
+pads, computes advantages and updates the actor by its FSDP engine, all configured by our own command line. Scripted are
+only the model's turns and the judge's answers. To be imported in a process of its own, in the laptop profile's
+environment, which VERL reads when it is imported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+import verl.trainer
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.replica import TokenOutput
+
+from rstar2.data.parquet import AGENT_NAME
+from rstar2.judge.client.http import JudgeError
+from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.prompts import load_codec
+from rstar2.train.command import agent_loop_yaml, stage_command
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.verl import agent_loop
+from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
+
+_ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
+
+
+def start() -> None:
+    """Make the process ready for `train`: VERL's queue, and a judge."""
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, logging_level="ERROR")
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    agent_loop._judge = lambda *address: _Judge()
+
+
+def train(
+    recipe: StageRecipe, model: Path, folder: Path, steps: list[list[Group]], labels: Labels = "as they are"
+) -> Trained:
+    """Train a stage in its folder, with one list of groups for each step, and write its checkpoint."""
+    trainer = _Trainer(recipe, model, folder, labels)
+    before = trainer.moments()
+    for groups in steps:
+        trainer.run_step(groups)
+    trainer._save_checkpoint()
+    weights = {name: each.full_tensor() for name, each in trainer.engine.module.state_dict().items()}
+    return Trained(trainer.updates, weights, trainer.moments(), before, trainer.relabelled)
+
+
+class _Judge:
+    """Stands in for the judge's client; the tool that words its results is real."""
+
+    async def run(self, request: RunRequest) -> RunResult:
+        group, session = _ROLLOUT.get()
+        if group.rollouts[session] == "x":
+            raise JudgeError("the judge is away")
+        return RunResult(id="1", outcome="ok", stdout=group.output)
+
+
+class _Server:
+    """Stands in for VERL's rollout servers."""
+
+    def __init__(self, model: Path) -> None:
+        self._codec = load_codec(model)
+        self._turns: dict[str, int] = defaultdict(int)
+
+    async def generate(self, request_id: str, **request: Any) -> TokenOutput:
+        group, session = _ROLLOUT.get()
+        text = group.turn(session, self._turns[request_id])
+        self._turns[request_id] += 1
+        ids = [*self._codec.tokenizer.encode(text, add_special_tokens=False), self._codec.end_id]
+        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 1})
+
+
+class _Rollouts(AgentLoopWorker):
+    """VERL's worker with our agent loop; says in each rollout whose it is."""
+
+    async def _run_agent_loop(self, *args: Any, session_id: int, group: Group, **row: Any) -> None:
+        _ROLLOUT.set((group, session_id))
+        await super()._run_agent_loop(*args, session_id=session_id, **row)
+
+
+class _Trainer(PPOTrainerSync):
+    """VERL's trainer with its one worker in this process, and without what it would start besides."""
+
+    def __init__(self, recipe: StageRecipe, model: Path, folder: Path, labels: Labels) -> None:
+        self.config = _config(recipe, model, folder)
+        self.trainer_mode, self.parameter_sync_step = "sync", 1
+        self.use_critic = self.use_reference_policy = False
+        self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+        self.distillation_config = None
+        self.train_dataloader = SimpleNamespace(state_dict=dict)
+        self.checkpoint_callback = SimpleNamespace(on_save=lambda **about: None)
+        self.model, self.tokenizer = model, load_codec(model).tokenizer
+        self.replay_buffer = self._build_replay_buffer()
+        self.actor_rollout_wg = ActorRolloutRefWorker(self.config.actor_rollout_ref, role="actor")
+        self.actor_rollout_wg.init_model()
+        self.actor_rollout_wg._dispatch_info = {"actor": [0]}
+        self.engine = self.actor_rollout_wg.actor.engine
+        self.updates: list[Update] = []
+        self.engine.optimizer.register_step_pre_hook(self._note_update)
+        self.relabelled = 0
+        if labels != "as they are":
+            self._change_labels(self.engine.prepare_model_inputs, of_tools=labels == "tool output changed")
+        self._load_checkpoint()
+
+    def run_step(self, groups: list[Group]) -> None:
+        """Roll out groups, and train on what the sampler keeps."""
+        self.global_steps += 1
+        asyncio.run(self._roll_out(groups))
+        metrics: dict[str, Any] = {}
+        batch = self._step_once(metrics, defaultdict(float), len(groups))
+        self._note_batch(batch, metrics)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+    def moments(self) -> list[torch.Tensor]:
+        """AdamW's first moments, none before the first update."""
+        return [state["exp_avg"].full_tensor().clone() for state in self.engine.optimizer.state.values()]
+
+    def on_sample_end(self) -> None:
+        """There are no rollout engines to put to sleep."""
+
+    async def _roll_out(self, groups: list[Group]) -> None:
+        worker = _Rollouts(self.config, _Server(self.model))
+        for group in groups:
+            tag = {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
+            await tq.async_kv_put(key=group.name, partition_id="train", tag=tag)
+            given = {
+                "uid": group.name,
+                "group": group,
+                "index": 0,
+                "global_steps": self.global_steps,
+                "agent_name": AGENT_NAME,
+                "raw_prompt": [{"role": "user", "content": "?"}],
+                "reward_model": {"ground_truth": ANSWER},
+                "extra_info": {"id": group.name, "problem": "?"},
+                "__rollout_n__": len(group.rollouts),
+            }
+            await worker._run_prompt(given, {"temperature": 1.0, "logprobs": True}, {"validate": False})
+
+    def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        named = self.engine.module.named_parameters()
+        [lr] = {group["lr"] for group in optimizer.param_groups}
+        self.updates.append(Update(lr, {name: each.grad.full_tensor().clone() for name, each in named}))
+
+    def _note_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        fields = ["advantages", "rm_scores", "response_mask"]
+        stored = tq.kv_batch_get(keys=real, partition_id=batch.partition_id, select_fields=fields)
+        update = self.updates[-1]
+        update.metrics = metrics
+        for i, key in enumerate(real):
+            counts = stored["response_mask"][i].bool()
+            update.tokens += int(counts.sum())
+            update.advantages[key] = (float(stored["rm_scores"][i].sum()), stored["advantages"][i][counts])
+
+    def _change_labels(self, prepare: Callable[[Any], tuple[Any, dict[str, Any]]], of_tools: bool) -> None:
+        """Have the engine be told other tokens than those written, only where it looks for what was predicted."""
+
+        def prepared(micro_batch: Any) -> tuple[Any, dict[str, Any]]:
+            inputs, given = prepare(micro_batch)
+            labels = given["input_ids_rmpad_rolled"]
+            ends = micro_batch["input_ids"].offsets().tolist()[1:]
+            for end, mask in zip(ends, micro_batch["response_mask"].unbind(), strict=True):
+                # The label of a token is where the one before it is.
+                places = torch.arange(end - len(mask) - 1, end - 1)[mask.bool() != of_tools]
+                labels[places] = (labels[places] + 7) % 100
+                self.relabelled += len(places)
+            return inputs, given
+
+        self.engine.prepare_model_inputs = prepared
+
+
+def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
+    """What VERL makes of our command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "agent_loop.yaml").write_text(agent_loop_yaml(recipe, folder, "http://127.0.0.1:1", None))
+    defaults = Path(verl.trainer.__file__).parent / "config"
+    with initialize_config_dir(config_dir=str(defaults), version_base=None):
+        config = compose("ppo_trainer", overrides=stage_command(recipe, folder, model).argv[3:])
+    config.actor_rollout_ref.actor.optim.total_training_steps = recipe.steps
+    return config

@@ -1,0 +1,54 @@
+"""Whether a rollout is rewarded, be it by training or where solved problems are left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from rstar2.prompts import ChatCodec
+from rstar2.trace import Finish, Trace, Turn
+from rstar2.train.recipe import RewardRule
+from rstar2.train.reward import solved
+
+
+def trace(codec: ChatCodec, said: str, tool_said: str = "", finish: Finish = "answer") -> Trace:
+    """A rollout that an evaluation has found correct, of two turns with a tool's output between them."""
+    encode = codec.tokenizer.encode
+    response = [*encode("a call"), *encode(tool_said), *encode(said)]
+    turns = [Turn(text="a call", start=0, end=1), Turn(text=said, start=1, end=2)]
+    return Trace(
+        problem_id="p",
+        gold="42",
+        prompt_ids=[1],
+        response_ids=response,
+        response_mask=[1] * len(response),
+        turns=turns,
+        finish=finish,
+        verdict="correct",
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "rules"),
+    [
+        (r"</reason><answer>\boxed{42}</answer>", ["paper", "boxed", "release", "lenient", "constant"]),
+        (r"so it is \boxed{42}", ["boxed", "release", "lenient"]),
+        ("</reason><answer>42</answer>", ["release", "lenient"]),
+        (r"</reason><answer>\boxed{41}</answer>", []),
+    ],
+)
+def test_a_problem_counts_as_solved_where_training_would_reward_it(
+    codec: ChatCodec, said: str, rules: list[RewardRule]
+) -> None:
+    every: tuple[RewardRule, ...] = ("paper", "boxed", "release", "lenient", "constant")
+    found = [rule for rule in every if list(solved([trace(codec, said)], rule, codec)) == [("p", True)]]
+    assert found == rules
+
+
+def test_only_the_release_reads_tool_output_and_turns_that_were_cut_off(codec: ChatCodec) -> None:
+    box = r"\boxed{42}"
+    for each in (
+        trace(codec, "", tool_said=box),
+        trace(codec, f"<answer>{box}</answer>", finish="max_turns"),
+    ):
+        paper, release = (dict(solved([each], rule, codec))["p"] for rule in ("paper", "release"))
+        assert (paper, release) == (False, True)

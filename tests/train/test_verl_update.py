@@ -1,0 +1,183 @@
+"""What VERL's trainer does with a step's rollouts, on a tiny model: which tokens teach, how much, and at what rate."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.scripted_rollouts import Group, Trained, Update, in_trainer
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.train.command import CPU_ENVIRONMENT
+from rstar2.train.recipe import StageRecipe, stage_recipe
+from rstar2.train.stages import continue_optimizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs("verl")]
+
+BOUND_S = 600.0
+ONE_RANK = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+    "RAY_ADDRESS": "local",
+}
+Train = Callable[..., Trained]
+SMALL = [
+    "rollout.rollouts=8",
+    "roc.down_sample_to_n=4",
+    "rollout.tokens=400",
+    "rollout.prompt_tokens=64",
+    "traces_per_step=0",
+    "steps=4",
+    # Clipped, every gradient would have the same length.
+    "verl.actor_rollout_ref.actor.optim.clip_grad=1e9",
+]
+MIXED = [Group("a", "11100100"), Group("bb", "01111000", output="a longer reply: 123456")]
+
+
+def recipe(prompts: int, *changes: str) -> StageRecipe:
+    return stage_recipe(1, "laptop", [*SMALL, f"rollout.prompts={prompts}", *changes])
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """`support.verl_trainer.train` of a tiny model, in a process with the laptop profile's environment."""
+    root = tmp_path_factory.mktemp("verl")
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.PROMPT, seed=1)
+    spawn = multiprocessing.get_context("spawn")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
+            patch.setenv(name, value)
+        pool = ProcessPoolExecutor(1, spawn)
+        pool.submit(in_trainer, "start").result(BOUND_S)
+    count = 0
+
+    def run(recipe: StageRecipe, steps: list[list[Group]], *more: Any, folder: Path | None = None) -> Any:
+        nonlocal count
+        count += 1
+        folder = folder or root / f"stage-{count}"
+        return pool.submit(in_trainer, "train", recipe, root / "model", folder, steps, *more).result(BOUND_S)
+
+    with pool:
+        yield run
+
+
+def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0) -> bool:
+    """Whether the gradients agree, the other's times `scale`, to within a share of each tensor's largest."""
+    return all(
+        float((gradient - scale * other.gradient[name]).abs().max())
+        <= tolerance * float(gradient.abs().max())
+        for name, gradient in one.gradient.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(train: Train) -> Trained:
+    """One step on two mixed groups of 8, of which 4 are kept."""
+    return train(recipe(2), [MIXED])
+
+
+def test_labels_of_tool_output_change_no_gradient(train: Train, plain: Trained) -> None:
+    [update] = plain.updates
+    tool, own = (train(recipe(2), [MIXED], f"{whose} changed") for whose in ("tool output", "own tokens"))
+    assert tool.relabelled > 0
+    assert same(update, tool.updates[0])
+    assert own.relabelled > 0
+    assert not same(update, own.updates[0], tolerance=0.5), "labels that count must be seen to count"
+
+
+def test_advantages_are_those_of_the_g_kept(plain: Trained) -> None:
+    [update] = plain.updates
+    for group in MIXED:
+        kept = {key: each for key, each in update.advantages.items() if key.startswith(f"{group.name}_")}
+        rewards = [reward for reward, _ in kept.values()]
+        assert rewards == [float(group.rollouts[int(key.split("_")[1])] == "1") for key in kept]
+        assert len(kept) == 4
+        mean = sum(rewards) / 4
+        # VERL's: the standard deviation of a sample, and a little in the denominator.
+        deviation = (sum((reward - mean) ** 2 for reward in rewards) / 3) ** 0.5
+        for reward, advantages in kept.values():
+            assert advantages.tolist() == pytest.approx(
+                [(reward - mean) / (deviation + 1e-6)] * len(advantages)
+            )
+
+
+def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None:
+    [update] = plain.updates
+    assert update.metrics["actor/ppo_kl"] == 0
+    assert update.metrics["actor/pg_clipfrac"] == update.metrics["actor/pg_clipfrac_lower"] == 0
+
+
+def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
+    [alone] = plain.updates
+    # All right, all wrong, and one wrong of eight, of which selection keeps none.
+    rejected = [
+        Group("c", "1" * 8),
+        Group("dd", "0" * 8),
+        Group("eee", "1" * 7 + "0"),
+        Group("ffff", "1" * 8),
+    ]
+    [among] = train(recipe(6), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
+    assert set(among.advantages) == set(alone.advantages)
+    assert same(alone, among, tolerance=1e-4)
+    assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
+    # Kept, they would have no advantage, and their tokens would make the mean over tokens smaller.
+    [kept] = train(
+        recipe(6, "roc.reject_equal_reward=false"), [[*rejected[:2], *MIXED, *rejected[2:]]]
+    ).updates
+    assert kept.tokens > 2 * alone.tokens
+    assert same(alone, kept, scale=kept.tokens / alone.tokens, tolerance=1e-4)
+
+
+def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
+    fewer = ["rollout.rollouts=20", "roc.down_sample_to_n=10"]
+
+    def groups(**says: str) -> list[Group]:
+        return [Group("a", "x1110000111000011110", says=says), Group("bb", "111000011100001111x0", says=says)]
+
+    [update] = train(recipe(2, *fewer), [groups()]).updates
+    assert update.metrics["rstar2/lost_rollouts"] == 0.05 * update.metrics["rstar2/rollouts"]
+    assert not {"a_0_0", "bb_18_0"} & set(update.advantages)
+    assert len(update.advantages) == 20
+    [other] = train(recipe(2, *fewer), [groups(x="What a lost rollout says teaches nothing. ")]).updates
+    assert same(update, other)
+    [other] = train(recipe(2, *fewer), [groups(**{"1": "What a right one says does. "})]).updates
+    assert not same(update, other, tolerance=0.01)
+
+
+def test_adamw_and_the_warm_up_go_on_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
+    whole = ["optim.warmup_steps=4", "rollout.rollouts=4"]
+    steps = [[Group("a", f"{i:04b}"), Group("bb", f"{15 - i:04b}")] for i in (5, 6, 9, 10, 12)]
+    uninterrupted = train(recipe(2, *whole, "steps=5"), steps)
+    stage1 = train(recipe(2, *whole, "steps=2"), steps[:2], folder=tmp_path / "stage1")
+    continued = recipe(2, *whole, "steps=3", "optim.state=continued")
+    continue_optimizer(tmp_path / "stage1" / "model", tmp_path / "stage2", continued)
+    stage2 = train(continued, steps[2:], folder=tmp_path / "stage2")
+    assert all(map(_equal, stage1.moments, stage2.moments_before))
+    assert len(stage2.moments_before) == len(uninterrupted.moments) > 0
+    for update, expected in zip(stage2.updates, uninterrupted.updates[2:], strict=True):
+        assert same(update, expected)
+    assert all(map(_equal, stage2.moments, uninterrupted.moments))
+    assert all(_equal(stage2.weights[name], each) for name, each in uninterrupted.weights.items())
+    rate = recipe(2).optim.lr
+    rising = [rate / 4, rate / 2, 3 * rate / 4, rate, rate]
+    assert [update.lr for update in uninterrupted.updates] == pytest.approx(rising)
+    assert [update.lr for update in stage1.updates + stage2.updates] == pytest.approx(rising)
+    # What VERL logs is the rate of the step to come.
+    logged = [update.metrics["actor/lr"] for update in uninterrupted.updates]
+    assert logged == pytest.approx([*rising[1:], rate])
+    fresh = train(recipe(2, *whole, "steps=1"), steps[:1], folder=tmp_path / "stage3")
+    assert (fresh.moments_before, fresh.updates[0].lr) == ([], pytest.approx(rate / 4))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool((one == other).all())
