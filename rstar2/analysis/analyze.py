@@ -37,9 +37,8 @@ WINDOW = 2048
 """Traces in memory at a time."""
 SOURCES = {
     "model": "exact",
-    "server": "lower bound, top 20",
-    "kept": "as sampled (means only)",
-    "": "none: give --model",
+    "server": "lower bound",
+    "kept": "as sampled",
 }
 """What is said of the entropies by where they come from."""
 

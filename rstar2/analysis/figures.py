@@ -31,26 +31,23 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
     # The same charts give the same files.
     matplotlib.rcParams["svg.hashsalt"] = "rstar2"
     for chart in charts:
-        figure, axes = pyplot.subplots(figsize=(6.4, 3.4), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.4))
         for number, series in enumerate(chart["series"]):
             points = [point for point in series["points"] if point[1] is not None]
             xs, ys = [point[0] for point in points], [point[1] for point in points]
             colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
             axes.plot(xs, ys, color=colour, marker=mark, markersize=3, linewidth=1.2, label=series["name"])
-            spread = [point for point in points if len(point) > 2 and None not in point]
-            low, high = ([max(0.0, point[side]) for point in spread] for side in (2, 3))
+            spread = [point for point in points if len(point) > 2]
+            low, high = ([point[side] for point in spread] for side in (2, 3))
             axes.fill_between([point[0] for point in spread], low, high, color=colour, alpha=0.2, linewidth=0)
-        # An interval of few values would hide everything else.
-        tallest = max(
-            (p[1] for each in chart["series"] for p in each["points"] if p[1] is not None), default=1.0
-        )
-        axes.set(title=chart["title"], xlabel=chart["x"], ylabel=chart["y"], ylim=(0, 1.3 * tallest or 1.0))
+        axes.set(title=chart["title"], xlabel=chart["x"], ylabel=chart["y"])
+        axes.set_ylim(bottom=0)
         if chart["unit"] == "share":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if len(chart["series"]) > 1:
             axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
         drawn = io.StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
+        figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches="tight")
         pyplot.close(figure)
         write_text(folder / file_name(chart), drawn.getvalue())

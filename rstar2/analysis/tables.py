@@ -69,14 +69,28 @@ def write_csv(folder: Path, tables: Iterable[Table]) -> None:
 
 
 def chart(table: Table, title: str, x: str, y: str, series: Sequence[tuple[str, list[list[Value]]]]) -> Chart:
-    """Lines of points [x, y] or [x, y, low, high]; a `y` that ends in `share` is shown in percent."""
-    unit = "share" if y.endswith("share") else ""
+    """Lines of points [x, y] or [x, y, low, high]; a `y` that ends in `share` is shown in percent.
+
+    Nothing that is drawn is negative. An interval that would leave the plot is not drawn; the table has it.
+    """
+    tallest = max((float(point[1] or 0) for _, points in series for point in points), default=0.0)
     return {
         "title": title,
         "x": x,
         "y": y,
-        "unit": unit,
+        "unit": "share" if y.endswith("share") else "",
         "table": table.name,
         "marks": [],
-        "series": [{"name": name, "points": points} for name, points in series if points],
+        "series": [
+            {"name": name, "points": [_point(p, tallest) for p in points]}
+            for name, points in series
+            if points
+        ],
     }
+
+
+def _point(point: list[Value], tallest: float) -> list[Value]:
+    low, high = (*point[2:4], None, None)[:2]
+    if not isinstance(low, float) or not isinstance(high, float) or high > 2 * tallest:
+        return point[:2]
+    return [*point[:2], max(0.0, low), high]

@@ -22,6 +22,8 @@ TOP_SHARE = 0.2
 OUTCOMES = ("ok", "failed")
 WINDOW = 8
 """Tokens after a reply that are compared beside the first k, whose number differs between sets."""
+_USUAL = 0.1
+"""Share of the replies that must have a token at a place for the place to count in k."""
 _FEW = 10
 """Tokens that a point of a drawn curve needs; the CSV file has all."""
 _MOST_WORDS = 20
@@ -94,11 +96,13 @@ class Uncertainty:
     def window(self) -> int:
         """k: how many tokens after a reply are more uncertain than prose elsewhere; 0 where they are not.
 
-        The number of first tokens whose excess over the mean elsewhere adds up to the most.
+        The number of first tokens whose excess over the mean elsewhere adds up to the most, as far as one reply in ten
+        still has tokens: the few that run on longer are not like the others.
         """
         elsewhere = self.sums.estimate("elsewhere").value
         curve = self.sums.curve("reply")[REACH:]
-        total = np.cumsum([each.count * (each.value - elsewhere) if each.count else 0.0 for each in curve])
+        usual = [each for each in curve if each.count >= max(1, _USUAL * curve[0].count)]
+        total = np.cumsum([each.count * (each.value - elsewhere) for each in usual])
         return int(total.argmax()) + 1 if len(total) and total.max() > 0 else 0
 
     def marks(self, k: int) -> list[NDArray[np.uint8]]:
@@ -147,11 +151,10 @@ class Uncertainty:
             ok, failed = (self.sums.estimate(f"reply {outcome}", after) for outcome in OUTCOMES)
             start = self.sums.estimate("start", slice(window))
             compared |= {
-                ("after a reply that is ok − prose elsewhere", window): ok - elsewhere,
-                ("after a failed one − prose elsewhere", window): failed - elsewhere,
-                ("after any − the start of the first turn", window): self.sums.estimate("reply", after)
-                - start,
-                ("after a failed one − after one that is ok", window): failed - ok,
+                ("ok reply − elsewhere", window): ok - elsewhere,
+                ("failed reply − elsewhere", window): failed - elsewhere,
+                ("any reply − start of trace", window): self.sums.estimate("reply", after) - start,
+                ("failed reply − ok reply", window): failed - ok,
             }
         return {name: each for name, each in compared.items() if each.count}
 
@@ -210,7 +213,11 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
     )
     columns: tuple[str, ...] = ("traces of", "kind", "tokens", *span)
     kinds = Table(
-        "entropy_kinds", "By kind of token", columns, [row for each in sets for row in each.kinds()]
+        "entropy_kinds",
+        "By kind of token",
+        columns,
+        [row for each in sets for row in each.kinds()],
+        shown="page",
     )
     columns = ("traces of", "what", "verdict", "tokens", *span)
     verdicts = Table(
@@ -218,6 +225,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
         "Right and wrong answers",
         columns,
         [row for each in sets for row in each.verdicts()],
+        shown="page",
     )
     columns = ("traces of", "around", "outcome", "offset", "tokens", *span)
     curves = Table(
@@ -237,7 +245,7 @@ def tables(sets: list[Uncertainty], sources: dict[str, str]) -> list[Table]:
     )
     contrasts = Table(
         "entropy_contrasts",
-        "Does entropy rise after tool replies?",
+        "Does entropy rise after tool replies? The first tokens after one, against prose elsewhere",
         ("traces of", "contrast", "first tokens", "difference", "low", "high"),
         [(each.label, *name, *interval(found)) for each in sets for name, found in each.contrasts().items()],
     )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WIDE = 8
 """Columns above which a table is printed with its rows as columns."""
+SIDE_BY_SIDE = 5
+"""Rows that are then printed side by side."""
 
 EPILOG = examples(
     ("a run that trained: its own models compute the entropies", "rstar2 analyze runs/demo"),
@@ -93,12 +95,16 @@ def _print(table: Table) -> None:
 
     names = [column.removesuffix(" share") for column in table.columns]
     rows = [[text_of(*cell) for cell in zip(table.columns, row, strict=True)] for row in table.rows]
+    pages = [(names, rows)]
     if len(names) > WIDE:
-        names, *rows = ([name, *values] for name, *values in zip(names, *rows, strict=True))
-    drawn = Shown(title=table.title, title_justify="left")
-    for place, name in enumerate(names):
-        numbers = all(row[place][-1:] in "0123456789.%–" for row in rows)
-        drawn.add_column(name, justify="right" if numbers else "left")
-    for row in rows:
-        drawn.add_row(*row)
-    out.print(drawn)
+        parts = [[names, *rows[start : start + SIDE_BY_SIDE]] for start in range(0, len(rows), SIDE_BY_SIDE)]
+        turned = [[list(line) for line in zip(*part, strict=True)] for part in parts]
+        pages = [(lines[0], lines[1:]) for lines in turned]
+    for heads, lines in pages:
+        drawn = Shown(title=table.title, title_justify="left")
+        for place, head in enumerate(heads):
+            numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
+            drawn.add_column(head, justify="right" if numbers else "left")
+        for line in lines:
+            drawn.add_row(*line)
+        out.print(drawn)
