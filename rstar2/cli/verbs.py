@@ -30,6 +30,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Measure": {
         "eval": "Measure a model on benchmarks.",
         "grade": "Grade answers that were made elsewhere.",
+        "analyze": "Look inside traces: uncertain tokens, failed calls, behaviour.",
         "report": "Make one static page of a run.",
         "runs": "List runs, and show one.",
     },
