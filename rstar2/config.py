@@ -107,6 +107,9 @@ def _refusal(
         what = (
             f"{key} must be {_kind(field)}, not {'a table' if isinstance(given, dict) else repr(given)[:60]}"
         )
+        names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        if meant := difflib.get_close_matches(str(given), names, n=1):
+            what += f"; the nearest is {meant[0]!r}"
     return UserError(f"{source}: {what}", hint)
 
 

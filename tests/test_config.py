@@ -155,7 +155,7 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     assert (rollout.tokens, rollout.prompt_tokens, rollout.max_turns) == (tokens, 2048, turns)
     assert rollout.temperature == 1.0
     optim = recipe.optim
-    assert (optim.lr, optim.warmup_steps, optim.clip_low, optim.clip_high) == (1e-6, 20, 0.2, 0.28)
+    assert (optim.lr, optim.warmup_steps, *recipe.clip) == (1e-6, 20, 0.2, 0.28)
     assert recipe.roc.variant == "paper"
     assert recipe.reward == "paper"
 

@@ -35,7 +35,8 @@ def command(
     profile: Profile = None,
     change: Change = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's command, and end.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan, the resolved recipe and VERL's command, and end."),
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
@@ -46,6 +47,9 @@ def command(
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
     if dry_run:
+        from rstar2.cli.plan import show_sft
+
+        show_sft(here, resolved)
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return

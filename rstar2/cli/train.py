@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import Change, Profile, RunFolder, examples, out
+from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
@@ -66,7 +67,8 @@ def command(
     ] = None,
     change: Change = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipes and VERL's commands, and end.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and end."),
     ] = False,
 ) -> None:
     """Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before."""
@@ -77,6 +79,9 @@ def command(
     profile = profile or profile_for(here)
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     if dry_run:
+        from rstar2.cli.plan import show_run
+
+        show_run(here, recipes, None if judge else judge_workers)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
@@ -95,6 +100,7 @@ def command(
     plan = plan_training(
         recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
     )
+    warn_before_start(plan)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.timing import run_timing

@@ -99,8 +99,7 @@ class Pipeline:
         self, number: int, recipe: StageRecipe, model: Path, rows: Rows, folder: Path, label: str
     ) -> Path:
         row = f"{label}stage{number}"
-        method = "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
-        title = f"stage {number}: {method}, {recipe.rollout.tokens} tokens"
+        title = f"stage {number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
             self.progress.start(row, title, recipe.steps)
             self.progress.finish(row, stages.DONE_BEFORE)
@@ -156,6 +155,12 @@ class Pipeline:
                 timer.save()
 
         return on_progress
+
+
+def _method(recipe: StageRecipe) -> str:
+    if recipe.algorithm.name == "grpo-roc":
+        return "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
+    return "plain GRPO" if recipe.algorithm.name == "grpo" else recipe.algorithm.name
 
 
 @contextmanager
