@@ -71,9 +71,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples speak of: models, runs and files."""
     root = tmp_path_factory.mktemp("examples")
     problems = builtin.held_out(0, 4)
-    conversations = [builtin.PROMPT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
+    conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(root / "tiny", tiny, conversations, builtin.PROMPT, seed=1)
+    make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Limits, OnCall, ToolRunner, rollout
+from rstar2.agent import Limits, OnCall, Tools, rollout
 from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.errors import Failure
 from rstar2.prompts import ChatCodec
@@ -30,7 +30,7 @@ class Conversation:
 
     engine: Engine
     codec: ChatCodec
-    tools: ToolRunner
+    tools: Tools
     limits: Limits
     sampling: Sampling
     history: list[int] = field(default_factory=list)
@@ -58,18 +58,20 @@ class Conversation:
             if repeats(written):
                 answer.cancel()
 
-        answer = asyncio.ensure_future(
-            rollout(
-                prompt,
-                engine=self.engine,
-                tools=self.tools,
-                codec=self.codec,
-                limits=self.limits,
-                sampling=replace(self.sampling, seed=seed),
-                on_tokens=watched,
-                on_call=on_call,
-            )
-        )
+        async def answered() -> Trace:
+            async with self.tools.opened() as tools:
+                return await rollout(
+                    prompt,
+                    engine=self.engine,
+                    tools=tools,
+                    codec=self.codec,
+                    limits=self.limits,
+                    sampling=replace(self.sampling, seed=seed),
+                    on_tokens=watched,
+                    on_call=on_call,
+                )
+
+        answer = asyncio.ensure_future(answered())
         try:
             trace = await answer
         except asyncio.CancelledError:

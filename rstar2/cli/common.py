@@ -39,6 +39,13 @@ Model = Annotated[
         "with --url, only its tokenizer is used."
     ),
 ]
+Format = Annotated[
+    str | None,
+    typer.Option(help="A format's name or file; by default the model's own.", metavar="NAME|FILE"),
+]
+ForceFormat = Annotated[
+    bool, typer.Option("--force-format", help="Use that format also where the model has another one.")
+]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
 ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]
 JudgeToken = Annotated[

@@ -43,12 +43,6 @@ class RolloutSettings(Strict):
     """Longer prompts are left out."""
     max_turns: int = Field(10, ge=1)
     temperature: float = Field(1.0, gt=0)
-    tool_timeout_s: float = Field(10.0, gt=0)
-    """Wall-clock seconds a program may take."""
-    traceback_lines: int = Field(20, ge=1)
-    """Last lines of a traceback that the model sees."""
-    reply_characters: int = Field(4000, ge=2)
-    """How much of a call's output the model sees; the middle of a longer one is left out."""
 
 
 class OptimSettings(Strict):
@@ -97,6 +91,8 @@ class StageRecipe(Strict):
     reward: ReadingRule | Literal["constant"] = "paper"
     """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
     constant: every trace gets 1, a control that cannot learn."""
+    format: str | None = None
+    """The format of a model that has no format file, by name or file; by default the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
@@ -132,6 +128,8 @@ class StageRecipe(Strict):
 class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
+    format: str | None = None
+    """The format that is taught, by name or file; by default that of the model's format file, else ours."""
     epochs: int = Field(3, ge=1)
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)
