@@ -32,6 +32,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Data = Annotated[
     Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
 ]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(

@@ -11,13 +11,15 @@ import functools
 import pkgutil
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.judge.client import JudgeClient
 from rstar2.judge.schema import MAX_TIMEOUT_S, RunResult
+
+if TYPE_CHECKING:  # what needs a format alone needs no HTTP client
+    from rstar2.judge.client import JudgeClient
 
 MAX_SESSIONS = 256
 """Sessions that one process has open at the same time, which is what one worker of the judge holds."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from rstar2.errors import RStarError
-from rstar2.judge.client.session import JudgeSession
 from rstar2.judge.schema import CellRequest, RunResult, SessionRequest
 from rstar2.tools import ToolContext
+
+if TYPE_CHECKING:
+    from rstar2.judge.client.session import JudgeSession
 
 ALIASES: tuple[str, ...] = ()
 SCHEMA: dict[str, Any] = {
@@ -32,6 +34,8 @@ TOTAL_S = 86400.0
 CLOSE_S = 30.0
 """How long the judge is asked to close a session; after that it ends by being idle."""
 log = logging.getLogger(__name__)
+_CLOSING: set[asyncio.Task[None]] = set()
+"""What event loops only refer to weakly."""
 
 
 class Tool:
@@ -58,10 +62,7 @@ class Tool:
             return await self._run(cell)
 
     async def _run(self, cell: CellRequest) -> RunResult:
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-        # A rollout that is cancelled must still know the session, to close it.
-        session = await asyncio.shield(self._opening)
+        session = await self._session()
         try:
             result = await session.run(cell)
         except RStarError as error:
@@ -73,32 +74,40 @@ class Tool:
             await self.aclose()
         return result
 
-    async def _open(self) -> JudgeSession:
-        context = self._context
-        asked = SessionRequest(memory_mb=context.limits.memory_mb, idle_s=IDLE_S, total_s=TOTAL_S)
-        await context.sessions.acquire()
+    async def _session(self) -> JudgeSession:
+        """The open session; the first call opens it."""
+        if self._opening is None:
+            # Without a limit: a session is freed whenever a rollout ends, and each of them has its own limits.
+            await self._context.sessions.acquire()
+            self._opening = asyncio.create_task(self._open())
         try:
-            session = JudgeSession(context.judge, asked, wait_s=context.judge.wait_s)
-            return await session.__aenter__()
-        except BaseException:
-            context.sessions.release()
+            # A rollout that is cancelled must still learn of the session, to close it.
+            return await asyncio.shield(self._opening)
+        except RStarError:
+            await self.aclose()
             raise
+
+    async def _open(self) -> JudgeSession:
+        from rstar2.judge.client.session import JudgeSession
+
+        judge = self._context.judge
+        asked = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=TOTAL_S)
+        return await JudgeSession(judge, asked, wait_s=judge.wait_s).__aenter__()
 
     async def aclose(self) -> None:
         """End the session, if there is one. A judge that does not answer ends it by itself, as it is idle."""
         opening, self._opening = self._opening, None
         if opening is not None:
-            await asyncio.shield(asyncio.create_task(self._close(opening)))
+            closing = asyncio.create_task(self._close(opening))
+            _CLOSING.add(closing)
+            closing.add_done_callback(_CLOSING.discard)
+            await asyncio.shield(closing)
 
     async def _close(self, opening: asyncio.Task[JudgeSession]) -> None:
         try:
-            session = await opening
-        except RStarError:
-            return  # it was never opened; the call that asked for it has told why
-        try:
             async with asyncio.timeout(CLOSE_S):
-                await session.__aexit__()
-        except (RStarError, TimeoutError):
-            log.warning("a session of the judge was not closed; it ends by being idle", exc_info=True)
+                await (await opening).__aexit__()
+        except (RStarError, TimeoutError) as error:
+            log.warning("a notebook was not closed, its session ends by being idle: %s", error)
         finally:
             self._context.sessions.release()
