@@ -21,7 +21,7 @@ def _group() -> None:
     epilog=examples(
         ("what the demo's model sees", "rstar2 format show runs/demo"),
         ("a problem of your own, and a reply", 'rstar2 format show runs/demo --problem "2 + 2?" --reply 4'),
-        ("a model of the hub in another format", "rstar2 format show Qwen/Qwen3-0.6B --format no-tools"),
+        ("a model in another format", "rstar2 format show models/smollm2 --format listed-tools"),
         ("for a program", "rstar2 format show runs/demo --json"),
     )
 )
