@@ -13,8 +13,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from rstar2.formats.format import ours
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
+from rstar2.prompts import END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -90,13 +91,14 @@ def tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator([CHAT_TEMPLATE, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer)
+    raw.train_from_iterator(
+        [ours().template, ours().user, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token=END_OF_TURN,
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
-from rstar2.eval.statistics import LEVEL
+from rstar2.eval.intervals import LEVEL
 
 Floats = NDArray[np.float64]
 

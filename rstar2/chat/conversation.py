@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Limits, OnCall, ToolRunner, rollout
+from rstar2.agent import Limits, OnCall, Tools, rollout
 from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.errors import Failure
 from rstar2.prompts import ChatCodec
@@ -48,7 +48,7 @@ class Conversation:
 
     engine: Engine
     codec: ChatCodec
-    tools: ToolRunner
+    tools: Tools
     limits: Limits
     sampling: Sampling
     history: list[int] = field(default_factory=list)
@@ -78,18 +78,20 @@ class Conversation:
             if repeats(written, self.codec):
                 answer.cancel()
 
-        answer = asyncio.ensure_future(
-            rollout(
-                prompt,
-                engine=self.engine,
-                tools=self.tools,
-                codec=self.codec,
-                limits=self.limits,
-                sampling=replace(self.sampling, seed=seed),
-                on_tokens=watched,
-                on_call=on_call,
-            )
-        )
+        async def answered() -> Trace:
+            async with self.tools.opened() as tools:
+                return await rollout(
+                    prompt,
+                    engine=self.engine,
+                    tools=tools,
+                    codec=self.codec,
+                    limits=self.limits,
+                    sampling=replace(self.sampling, seed=seed),
+                    on_tokens=watched,
+                    on_call=on_call,
+                )
+
+        answer = asyncio.ensure_future(answered())
         try:
             trace = await answer
         except asyncio.CancelledError:

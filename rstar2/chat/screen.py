@@ -25,6 +25,7 @@ class Screen:
     def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
         self._out = out
         self._err = err
+        self._format = codec.format
         self._text = TextStream(codec)
         self._pieces = TagSplitter()
         self._at_margin = True
@@ -60,7 +61,7 @@ class Screen:
                 self._at_margin = piece.content.endswith("\n")
 
     def _call(self, body: str) -> None:
-        (call,) = parse_calls(f"<tool_call>{body}")
+        (call,) = parse_calls(f"<tool_call>{body}</tool_call>", self._format)
         if not isinstance(call, tuple):
             written = without_tags(body).strip()
             self._box("not a call", written, Text(written), "red")

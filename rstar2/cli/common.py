@@ -32,12 +32,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Data = Annotated[
     Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
 ]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(
         help="A model's folder, that of a run or stage that made it, or a hub id; "
         "with --url, only its tokenizer is used."
     ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(help="A format's name or file; by default the model's own.", metavar="NAME|FILE"),
+]
+ForceFormat = Annotated[
+    bool, typer.Option("--force-format", help="Use that format also where the model has another one.")
 ]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
 ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]

@@ -83,6 +83,8 @@ def run(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
     oracle: Oracle = False,
     judge: Judge = None,
     judge_token: common.JudgeToken = None,
@@ -111,6 +113,7 @@ def run(
     from rstar2.errors import UserError
     from rstar2.eval.settings import EvalSettings, JudgeChoice
     from rstar2.eval.target import Target, reach_server
+    from rstar2.prompts import FormatChoice
 
     values = {
         "samples": samples,
@@ -128,7 +131,7 @@ def run(
             "no model to measure: --run is the folder that the evaluation is kept in",
             f"To measure the model that a run made: --model {run_folder}",
         )
-    target = Target(model, url, model_name, oracle)
+    target = Target(model, url, model_name, oracle, FormatChoice(format, force_format))
     settings = resolve(EvalSettings, values, [], "eval")
     # Before all that takes long: the other imports, and a dataset hub without a network.
     server = reach_server(target, settings.wait_s)
@@ -153,6 +156,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
             f"{name} ({counted(len(part), 'problem')})" for name, part in plan.problems.items()
         )
         out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
+        out.print(f"format: {plan.opened.codec.source}", style="dim", markup=False, soft_wrap=True)
         out.print(settings_lines(protocol, out.width), style="dim", soft_wrap=True)
         results, interrupted = measure(plan, run, LiveView(err))
         out.print(summaries_table([(result.name, result.summary) for result in results], out))

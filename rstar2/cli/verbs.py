@@ -36,6 +36,7 @@ VERBS: dict[str, dict[str, str]] = {
         "runs": "List runs, and show one.",
     },
     "Serve": {
+        "format": "Show what a model sees: its prompt, its tools and their replies.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
         "serve": "Serve a model with vLLM.",
     },

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import AGENT_NAME
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
@@ -52,9 +53,7 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "judge_url": judge_url,
         "judge_token": judge_token,
         "max_turns": recipe.rollout.max_turns,
-        "tool_timeout_s": recipe.rollout.tool_timeout_s,
-        "traceback_lines": recipe.rollout.traceback_lines,
-        "reply_characters": recipe.rollout.reply_characters,
+        "format": str(folder.absolute() / FORMAT_FILE),
         "judge_wait_s": recipe.judge.wait_s,
         "reward": recipe.reward,
         "seed": recipe.seed,
@@ -89,9 +88,9 @@ def sft_command(
     overrides: dict[str, Any] = {
         "data.train_files": data,
         "data.train_batch_size": recipe.batch,
+        "data.custom_cls.path": "pkg://rstar2.train.verl.sft_dataset",
+        "data.custom_cls.name": "EncodedConversations",
         "data.max_length": recipe.max_tokens,
-        # What is to be left out is left out of the data already.
-        "data.truncation": "right",
         "data.max_token_len_per_gpu": recipe.update_tokens,
         "model.path": model,
         "model.enable_gradient_checkpointing": hardware.gradient_checkpointing,

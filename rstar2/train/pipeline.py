@@ -32,8 +32,9 @@ from rstar2.runs import Run
 from rstar2.trace import read_traces
 from rstar2.train import sampling, stages
 from rstar2.train.command import stage_command
+from rstar2.train.conversations import write_encoded
 from rstar2.train.launch import fork_server
-from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
+from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
@@ -202,10 +203,10 @@ def _open_judge(
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
-    base, data = folder / "base", folder / "data.parquet"
+    base, data = plan.model, folder / "data.parquet"
     if not is_done(folder):
-        with_our_template(plan.model, base)
-        write_conversations(data, plan.conversations)
+        base = with_format(plan.model, plan.format, folder / "base")
+        write_encoded(data, plan.conversations)
     timer = PhaseTimer(folder)
     return stages.run_sft(plan.recipe, base, data, len(plan.conversations), folder, run.logs, progress, timer)
 
@@ -213,5 +214,6 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
-        trained = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path)
+        model = with_format(plan.model, plan.format, run.path / "base")
+        trained = pipeline.train_stages(plan.recipes, model, plan.rows, run.path)
         return [model for _, model in trained][-1]

@@ -14,7 +14,6 @@ import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
-from rstar2.judge.schema import MAX_TIMEOUT_S
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.roc import RocSettings
 
@@ -71,12 +70,6 @@ class RolloutSettings(Strict):
     """Longer prompts are left out."""
     max_turns: int = Field(10, ge=1)
     temperature: float = Field(1.0, gt=0)
-    tool_timeout_s: float = Field(10.0, gt=0, le=MAX_TIMEOUT_S)
-    """Wall-clock seconds a program may take."""
-    traceback_lines: int = Field(20, ge=1)
-    """Last lines of a traceback that the model sees."""
-    reply_characters: int = Field(4000, ge=2)
-    """How much of a call's output the model sees; the middle of a longer one is left out."""
 
 
 class OptimSettings(Strict):
@@ -126,6 +119,8 @@ class StageRecipe(Strict):
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
+    format: str | None = None
+    """The format of a model that has no format file, by name or file; by default the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
@@ -199,6 +194,8 @@ class StageRecipe(Strict):
 class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
+    format: str | None = None
+    """The format that is taught, by name or file; by default that of the model's format file, else ours."""
     epochs: int = Field(3, ge=1)
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)

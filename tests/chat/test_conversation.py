@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tools import SharedTools
 
 from rstar2.agent import Limits
 from rstar2.chat.conversation import (
@@ -134,7 +135,7 @@ class Writer:
         pass
 
 
-class NoTools:
+class NoTools(SharedTools):
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         raise AssertionError("nothing asked for a tool")
 

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from rstar2.cli import app
 from rstar2.data.benchmarks import NAMES
 from rstar2.errors import UserError
-from rstar2.prompts import PromptFormat
 
 ROWS = [
     {"id": "one", "problem": "What is 1 + 1?", "answer": "2"},
@@ -59,7 +58,7 @@ def test_every_row_is_what_the_trainer_reads(tmp_path: Path, problems: Path) -> 
             "data_source": "mine",
             "agent_name": "rstar2",
             "ability": "math",
-            "prompt": PromptFormat().messages(row["problem"]),
+            "prompt": [{"role": "user", "content": row["problem"]}],
             "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
             "extra_info": {"index": index, "id": row["id"], "problem": row["problem"]},
             "__rollout_n__": 16,

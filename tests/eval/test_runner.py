@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tools import SharedTools
 from support.waiting import wait_until
 
 from rstar2.data.benchmarks import read_problems
@@ -26,7 +27,7 @@ from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, read_traces
 
 
-class EchoTools:
+class EchoTools(SharedTools):
     """Returns what a program that prints one literal would print."""
 
     def __init__(self) -> None:
