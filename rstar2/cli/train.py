@@ -103,7 +103,7 @@ def command(
     warn_before_start(plan)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
-    from rstar2.train.timing import run_timing
+    from rstar2.train.records.timing import run_timing
 
     with open_run(run, "train", plan.config()) as opened:
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")

@@ -30,9 +30,9 @@ from rstar2.runs import Run
 from rstar2.train.conversations import encode, write_encoded
 from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
 from rstar2.train.stages import PhaseProgress, is_done, run_sft
-from rstar2.train.timing import PhaseTimer, run_timing
 
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""

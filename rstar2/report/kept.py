@@ -23,7 +23,7 @@ class KeptTraces:
     name: str
     """Shown to people: training, stage 1."""
     folder: Path
-    """Where `rstar2.train.kept_traces` wrote them."""
+    """Where `rstar2.train.records.kept_traces` wrote them."""
 
     def shown(self) -> Iterator[tuple[Trace, Shading | None]]:
         """The first few of each step, by step, then of those that failed; at most 660, with their shading.

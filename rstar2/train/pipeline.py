@@ -9,7 +9,7 @@ RUN/
   stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   model.json                        the last finished stage's model
-  timing.json                       wall-clock seconds of the run, see `rstar2.train.timing`
+  timing.json                       wall-clock seconds of the run, see `rstar2.train.records.timing`
 ```
 """
 
@@ -36,10 +36,10 @@ from rstar2.train.conversations import write_encoded
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
-from rstar2.train.timing import PhaseTimer, read_timing
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 

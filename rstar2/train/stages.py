@@ -8,7 +8,7 @@ FOLDER/
   checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
                         before, where its optimizer is continued
   metrics-1.jsonl …     one file per start of the trainer, one line per step
-  timing.json           see `rstar2.train.timing`
+  timing.json           see `rstar2.train.records.timing`
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
 """
@@ -30,8 +30,8 @@ from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.command import Command, agent_loop_yaml, sft_command
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
-from rstar2.train.timing import PhaseTimer, TrainerTimer
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
