@@ -147,6 +147,14 @@ class LimitedHttp(HttpToolsProtocol):
             self.receiving_body = False
             self._refuse(400, "Upgrade: a WebSocket is opened with GET")
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Ignore the wish for another protocol (RFC 9110, 7.8) where there is no body; httptools would lose one."""
+        if {name for name, _ in self.headers} & {b"content-length", b"transfer-encoding"}:
+            self.receiving_body = True
+            self._refuse(
+                400, "Upgrade: the judge speaks HTTP/1.1; send a body without asking for another protocol"
+            )
+
     def _refuse(self, status: int, message: str) -> None:
         """Answer, where an answer may be written now, and end the connection."""
         self._stop_timer()

@@ -243,6 +243,24 @@ def test_a_request_that_cannot_open_a_websocket_is_told(strict_limits: JudgeHand
     assert b'"error": "Upgrade' in answer
 
 
+def test_another_protocol_is_not_taken_up_and_a_body_that_asks_for_it_is_refused(
+    strict_limits: JudgeHandle,
+) -> None:
+    """As some clients ask for HTTP/2 with every first request; the parser does not read on after such a head."""
+    h2c = "Host: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    with dial(strict_limits) as connection:
+        for asked in (h2c, "Host: localhost\r\nConnection: close\r\n"):
+            connection.sendall(f"GET /ping HTTP/1.1\r\n{asked}\r\n".encode())
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            if asked == h2c:
+                connection.recv(4096)
+    for body in ("Content-Length: 16\r\n", "Transfer-Encoding: chunked\r\n"):
+        answer = said(strict_limits, f"POST /v1/runs HTTP/1.1\r\n{h2c}{body}", b'{"code": "6 * 7"}')
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b"Upgrade: the judge speaks HTTP/1.1" in answer
+        assert answer.count(b"HTTP/1.1 400") == 1
+
+
 def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
     strict_limits: JudgeHandle,
 ) -> None:
