@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ ONE_RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
     "RAY_ADDRESS": "local",
+    "RAY_raylet_start_wait_time_s": "60",
 }
 Train = Callable[..., Trained]
 SMALL = [
@@ -58,7 +60,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, spawn)
-        pool.submit(in_trainer, "start").result(BOUND_S)
+        pool.submit(in_trainer, "start", os.getpid()).result(BOUND_S)
     count = 0
 
     def run(recipe: StageRecipe, steps: list[list[Group]], *more: Any, folder: Path | None = None) -> Any:
