@@ -156,7 +156,7 @@ def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     assert not same(update, other, tolerance=0.01)
 
 
-def test_adamw_and_the_warm_up_go_on_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
+def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
     whole = ["optim.warmup_steps=4", "rollout.rollouts=4"]
     steps = [[Group("a", f"{i:04b}"), Group("bb", f"{15 - i:04b}")] for i in (5, 6, 9, 10, 12)]
     uninterrupted = train(recipe(2, *whole, "steps=5"), steps)
