@@ -32,8 +32,9 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.processes import die_with
 from rstar2.prompts import load_codec
-from rstar2.train.command import agent_loop_yaml, stage_command
+from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.stages import write_stage_inputs
 from rstar2.train.verl import agent_loop
 from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
 
@@ -186,8 +187,8 @@ class _Trainer(PPOTrainerSync):
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     """What VERL makes of our command line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "agent_loop.yaml").write_text(agent_loop_yaml(recipe, folder, "http://127.0.0.1:1", None))
+    rows = [{"prompt": [{"role": "user", "content": "?"}]}]
+    write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
     defaults = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(config_dir=str(defaults), version_base=None):
         config = compose("ppo_trainer", overrides=stage_command(recipe, folder, model).argv[3:])
