@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -38,6 +38,10 @@ TURN_SEED_STEP = 1_000_003
 
 class InstantTools:
     """A judge that answers at once."""
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[InstantTools]:
+        yield self
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         return ToolCall(name=name, arguments=arguments, status="ok", output="7")

@@ -51,7 +51,7 @@ BATCH = 64
 IN_FLIGHT = 4
 HEAVIEST = "import time, pandas\ntime.sleep(0.5)"
 """Waits for the zygote that takes longest to get warm, and keeps a worker from doing it for another."""
-REHEARSALS_S = 4.0
+PROFILING_S = 4.0
 Run = Callable[[str, int], float]
 """Runs a program so many times. → programs a second."""
 
@@ -172,7 +172,7 @@ def warm_up(url: str, workers: int) -> None:
     body = {"runs": [{"code": HEAVIEST, "timeout_s": 60}] * workers}
     httpx.post(f"{url}/v1/runs/batch", json=body, timeout=600.0, trust_env=False).raise_for_status()
     # Zygotes are profiled one at a time, each in a moment without work.
-    time.sleep(REHEARSALS_S)
+    time.sleep(PROFILING_S)
 
 
 def codejudge(url: str) -> Run:

@@ -11,15 +11,20 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rstar2.engines.base import Engine, EngineError, OnTokens, Sampling
-from rstar2.prompts import TOOL_SCHEMAS, ChatCodec
-from rstar2.trace import Finish, ToolCall, Trace, Turn
+from rstar2.formats.format import Format
+from rstar2.formats.replies import refused_text
+from rstar2.prompts import ChatCodec
+from rstar2.tools import tool_modules, tool_name
+from rstar2.trace import CallStatus, Finish, ToolCall, Trace, Turn
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_CLOSED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 OnCall = Callable[[ToolCall], None]
 """Gets each tool call once it has ended, for a person who watches."""
 _SEED_STEP = 1_000_003
@@ -32,6 +37,14 @@ class ToolRunner(Protocol):
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall: ...
 
 
+class Tools(Protocol):
+    """The tools of many rollouts."""
+
+    def opened(self) -> AbstractAsyncContextManager[ToolRunner]:
+        """Those of one rollout; what it holds is released at the end of the block."""
+        ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """The budgets that end a rollout: the model's turns, and every token after the prompt, tool output included."""
@@ -40,28 +53,43 @@ class Limits:
     max_tokens: int = 8192
 
 
-def parse_calls(text: str) -> list[ToolCall | tuple[str, dict[str, Any]]]:
+def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
     """The calls of a turn, in order: (name, arguments), or a failed `ToolCall` where one cannot be run."""
-    return [_parse_call(body.strip()) for body in _CALL.findall(text)]
+    calls = (_CLOSED_CALL if fmt.closed_calls_only else _CALL).findall(text)
+    return [_parse_call(body.strip(), fmt) for body in calls[: fmt.calls_per_turn]]
 
 
-def _parse_call(body: str) -> ToolCall | tuple[str, dict[str, Any]]:
+def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
+    def refused(status: CallStatus, reason: str, name: str = "") -> ToolCall:
+        output = refused_text(reason, fmt.layout, decoded=status != "parse_error")
+        return ToolCall(name=name, status=status, output=output)
+
     try:
         call = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return ToolCall(status="parse_error", output=f"The tool call is not valid JSON: {error}")
+        return refused("parse_error", f"The tool call is not valid JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return ToolCall(status="parse_error", output='The tool call needs "name" and "arguments".')
+        return refused("parse_error", 'The tool call needs "name" and "arguments".')
     name, arguments = call["name"], call.get("arguments")
-    if name not in TOOL_SCHEMAS:
-        known = ", ".join(TOOL_SCHEMAS)
-        return ToolCall(name=name, status="unknown_tool", output=f"Unknown tool {name}. Tools: {known}.")
-    required = TOOL_SCHEMAS[name]["function"]["parameters"]["required"]
-    if not isinstance(arguments, dict) or any(not isinstance(arguments.get(key), str) for key in required):
-        needs = " and ".join(f'"{key}"' for key in required)
-        output = f"{name} needs {needs}, each a string, in its arguments."
-        return ToolCall(name=name, status="invalid_arguments", output=output)
+    tool = tool_name(name)
+    if tool is None or tool not in fmt.called_tools:
+        known = ", ".join(fmt.tool_names) or "none"
+        return refused("unknown_tool", f"Unknown tool {name}. Tools: {known}.", name)
+    parameters = tool_modules()[tool].SCHEMA["function"]["parameters"]
+    if not isinstance(arguments, dict) or not _fit(
+        arguments, parameters["properties"], parameters["required"]
+    ):
+        needs = " and ".join(f'"{key}"' for key in parameters["required"])
+        return refused("invalid_arguments", f"{name} needs {needs}, each a string, in its arguments.", name)
     return name, arguments
+
+
+def _fit(arguments: dict[str, Any], properties: Mapping[str, Any], required: Sequence[str]) -> bool:
+    """Whether the arguments of a call are strings, with all that are required; others may be null or left out."""
+    return all(
+        isinstance(arguments.get(key), str) or (key not in required and arguments.get(key) is None)
+        for key in properties
+    )
 
 
 class RolloutError(EngineError):
@@ -134,7 +162,7 @@ async def _take_turns(
         trace.turns.append(turn)
         if generated.finish == "length":
             return "max_tokens"
-        calls = parse_calls(turn.text)
+        calls = parse_calls(turn.text, codec.format)
         if not calls:
             return "answer"
         if number == limits.max_turns - 1:

@@ -6,6 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -20,6 +21,13 @@ class Strict(BaseModel, extra="forbid", frozen=True):
 
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class KeysOf:
+    """Annotates a table that holds keys of another model, so that the nearest of them can be named."""
+
+    model: type[BaseModel]
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -77,14 +85,16 @@ def _refusal(
 ) -> UserError:
     item = error.errors()[0]
     path = tuple(str(part) for part in item["loc"])
-    source, table = _giver(".".join(path), item["msg"], overrides, tables) or (where, "")
+    override, table = _giver(".".join(path), item["msg"], overrides, tables) or ("", "")
+    source = f"--set {override}" if override else where
     key = _dotted(table, *path)
     siblings = _fields(model, path[:-1])
     field = siblings.get(path[-1]) if path else None
     hint = "Correct the value and start again."
     if item["type"] == "extra_forbidden":
         what = f"unknown key {key}"
-        if near := _nearest(path, _all_fields(model)):
+        typed = override.partition("=")[0].strip().removeprefix(f"{table}.")
+        if near := _nearest(max(typed, ".".join(path), key=len), _all_fields(model)):
             name, found = near
             what += f"; the nearest is {_dotted(table, name)}, {_kind(found)}"
         hint = f"Known keys there: {', '.join(siblings)}."
@@ -97,6 +107,9 @@ def _refusal(
         what = (
             f"{key} must be {_kind(field)}, not {'a table' if isinstance(given, dict) else repr(given)[:60]}"
         )
+        names = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        if meant := difflib.get_close_matches(str(given), names, n=1):
+            what += f"; the nearest is {meant[0]!r}"
     return UserError(f"{source}: {what}", hint)
 
 
@@ -105,7 +118,7 @@ def _dotted(*parts: str) -> str:
 
 
 def _giver(key: str, message: str, overrides: list[str], tables: tuple[str, ...]) -> tuple[str, str] | None:
-    """The last `--set` that gave the value of a key or a part of it, and the table it is in; None where none did."""
+    """The last override that gave the value of a key or a part of it, and the table it is in; None where none did."""
     for override in reversed(overrides):
         given = override.partition("=")[0].strip()
         for table in tables:
@@ -116,11 +129,14 @@ def _giver(key: str, message: str, overrides: list[str], tables: tuple[str, ...]
             else:
                 found = f"{given}.".startswith(f"{whole}.") or f"{whole}.".startswith(f"{given}.")
             if found:
-                return f"--set {override}", table
+                return override, table
     return None
 
 
 def _table(field: FieldInfo) -> type[BaseModel] | None:
+    for each in field.metadata:
+        if isinstance(each, KeysOf):
+            return each.model
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
@@ -146,11 +162,14 @@ def _all_fields(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo
     return found
 
 
-def _nearest(path: tuple[str, ...], fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
+def _nearest(key: str, fields: dict[str, FieldInfo]) -> tuple[str, FieldInfo] | None:
     """The key that was meant most likely: one with the same last word, or one that is spelt much the same."""
-    last = path[-1]
-    same = [key for key in fields if key.rpartition(".")[2] == last]
-    (name,) = same[:1] or difflib.get_close_matches(".".join(path), fields, n=1) or [""]
+    last = {each: each.rpartition(".")[2] for each in fields}
+    word = key.rpartition(".")[2]
+    same = [each for each in fields if last[each] == word]
+    spelt = difflib.get_close_matches(key, fields, n=1)
+    [near] = difflib.get_close_matches(word, last.values(), n=1) or [""]
+    (name,) = (same or spelt or [each for each in fields if last[each] == near])[:1] or [""]
     return (name, fields[name]) if name else None
 
 

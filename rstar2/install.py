@@ -20,3 +20,10 @@ def install_command(extra: str) -> str:
     if (root / "pyproject.toml").is_file():
         return pip_command("-e", f"{root}[{extra}]")
     return pip_command(f"rstar2[{extra}]")
+
+
+def installation_for(verb: str) -> str:
+    """What to type for all that a verb needs."""
+    if verb in ("demo", "sft", "train"):
+        return f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}"
+    return install_command(verb if verb in ("grade", "judge") else "eval")

@@ -1,147 +1,152 @@
-"""Writes the prompt around a problem: system text, chat template, tool schemas, and their token ids.
+"""Turns conversations into token ids and back, in the format of a model.
 
-The template is ChatML, as the released model uses it: tool output comes back inside `<tool_response>` under
-the user role (arXiv 2508.20722, appendix on prompts). `ChatCodec` turns text into token ids once; what the
-model wrote is never encoded again.
+`ChatCodec` renders a prompt, or what stands between two turns of the model, with the format's chat template, and
+encodes that once; what the model wrote is never encoded again.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from rstar2.errors import UserError
-from rstar2.files import write_json
-
-TOOL_NAME = "python_code_with_standard_io"
-
-TOOL_SCHEMAS: dict[str, dict[str, Any]] = {
-    TOOL_NAME: {
-        "type": "function",
-        "function": {
-            "name": TOOL_NAME,
-            "description": "Run Python code with the given standard input and return what it prints.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "code": {"type": "string", "description": "The Python code to execute."},
-                    "input": {"type": "string", "description": "The standard input of the program."},
-                },
-                "required": ["code", "input"],
-            },
-        },
-    }
-}
-
-SYSTEM = """\
-You are a careful assistant that reasons before it answers. Write your reasoning inside <reason> and \
-</reason>, and your answer inside <answer> and </answer>.
-
-# Tools
-You may call one or more functions. Their JSON signatures are inside <tools></tools>:
-<tools>
-{tools}
-</tools>
-
-To call a function, write a JSON object with its name and arguments inside <tool_call></tool_call>:
-<tool_call>
-{"name": <function-name>, "arguments": <arguments-object>}
-</tool_call>"""
-
-USER = """\
-{problem}
-
-Solve the problem with care, and use the Python tool where it helps. Put your answer inside <answer> and \
-</answer>, with the final value in \\boxed{}."""
-
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{%- if message['role'] == 'tool' -%}
-{{- '<|im_start|>user\\n<tool_response>\\n' + message['content'] + '\\n</tool_response><|im_end|>\\n' -}}
-{%- else -%}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n<reason>' -}}
-{%- endif -%}"""
-"""What a trained model's tokenizer carries, so that SFT, rollouts and a chat server see the same text."""
+from rstar2.formats.format import FORMAT_FILE, OURS, OWN, Format, ours, read_format
+from rstar2.runs import changed_keys
 
 END_OF_TURN = "<|im_end|>"
-FORMAT_FILE = "rstar2_prompt.json"
-GENERATION_PROMPT = "<|im_start|>assistant\n<reason>"
-"""Generation starts inside the reasoning, as in the released code."""
-
-
-class PromptFormat(BaseModel, extra="forbid", frozen=True):
-    """The words around a problem."""
-
-    system: str = SYSTEM
-    """The system text; `{tools}` becomes the tools' JSON schemas, one a line."""
-    user: str = USER
-    """The user text; `{problem}` becomes the problem."""
-    one_question: bool = False
-    """The model was never taught conversations: a chat asks each question as the first."""
-    examples: tuple[str, ...] = ()
-    """Problems that the model was taught to solve, for a chat to suggest."""
-
-    def messages(self, problem: str) -> list[dict[str, str]]:
-        """The conversation that a problem opens: a system and a user message."""
-        tools = "\n".join(json.dumps(schema) for schema in TOOL_SCHEMAS.values())
-        return [
-            {"role": "system", "content": self.system.replace("{tools}", tools)},
-            {"role": "user", "content": self.user.replace("{problem}", problem)},
-        ]
+"""How the templates of ours end a turn."""
+Message = dict[str, Any]
+"""As OpenAI's API writes it: `role`, `content`, and perhaps `tool_calls`."""
+_MARK = "THE MODEL'S TURN"
+"""Stands for what the model wrote where a template is asked what comes after it."""
+_QUESTION: Message = {"role": "user", "content": "?"}
 
 
 class ChatCodec:
-    """Text to token ids and back, for a Hugging Face tokenizer; UserError where it has no `<|im_end|>` token.
+    """Text to token ids and back, for a Hugging Face tokenizer and a format, by default ours.
 
-    `prompt_format` holds the words around a problem; the paper's by default.
+    `source` says where the format comes from.
+
+    Raises:
+        UserError: the template cannot be rendered, drops tools or their replies, or ends turns with what is no token.
     """
 
-    def __init__(self, tokenizer: Any, prompt_format: PromptFormat | None = None) -> None:
+    def __init__(self, tokenizer: Any, fmt: Format | None = None, source: str = OURS) -> None:
         self.tokenizer = tokenizer
-        self.format = prompt_format or PromptFormat()
-        ends = tokenizer.encode(END_OF_TURN, add_special_tokens=False)
-        if len(ends) != 1:
-            raise UserError(
-                f"the tokenizer {tokenizer.name_or_path} has no {END_OF_TURN} token",
-                "Use a model with a ChatML template (Qwen, SmolLM2, or one trained here).",
-            )
-        self.end_id: int = ends[0]
-        special = {*tokenizer.all_special_tokens, "<|im_start|>", END_OF_TURN}
+        self.format = fmt or ours()
+        self.source = source
+        self._special: list[str] = []
+        after = self._after_turn([], generation=False)
+        self.end_id = self._end_of_turn(after)
+        self._end_text = str(tokenizer.convert_ids_to_tokens(self.end_id))
+        special = {*tokenizer.all_special_tokens, *_written(tokenizer, "<|im_start|>"), self._end_text}
         self._special = sorted(special, key=len, reverse=True)
+        self.turn_start = self._turn_start()
+        """What the generation prompt already writes of the model's turn, such as `<reason>`."""
+        self._check_tools()
 
-    def prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation up to where the model continues."""
-        safe = [{**message, "content": self._plain(message["content"])} for message in messages]
-        text = self.tokenizer.apply_chat_template(
-            safe, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
-        )
-        return self._encode(text)
+    def prompt(
+        self, messages: Sequence[Message], tools: list[Message] | None = None, started: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation up to where the model continues.
+
+        Args:
+            tools: schemas for the template in place of the format's; an empty list for none.
+            started: whether `turn_start` belongs to them.
+        """
+        shown = self.format.shown_tools if tools is None else tools or None
+        text = self._render(messages, shown, generation=True)
+        return self._encode(text if started else text.removesuffix(self.turn_start))
+
+    def between(self, messages: Sequence[Message], started: bool = True) -> list[int]:
+        """Token ids between the end of a turn of the model, `end_id`, and its next turn; `started` as in `prompt`."""
+        text = self._after_turn(messages, generation=True).removeprefix(self._end_text)
+        if not self.format.newline_before_reply:
+            text = text.removeprefix("\n")
+        return self._encode(text if started else text.removesuffix(self.turn_start))
 
     def tool_turn(self, outputs: list[str]) -> list[int]:
         """Token ids between a turn that ended with calls and the next turn."""
-        body = "".join(
-            f"<|im_start|>user\n<tool_response>\n{self._plain(output)}\n</tool_response>{END_OF_TURN}\n"
-            for output in outputs
-        )
-        return self._encode(f"\n{body}{GENERATION_PROMPT}")
+        return self.between([{"role": "tool", "content": output} for output in outputs])
 
     def user_turn(self, text: str) -> list[int]:
         """Token ids between an answer and the next turn, when a person asks more."""
-        return self._encode(f"\n<|im_start|>user\n{self._plain(text)}{END_OF_TURN}\n{GENERATION_PROMPT}")
+        return self.between([{"role": "user", "content": text}])
+
+    def turn(self, text: str) -> list[int]:
+        """Token ids of a turn that a model is taught, after `turn_start`, with its end."""
+        return [*self._encode(self._plain(text)), self.end_id]
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a turn, without special tokens."""
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
 
+    def _after_turn(self, messages: Sequence[Message], generation: bool) -> str:
+        """What the template writes after the last character of a turn of the model."""
+        opening = [_QUESTION, {"role": "assistant", "content": _MARK}]
+        text = self._render([*opening, *messages], self.format.shown_tools, generation)
+        _, mark, after = text.partition(_MARK)
+        if not mark:
+            raise self._fault("drops what the model wrote")
+        return after
+
+    def _render(self, messages: Sequence[Message], tools: list[Message] | None, generation: bool) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [self._plain_message(message) for message in messages],
+                tools=tools,
+                chat_template=self.format.template,
+                tokenize=False,
+                add_generation_prompt=generation,
+            )
+        except Exception as error:  # a template can raise anything
+            raise self._fault(f"cannot be rendered: {error}") from error
+        return str(text)
+
+    def _end_of_turn(self, after: str) -> int:
+        """The id of the token that ends a turn, given the text that the template writes there."""
+        first = self._encode(after)[:1]
+        special = {*self.tokenizer.all_special_ids, *getattr(self.tokenizer, "added_tokens_decoder", {})}
+        if not first or first[0] not in special:
+            end = after.strip().split(">")[0][:40] + (">" if ">" in after else "")
+            raise UserError(
+                f"the tokenizer {self.tokenizer.name_or_path} has no {end} token, with which the chat template of "
+                "its format ends a turn",
+                "Name the format that belongs to this model.",
+            )
+        return first[0]
+
+    def _turn_start(self) -> str:
+        prompt = self._render([_QUESTION], None, generation=True)
+        written = self._render([_QUESTION, {"role": "assistant", "content": _MARK}], None, generation=False)
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(prompt, written, strict=False))
+        return prompt[sum(1 for _ in pairs) :]
+
+    def _check_tools(self) -> None:
+        if not self.format.tools:
+            return
+        hint = "Name another format: no-tools asks without tools, listed-tools lists them in the system text."
+        prompt = self._render(self.format.messages(""), self.format.shown_tools, generation=True)
+        if self.format.tools_in_prompt:
+            for name in self.format.tool_names:
+                if name not in prompt:
+                    raise self._fault(f"drops the tool {name}", hint)
+        if _MARK not in self._after_turn([{"role": "tool", "content": _MARK}], generation=True):
+            raise self._fault("drops the replies of tools", hint)
+
+    def _fault(self, what: str, hint: str = "Name another format, or correct the template.") -> UserError:
+        where = self.tokenizer.name_or_path or "the tokenizer"
+        return UserError(f"{where}, format {self.source}: the chat template {what}", hint)
+
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _plain_message(self, message: Message) -> Message:
+        content = message.get("content")
+        return {**message, "content": self._plain(content)} if isinstance(content, str) else message
 
     def _plain(self, text: str) -> str:
         """Break up special tokens in text that is not ours, so that no tool output can end a turn."""
@@ -151,38 +156,113 @@ class ChatCodec:
         return text
 
 
-def load_codec(model: str | Path) -> ChatCodec:
-    """The codec of a model folder or hub id, with the words that a model trained here was trained with.
+def _written(tokenizer: Any, token: str) -> list[str]:
+    """The token, where the tokenizer has it as one."""
+    return [token] if len(tokenizer.encode(token, add_special_tokens=False)) == 1 else []
 
-    UserError where no tokenizer can be loaded from there.
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """The format that a user names for a model."""
+
+    named: str | None = None
+    """As `read_format` takes it; None for the model's own."""
+    forced: bool = False
+    """Use it also where the model has another one."""
+
+
+MODELS_OWN = FormatChoice()
+
+
+def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """The codec of a model folder or hub id, in the model's format.
+
+    That is its format file's, else its own chat template's, else ours. One that is chosen must agree with it, or be
+    forced.
+
+    Raises:
+        UserError: no tokenizer can be loaded from there, its parts disagree, or as of `read_format` and `ChatCodec`.
     """
     if isinstance(model, Path) and not model.is_dir():
         hint = "Give the folder that holds config.json and the weights."
         raise UserError(f"no model folder at {model}", hint)
+    return codec_of(model, load_tokenizer(model), choice)
+
+
+def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """`load_codec` of a model whose tokenizer is loaded."""
+    own, source = model_format(model, tokenizer)
+    named = choice.named
+    if named is None:
+        return ChatCodec(tokenizer, own, source)
+    wanted = read_format(named, _own_template(tokenizer) or own.template)
+    differing = _disagreements(own, wanted, source)
+    if differing and not choice.forced:
+        raise UserError(
+            f"{model} has another format ({source}) than {named}; different: {', '.join(differing)}",
+            "Leave the format out. chat, eval and serve can be forced (--force-format); results then name it.",
+        )
+    return ChatCodec(tokenizer, wanted, f"{named}, forced" if differing else named)
+
+
+def load_tokenizer(model: str | Path) -> Any:
+    """The tokenizer of a model folder or hub id; UserError where none can be loaded from there."""
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return AutoTokenizer.from_pretrained(str(model))
+    # Of files that are missing or damaged the libraries raise anything, their own types too.
+    except Exception as error:
+        said = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
             f"cannot load a tokenizer from {model}",
-            "The folder needs tokenizer.json and tokenizer_config.json beside the weights "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}).",
+            f"The folder needs tokenizer.json and tokenizer_config.json beside the weights ({said}).",
         ) from error
-    return ChatCodec(tokenizer, _stored_format(Path(model)))
 
 
-def save_format(prompt_format: PromptFormat, folder: Path) -> None:
-    """Keep the prompt that a model is trained with beside its weights, so that every later use is the same."""
-    write_json(folder / FORMAT_FILE, prompt_format.model_dump())
+def model_format(model: str | Path, tokenizer: Any) -> tuple[Format, str]:
+    """A model's own format and where it comes from; UserError where its file and its chat template disagree."""
+    template, record = _own_template(tokenizer), _format_file(model)
+    if record is not None:
+        stored = read_format(str(record))
+        if template is not None and template.strip() != stored.template.strip():
+            raise UserError(
+                f"{model}: the chat template of the tokenizer is not the one in {FORMAT_FILE}",
+                f"Remove {FORMAT_FILE} to use the tokenizer's, or copy both again from the trained model.",
+            )
+        return stored, FORMAT_FILE
+    if template is not None:
+        return read_format(OWN, template), "its own chat template"
+    return ours(), OURS
 
 
-def _stored_format(folder: Path) -> PromptFormat:
-    record = folder / FORMAT_FILE
-    if not record.exists():
-        return PromptFormat()
-    try:
-        return PromptFormat.model_validate_json(record.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        hint = "Copy it again from the trained model."
-        raise UserError(f"{record} is not a prompt format", hint) from error
+def _own_template(tokenizer: Any) -> str | None:
+    """A tokenizer's chat template; of several, the one for tools."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("tool_use", template.get("default"))
+    return None if template is None else str(template)
+
+
+def _format_file(model: str | Path) -> Path | None:
+    """A model's format file; of a hub id, the one in the hub's cache, or fetched from there."""
+    if Path(model).is_dir():
+        record = Path(model) / FORMAT_FILE
+        return record if record.exists() else None
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        str(model),
+        FORMAT_FILE,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+def _disagreements(own: Format, wanted: Format, source: str) -> list[str]:
+    """What differs between a model's format and another; a model without a format file has a template alone."""
+    if source == FORMAT_FILE:
+        return changed_keys(own.model_dump(exclude={"examples"}), wanted.model_dump(exclude={"examples"}))
+    return [] if source == OURS or own.template == wanted.template else ["template"]

@@ -22,8 +22,10 @@ import httpx
 
 from rstar2.engines.models import find_model
 from rstar2.errors import Failure, UserError
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.install import install_command
 from rstar2.processes import start_bound, stop_group
+from rstar2.prompts import FormatChoice, load_codec
 
 _FIND = """
 import importlib.metadata, json
@@ -146,6 +148,17 @@ def served_model(named: str) -> str:
     if not (folder / "config.json").exists():
         raise UserError(f"{folder} holds no config.json", "Give the folder that holds the model's weights.")
     return str(folder.absolute())
+
+
+def template_of(model: str, choice: FormatChoice) -> str | None:
+    """The chat template of the format that is chosen; None where the model is served with its own.
+
+    UserError as of `load_codec`, also for a model whose format file and chat template disagree.
+    """
+    if choice.named is None and not (Path(model) / FORMAT_FILE).exists():
+        return None
+    template = load_codec(Path(model) if Path(model).is_dir() else model, choice).format.template
+    return None if choice.named is None else template
 
 
 def check_port(host: str, port: int) -> None:

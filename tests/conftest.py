@@ -13,8 +13,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from rstar2.formats.format import ours
 from rstar2.judge.service.start import JudgeHandle, running_judge
-from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, ChatCodec
+from rstar2.prompts import END_OF_TURN, ChatCodec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -91,13 +92,14 @@ def tokenizer() -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator([CHAT_TEMPLATE, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer)
+    raw.train_from_iterator(
+        [ours().template, ours().user, (REPOSITORY / "rstar2" / "prompts.py").read_text()], trainer
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token=END_OF_TURN,
         pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -108,6 +110,6 @@ def codec(tokenizer: Any) -> ChatCodec:
 
 @pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A real judge: Valkey, HTTP process, two workers."""
-    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
+    """A real judge: Valkey, HTTP process, two workers. Few tests need the libraries that others would wait for."""
+    with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle

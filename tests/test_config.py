@@ -53,11 +53,16 @@ def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
         "--set trainer.step=5: unknown key trainer.step; the nearest is trainer.steps, a whole number above 0"
     )
     assert caught.value.hint == "Known keys there: steps, lr, name."
-    with pytest.raises(UserError, match="unknown key trainers; the nearest is trainer, a table") as caught:
+    with pytest.raises(
+        UserError, match=r"unknown key trainers; the nearest is trainer\.steps, a whole"
+    ) as caught:
         _resolve("trainers.steps=5")
     assert caught.value.hint == "Known keys there: seed, trainer, stages."
-    with pytest.raises(UserError, match=r"unknown key lr; the nearest is trainer\.lr, a number"):
-        _resolve("lr=5")
+    with pytest.raises(UserError, match="unknown key trainers; the nearest is trainer, a table"):
+        _resolve("trainers={}")
+    for typed in ("lr", "lrr"):
+        with pytest.raises(UserError, match=rf"unknown key {typed}; the nearest is trainer\.lr, a number"):
+            _resolve(f"{typed}=5")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,11 @@ def test_a_wrong_value_of_the_file_is_the_files() -> None:
     ("override", "message"),
     [
         ("rl.stepz=1", "unknown key rl.stepz; the nearest is rl.steps, a whole number of at least 1"),
+        ("steps=1", "unknown key steps; the nearest is rl.steps, a whole number of at least 1"),
+        (
+            "rollout.tokns=1",
+            "unknown key rollout; the nearest is rl.rollout.tokens, a whole number of at least 1",
+        ),
         ("stage2.optim.lr=fast", "stage2.optim.lr must be a number above 0, not 'fast'"),
         ("sft.epochs=0", "sft.epochs must be a whole number of at least 1, not 0"),
         ("rl.roc.variant=x", "rl.roc.variant must be one of 'paper', 'release', 'off', not 'x'"),
@@ -144,7 +154,7 @@ def test_the_stages_are_the_papers(stage: int, steps: int, tokens: int, turns: i
     assert (rollout.tokens, rollout.prompt_tokens, rollout.max_turns) == (tokens, 2048, turns)
     assert rollout.temperature == 1.0
     optim = recipe.optim
-    assert (optim.lr, optim.warmup_steps, optim.clip_low, optim.clip_high) == (1e-6, 20, 0.2, 0.28)
+    assert (optim.lr, optim.warmup_steps, *recipe.clip) == (1e-6, 20, 0.2, 0.28)
     assert recipe.roc.variant == "paper"
     assert recipe.reward == "paper"
 

@@ -27,6 +27,7 @@ from rstar2.data.benchmarks import SOURCES
 from rstar2.data.prepare import DAPO
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.judge.service.start import JudgeHandle
 
 pytestmark = [pytest.mark.slow, needs("torch")]
@@ -42,6 +43,11 @@ MODELS = (
     "runs/rl/model",
 )
 DRY = ("demo", "sft", "train", "serve")
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 FEW = {
     "eval": ["-n", "1", "--limit", "2", "--max-tokens", "16", "--in-flight", "4"],
     "chat": ["--max-tokens", "16"],
@@ -71,11 +77,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples speak of: models, runs and files."""
     root = tmp_path_factory.mktemp("examples")
     problems = builtin.held_out(0, 4)
-    conversations = [builtin.PROMPT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
+    conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(root / "tiny", tiny, conversations, builtin.PROMPT, seed=1)
+    make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
+    # It has no format file, and a chat template of its own that knows of no tools.
+    (root / "models/smollm2" / FORMAT_FILE).unlink()
+    (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})

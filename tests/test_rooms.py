@@ -42,7 +42,7 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -60,7 +60,7 @@ def test_the_house_keeps_its_rules() -> None:
 
 
 BROKEN = [
-    ("agent.py", "import rstar2.judge.schema", "rstar2.agent is not allowed to import rstar2.judge"),
+    ("judge/schema.py", "import rstar2.tools", "rstar2.judge is not allowed to import rstar2.tools"),
     ("errors.py", "import rstar2.trace", "rstar2.errors is not allowed to import rstar2.trace"),
     ("judge/schema.py", "import rstar2.cli.common", "rstar2.judge is not allowed to import rstar2.cli"),
     (
@@ -109,7 +109,9 @@ def test_the_judge_runs_without_torch_datasets_or_transformers() -> None:
         f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
         "print(*{'torch', 'datasets', 'transformers'} & set(sys.modules))"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True
+    )
     assert len(names) > 50
     assert ran.stdout.split() == []
 

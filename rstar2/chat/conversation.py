@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Limits, OnCall, ToolRunner, rollout
+from rstar2.agent import Limits, OnCall, Tools, rollout
 from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.errors import Failure
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 
-REPEATED_TOKENS = 128
-"""An answer that ends in a pattern repeated over so many tokens is stopped; fewer could be the zeros of a number."""
-LONGEST_PATTERN = 8
+
+@dataclass(frozen=True)
+class Often:
+    """How often a pattern stands at the end of an answer that is stopped for it."""
+
+    times: int
+    tokens: int
+    """At least, also of a short pattern."""
+
+    def tokens_of(self, length: int) -> int:
+        """Tokens of the repetition of a pattern of `length` tokens."""
+        return max(self.tokens, self.times * length)
+
+
+REPEATED = Often(times=8, tokens=48)
+REPEATED_DIGITS = Often(times=16, tokens=128)
+"""Of a pattern with a digit: fewer could be the zeros of a number, or of a matrix."""
+LONGEST_PATTERN = 64
+NEARLY = 64
+"""Of so many last tokens, `REPEATED.tokens` that are the same, with others between them, repeat too."""
 
 
 class AnswerRepeats(Failure):
@@ -30,7 +48,7 @@ class Conversation:
 
     engine: Engine
     codec: ChatCodec
-    tools: ToolRunner
+    tools: Tools
     limits: Limits
     sampling: Sampling
     history: list[int] = field(default_factory=list)
@@ -52,29 +70,33 @@ class Conversation:
         written: list[int] = []
 
         def watched(token_ids: list[int]) -> None:
+            if answer.cancelling():
+                return  # an engine's thread notices later
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
-            if repeats(written):
+            if repeats(written, self.codec):
                 answer.cancel()
 
-        answer = asyncio.ensure_future(
-            rollout(
-                prompt,
-                engine=self.engine,
-                tools=self.tools,
-                codec=self.codec,
-                limits=self.limits,
-                sampling=replace(self.sampling, seed=seed),
-                on_tokens=watched,
-                on_call=on_call,
-            )
-        )
+        async def answered() -> Trace:
+            async with self.tools.opened() as tools:
+                return await rollout(
+                    prompt,
+                    engine=self.engine,
+                    tools=tools,
+                    codec=self.codec,
+                    limits=self.limits,
+                    sampling=replace(self.sampling, seed=seed),
+                    on_tokens=watched,
+                    on_call=on_call,
+                )
+
+        answer = asyncio.ensure_future(answered())
         try:
             trace = await answer
         except asyncio.CancelledError:
             answer.cancel()
-            if repeats(written):
+            if repeats(written, self.codec):
                 raise AnswerRepeats("the answer repeated itself and was stopped; it is forgotten") from None
             raise
         self.answers += 1
@@ -89,9 +111,25 @@ class Conversation:
         self.history = []
 
 
-def repeats(token_ids: list[int]) -> bool:
-    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over."""
-    tail = token_ids[-REPEATED_TOKENS:]
-    return len(tail) == REPEATED_TOKENS and any(
-        tail[length:] == tail[:-length] for length in range(1, LONGEST_PATTERN + 1)
-    )
+def repeats(token_ids: list[int], codec: ChatCodec) -> bool:
+    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over, or one for most."""
+    for length in range(1, LONGEST_PATTERN + 1):
+        if _ends_in(token_ids, length, REPEATED):
+            has_digit = _has_digit(token_ids[-length:], codec)
+            return not has_digit or _ends_in(token_ids, length, REPEATED_DIGITS)
+    [(commonest, times)] = Counter(token_ids[-NEARLY:]).most_common(1) or [(0, 0)]
+    return times >= REPEATED.tokens and not _has_digit([commonest], codec)
+
+
+def _has_digit(token_ids: list[int], codec: ChatCodec) -> bool:
+    return any(character.isdigit() for character in codec.decode(token_ids))
+
+
+def _ends_in(token_ids: list[int], length: int, often: Often) -> bool:
+    """Whether a pattern of `length` tokens stands at the end so often."""
+    size = often.tokens_of(length)
+    # The last tokens alone first: this is asked after every token.
+    if len(token_ids) < size or token_ids[-length:] != token_ids[-2 * length : -length]:
+        return False
+    tail = token_ids[-size:]
+    return tail[length:] == tail[:-length]

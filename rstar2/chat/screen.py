@@ -11,7 +11,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.agent import parse_calls
-from rstar2.chat.stream import TagSplitter, TextStream
+from rstar2.chat.stream import TagSplitter, TextStream, without_tags
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, Trace
 
@@ -25,6 +25,7 @@ class Screen:
     def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
         self._out = out
         self._err = err
+        self._format = codec.format
         self._text = TextStream(codec)
         self._pieces = TagSplitter()
         self._at_margin = True
@@ -60,9 +61,10 @@ class Screen:
                 self._at_margin = piece.content.endswith("\n")
 
     def _call(self, body: str) -> None:
-        (call,) = parse_calls(f"<tool_call>{body}")
+        (call,) = parse_calls(f"<tool_call>{body}</tool_call>", self._format)
         if not isinstance(call, tuple):
-            self._box("not a call", body.strip(), Text(body.strip()), "red")
+            written = without_tags(body).strip()
+            self._box("not a call", written, Text(written), "red")
             return
         name, arguments = call
         code, language = arguments.get("code"), "python"

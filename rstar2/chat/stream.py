@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,8 +18,11 @@ _TAGS: dict[str, Kind] = {
     "</answer>": "text",
     "<tool_call>": "call",
     _CLOSE: "text",
+    "<tool_response>": "text",
+    "</tool_response>": "text",
 }
 """What stands between a tag and the next one."""
+_ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class Piece:
 
     kind: Kind
     content: str
+
+
+def without_tags(text: str) -> str:
+    """A text with no tag in it."""
+    return _ANY_TAG.sub("", text)
 
 
 class TextStream:

@@ -46,30 +46,16 @@ def main() -> None:
         _explain(error)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        if (missing := _extra_with(error.name or "")) is None:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "rstar2"):
             raise
-        from rstar2.install import install_command
+        from rstar2.install import installation_for
 
-        package, extra = missing
-        _explain(UserError(f"this needs {package}, which is not installed", install_command(extra)))
+        hint = installation_for(next(iter(sys.argv[1:]), ""))
+        _explain(UserError(f"this needs {package}, which is not installed", hint))
         sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _extra_with(module: str) -> tuple[str, str] | None:
-    """The package that a module belongs to, and the smallest extra of ours with it; None if none has it."""
-    from importlib import metadata
-
-    from packaging.requirements import Requirement
-
-    extras: dict[str, list[str]] = {}
-    for requirement in map(Requirement, metadata.requires("rstar2") or []):
-        if requirement.marker is not None:
-            extras.setdefault(str(requirement.marker).split('"')[1], []).append(requirement.name.lower())
-    name = module.partition(".")[0].replace("_", "-").lower()
-    having = [extra for extra, names in extras.items() if name in names]
-    return (name, min(having, key=lambda extra: len(extras[extra]))) if having else None
 
 
 def _explain(error: RStarError) -> None:

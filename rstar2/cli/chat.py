@@ -16,8 +16,8 @@ from rstar2.cli.common import err, examples, out
 if TYPE_CHECKING:
     import asyncio
 
-    from rstar2.agent import ToolRunner
     from rstar2.chat.conversation import Conversation
+    from rstar2.judge.client import JudgeClient
 
 EPILOG = examples(
     ("the model that a run trained", "rstar2 chat --run runs/demo"),
@@ -34,6 +34,8 @@ def command(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
     judge: Annotated[
         str | None, typer.Option(help="URL of a judge; without it one is started for the chat.")
     ] = None,
@@ -58,18 +60,24 @@ def command(
     from rstar2.chat.conversation import Conversation
     from rstar2.chat.model import open_model
     from rstar2.engines.base import Sampling
+    from rstar2.prompts import FormatChoice
+    from rstar2.toolbox import Toolbox
 
     model = model if run is None else _model_of(run, model)
     with asyncio.Runner() as runner, ExitStack() as stack:
-        engine, codec, checkpoint = runner.run(open_model(model, url, model_name))
+        engine, codec, checkpoint = runner.run(
+            open_model(model, url, model_name, FormatChoice(format, force_format))
+        )
         stack.callback(lambda: runner.run(engine.aclose()))
         _silence_libraries()
         question = _given(question)
         err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)
+        if format is not None:
+            err.print(f"format: {codec.source}", soft_wrap=True, markup=False)
         conversation = Conversation(
             engine,
             codec,
-            _tools(runner, stack, judge, judge_token),
+            Toolbox(_judge(runner, stack, judge, judge_token), codec.format),
             Limits(max_turns=max_turns, max_tokens=max_tokens),
             Sampling(temperature=temperature, top_p=top_p, seed=seed),
         )
@@ -111,13 +119,12 @@ def _given(question: str | None) -> str | None:
     return question.strip() if question else None
 
 
-def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str | None) -> ToolRunner:
-    """The Python tool, run by the judge that was named or by one started here."""
+def _judge(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str | None) -> JudgeClient:
+    """The judge that was named, or one started here."""
     import tempfile
 
     from rstar2.chat.model import WAIT_S
     from rstar2.judge.client import JudgeClient
-    from rstar2.judge.client.python_tool import PythonTool
     from rstar2.judge.service.start import running_judge
 
     if url is None:
@@ -128,7 +135,7 @@ def _tools(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str
             err.print("[yellow]isolation none: the model's programs can read what you can read[/]")
     client = JudgeClient(url, token, wait_s=WAIT_S)
     stack.callback(lambda: runner.run(client.aclose()))
-    return PythonTool(client)
+    return client
 
 
 def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:

@@ -32,12 +32,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 Data = Annotated[
     Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
 ]
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
+    ),
+]
 Model = Annotated[
     str | None,
     typer.Option(
         help="A model's folder, that of a run or stage that made it, or a hub id; "
         "with --url, only its tokenizer is used."
     ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(help="A format's name or file; by default the model's own.", metavar="NAME|FILE"),
+]
+ForceFormat = Annotated[
+    bool, typer.Option("--force-format", help="Use that format also where the model has another one.")
 ]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
 ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]
@@ -46,6 +59,11 @@ JudgeToken = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0, max=1)]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2 rows`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def examples(*lines: tuple[str, str]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import AsJson, Data, err, examples, out
+from rstar2.cli.common import AsJson, Data, counted, err, examples, out
 
 app = typer.Typer(
     name="data",
@@ -97,7 +97,8 @@ def prepare(
         err.print("[yellow]not checked against any benchmark[/]: name those you measure with --against")
     dropped = ", ".join(f"{count} {reason}" for reason, count in prepared.dropped.items())
     out.print(
-        f"{prepared.read} problems read, {prepared.kept} kept; dropped: {dropped or 'none'}", soft_wrap=True
+        f"{counted(prepared.read, 'problem')} read, {prepared.kept} kept; dropped: {dropped or 'none'}",
+        soft_wrap=True,
     )
     out.print(f"[cyan]{output / 'train.parquet'}[/]", soft_wrap=True)
     if dropped:

@@ -63,12 +63,14 @@ def command(
     from rstar2.eval.settings import JudgeChoice
     from rstar2.report import write_report
     from rstar2.runs import open_run
-    from rstar2.train.timing import run_timing
+    from rstar2.train.records.timing import run_timing
 
     with open_run(folder, "demo", plan.config()) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:
-            summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
+            # What the demo's model writes imports nothing.
+            judge = JudgeChoice(isolation=isolation, preload=False)
+            summary = run_demo(plan, opened, compare, progress, judge)
         write_figure(folder)
         page = write_report(folder)
     out.print(table(summary))

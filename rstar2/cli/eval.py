@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from rstar2.cli import common
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import counted, err, examples, out
 from rstar2.data.benchmarks import NAMES
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def run(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
     oracle: Oracle = False,
     judge: Judge = None,
     judge_token: common.JudgeToken = None,
@@ -111,6 +113,7 @@ def run(
     from rstar2.errors import UserError
     from rstar2.eval.settings import EvalSettings, JudgeChoice
     from rstar2.eval.target import Target, reach_server
+    from rstar2.prompts import FormatChoice
 
     values = {
         "samples": samples,
@@ -128,7 +131,7 @@ def run(
             "no model to measure: --run is the folder that the evaluation is kept in",
             f"To measure the model that a run made: --model {run_folder}",
         )
-    target = Target(model, url, model_name, oracle)
+    target = Target(model, url, model_name, oracle, FormatChoice(format, force_format))
     settings = resolve(EvalSettings, values, [], "eval")
     # Before all that takes long: the other imports, and a dataset hub without a network.
     server = reach_server(target, settings.wait_s)
@@ -143,15 +146,18 @@ def run(
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.live import LiveView
     from rstar2.eval.measure import measure
-    from rstar2.eval.tables import problems_table, summaries_table
+    from rstar2.eval.tables import problems_table, settings_lines, summaries_table
     from rstar2.report import write_report
     from rstar2.runs import open_run
 
     protocol = plan.settings.protocol()
     with open_run(folder, "eval", plan.config) as run:
-        counts = ", ".join(f"{name} ({len(part)} problems)" for name, part in plan.problems.items())
+        counts = ", ".join(
+            f"{name} ({counted(len(part), 'problem')})" for name, part in plan.problems.items()
+        )
         out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
-        out.print(" · ".join(f"{key} {value}" for key, value in protocol.items()), style="dim")
+        out.print(f"format: {plan.opened.codec.source}", style="dim", markup=False, soft_wrap=True)
+        out.print(settings_lines(protocol, out.width), style="dim", soft_wrap=True)
         results, interrupted = measure(plan, run, LiveView(err))
         out.print(summaries_table([(result.name, result.summary) for result in results], out))
         if per_problem:
@@ -187,19 +193,21 @@ def compare(
     import json
 
     from rstar2.eval.compare import compare_runs
-    from rstar2.eval.tables import comparison_table, flips_table
+    from rstar2.eval.tables import comparison_tables, flips_table
 
     found = compare_runs(run_a, run_b)
     if as_json:
         out.print_json(json.dumps([each.as_json() for each in found]))
         return
     out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
-    out.print(comparison_table(found))
+    for table in comparison_tables(found, out):
+        out.print(table)
     for each in found:
         if each.changed:
             err.print(f"[yellow]{each.name}: other settings: {', '.join(each.changed)}[/]")
         if each.unpaired:
-            err.print(f"[yellow]{each.name}: {each.unpaired} problems are in one run only and left out[/]")
+            alone = counted(each.unpaired, "problem")
+            err.print(f"[yellow]{each.name}: in one run only, and left out: {alone}[/]")
         if each.flipped:
             out.print()
             out.print(flips_table(each))

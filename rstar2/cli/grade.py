@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rstar2.cli.common import err, examples
+from rstar2.cli.common import counted, err, examples
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -78,27 +78,29 @@ def command(
 
     rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
+    bad: list[str] = []
     with writer(output) as write, GraderPool(workers, timeout) as pool:
-        for verdict in track(
-            graded(rows, pool, rule), "grading", total=len(rows), console=err, transient=True
-        ):
+        verdicts = track(graded(rows, pool, rule), "grading", total=len(rows), console=err, transient=True)
+        for row, verdict in zip(rows, verdicts, strict=True):
             write(verdict)
             counts[verdict["verdict"]] += 1
+            if verdict["verdict"] == "invalid":
+                bad.append(f"line {row.line}: {row.fault or verdict['rule']}")
     _summary(counts, output)
-    bad = [row for row in rows if row.fault]
-    for row in bad[:SHOWN_FAULTS]:
-        err.print(f"line {row.id['line']}: {row.fault}", markup=False, soft_wrap=True)
+    for fault in bad[:SHOWN_FAULTS]:
+        err.print(fault, markup=False, soft_wrap=True)
     if bad:
-        err.print(f"{len(bad)} of {len(rows)} rows could not be graded; --strict stops at the first")
+        of = counted(len(rows), "row")
+        err.print(f"{len(bad)} of {of} could not be graded; --strict stops at the first")
 
 
 def _summary(counts: Counter[str], output: Path | None) -> None:
     from rich.table import Table
 
-    from rstar2.eval.statistics import share
+    from rstar2.eval.intervals import share
 
     total = counts.total()
-    table = Table(title=f"{total} rows" + (f", in {output}" if output else ""), title_justify="left")
+    table = Table(title=counted(total, "row") + (f", in {output}" if output else ""), title_justify="left")
     for heading in ("verdict", "rows", "share", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     for verdict, count in counts.most_common():

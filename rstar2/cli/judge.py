@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import counted, err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
@@ -32,6 +32,10 @@ Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run a
 Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
     typer.Option(help="The tier to run under; without it the best available, never none."),
+]
+Preload = Annotated[
+    bool,
+    typer.Option(help="Load numpy, sympy, scipy and pandas before a program imports them, in idle workers."),
 ]
 Url = Annotated[str | None, typer.Option(help="Another judge than the one that `judge up` started here.")]
 Token = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that it asks for.")]
@@ -67,6 +71,7 @@ def up(
         list[str] | None,
         typer.Option(help="A name, beside localhost, by which clients may call a judge without a token."),
     ] = None,
+    preload: Preload = True,
     detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
 ) -> None:
     """Start a judge on this machine."""
@@ -88,6 +93,7 @@ def up(
         isolation=isolation,
         token=token,
         hosts=allow_host or [],
+        preload=preload,
         detached=detach,
     )
     process, judge = start_service(settings)
@@ -103,14 +109,11 @@ def up(
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
-    out.print(f"judge at [bold]{judge.url}[/], {_counted(workers)}, isolation [bold]{judge.isolation}[/]")
+    number = counted(workers, "worker")
+    out.print(f"judge at [bold]{judge.url}[/], {number}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
         err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
     out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
-
-
-def _counted(workers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)}"
 
 
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
@@ -238,6 +241,7 @@ def worker(
     redis: Annotated[str, typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue to work for.")],
     workers: Workers = 2,
     isolation: Tier = None,
+    preload: Preload = True,
     folder: Annotated[
         Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
     ] = None,
@@ -251,15 +255,49 @@ def worker(
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(
-        folder=str(place.resolve()), workers=workers, redis_url=redis, isolation=isolation, api=False
+        folder=str(place.resolve()),
+        workers=workers,
+        redis_url=redis,
+        isolation=isolation,
+        preload=preload,
+        api=False,
     )
     process, judge = start_service(settings)
-    out.print(f"{_counted(workers)}, isolation [bold]{judge.isolation}[/]")
+    out.print(f"{counted(workers, 'worker')}, isolation [bold]{judge.isolation}[/]")
     out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
     try:
         process.wait()
     finally:
         stop_service(process)
+
+
+@app.command(
+    epilog=examples(
+        ("started by an assistant, which is told this command", "rstar2 judge mcp"),
+        ("for a judge elsewhere", "rstar2 judge mcp --url http://judge:8088 --token $TOKEN"),
+    )
+)
+def mcp(url: Url = None, token: Token = None) -> None:
+    """Be a tool server of the Model Context Protocol on standard input and output, for an assistant's Python.
+
+    Without --url it uses the judge that runs here, or starts one of its own.
+    """
+    import tempfile
+    from contextlib import ExitStack
+
+    from rstar2.judge.client.mcp_server import mcp_server
+    from rstar2.judge.service.start import running_judge
+    from rstar2.judge.service.state_file import read_state
+
+    with ExitStack() as stack:
+        if url is None:
+            judge = read_state()
+            if judge is None:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-mcp-")))
+                judge = stack.enter_context(running_judge(folder))
+            url, token = judge.url, judge.token
+        err.print(f"tools of the judge at {url}", soft_wrap=True)
+        mcp_server(url, token).run()
 
 
 @app.command(

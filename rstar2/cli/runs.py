@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from rstar2.cli.common import AsJson, RunArgument, examples, out
+from rstar2.cli.common import AsJson, RunArgument, counted, examples, out
 
 if TYPE_CHECKING:
     from rstar2.report.collect import RunPage
@@ -82,7 +82,8 @@ def show(
             out.print(line, soft_wrap=True)
     elif lines:
         out.print(
-            f"[dim]{len(lines)} settings: rstar2 runs show {escape(str(run))} --settings[/]", soft_wrap=True
+            f"[dim]{counted(len(lines), 'setting')}: rstar2 runs show {escape(str(run))} --settings[/]",
+            soft_wrap=True,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rstar2.cli import common
 from rstar2.cli.common import err, examples, out
 
 EPILOG = examples(
@@ -25,15 +26,12 @@ EPILOG = examples(
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
-        ),
-    ],
+    model: common.ModelArgument,
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
     ] = None,
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     tp: Annotated[int, typer.Option(min=1, help="GPUs that share one copy of the model.")] = 1,
@@ -52,7 +50,10 @@ def command(
     """Serve a model with vLLM."""
     from rstar2 import serve
     from rstar2.errors import UserError
+    from rstar2.files import write_text
+    from rstar2.prompts import FormatChoice
 
+    log = log or Path("runs") / "serve" / f"{port}.log"
     model = serve.served_model(model)
     interpreter = str(python or sys.executable)
     vllm = serve.find_vllm(interpreter)
@@ -62,13 +63,19 @@ def command(
             raise UserError(missing, serve.install_hint())
         vllm = serve.VLLM(interpreter, serve.distribution_here(), "")
         err.print(f"{missing}; this is what {vllm.distribution} there would be told", soft_wrap=True)
-    settings = serve.ServeSettings(model, host, port, tp, max_model_len, kv_gib, tuple(extra or ()))
+    more = tuple(extra or ())
+    template = serve.template_of(model, FormatChoice(format, force_format))
+    if template is not None:
+        template_file = log.with_suffix(".jinja").absolute()
+        more = ("--chat-template", str(template_file), *more)
+    settings = serve.ServeSettings(model, host, port, tp, max_model_len, kv_gib, more)
     line, environment = serve.vllm_command(vllm, settings)
     if dry_run:
         typer.echo(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *line]))
         return
     serve.check_port(host, port)
-    log = log or Path("runs") / "serve" / f"{port}.log"
+    if template is not None:
+        write_text(template_file, template)
     err.print(f"{vllm.distribution} {vllm.version} loads {model}; watch it: tail -F {log}", soft_wrap=True)
     with serve.running_server(line, environment, settings.url, log, ready_s) as process:
         out.print(f"[bold]{settings.url}[/] answers (pid {process.pid}); Ctrl-C ends it", soft_wrap=True)

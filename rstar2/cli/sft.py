@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, Recipe, RunFolder, examples, out
+from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, examples, out
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for
 
 EPILOG = examples(
@@ -35,7 +35,8 @@ def command(
     profile: Profile = None,
     change: Change = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's command, and end.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan, the resolved recipe and VERL's command, and end."),
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
@@ -46,22 +47,29 @@ def command(
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
     if dry_run:
+        from rstar2.cli.plan import show_sft
+
+        show_sft(here, resolved)
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import local_model
+    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
+
+    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
+    find_model(model)
+    check_hardware([resolved.hardware])
     from rstar2.train.plan import plan_sft
 
     plan = plan_sft(resolved, local_model(model), data)
-    check_hardware([resolved.hardware])
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 
     if plan.too_long:
         done = "left out" if resolved.too_long == "drop" else "cut"
-        out.print(f"{plan.too_long} conversations have more than {resolved.max_tokens} tokens and are {done}")
+        number = counted(plan.too_long, "conversation")
+        out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
     with open_run(run, "sft", plan.config()) as opened:
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import Change, Profile, RunFolder, examples, out
+from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for, timing_table
 
 EPILOG = examples(
@@ -66,7 +67,8 @@ def command(
     ] = None,
     change: Change = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipes and VERL's commands, and end.")
+        bool,
+        typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and end."),
     ] = False,
 ) -> None:
     """Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before."""
@@ -77,24 +79,31 @@ def command(
     profile = profile or profile_for(here)
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     if dry_run:
+        from rstar2.cli.plan import show_run
+
+        show_run(here, recipes, None if judge else judge_workers)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
-    from rstar2.engines.models import local_model
+    from rstar2.engines.models import find_model, local_model
     from rstar2.eval.settings import JudgeChoice
     from rstar2.train.hardware import check_hardware
+
+    # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
+    find_model(model)
+    check_hardware(resolved.hardware for resolved in recipes.values())
     from rstar2.train.plan import plan_training
 
     plan = plan_training(
         recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
     )
-    check_hardware(resolved.hardware for resolved in recipes.values())
+    warn_before_start(plan)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
-    from rstar2.train.timing import run_timing
+    from rstar2.train.records.timing import run_timing
 
     with open_run(run, "train", plan.config()) as opened:
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, Task
     from rich.table import Table
 
-    from rstar2.train.timing import Timing
+    from rstar2.train.records.timing import Timing
 
 LINE_INTERVAL_S = 20.0
 """Where the output is not a terminal: least seconds between two lines about a running phase."""
@@ -25,11 +25,10 @@ def need_training_extra() -> None:
     """Raise a UserError where torch or VERL is not installed."""
     missing = [name for name in ("torch", "verl", "transfer_queue") if find_spec(name) is None]
     if missing:
-        from rstar2.install import install_command
+        from rstar2.install import installation_for
 
         raise UserError(
-            f"training needs {', '.join(missing)}, which is not installed",
-            f"Without a GPU: {install_command('laptop')}\nWith one: {install_command('gpu')}",
+            f"training needs {', '.join(missing)}, which is not installed", installation_for("train")
         )
 
 
@@ -104,7 +103,7 @@ _TIMING_ROWS = (
 
 
 def timing_table(timing: Timing) -> Table:
-    """Where the time of a run went; `rstar2.train.timing.Timing` says what each part is."""
+    """Where the time of a run went; `rstar2.train.records.timing.Timing` says what each part is."""
     from rich.table import Table
 
     record = timing.record()

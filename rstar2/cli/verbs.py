@@ -24,16 +24,19 @@ VERBS: dict[str, dict[str, str]] = {
     },
     "Train": {
         "data": "List the known data sources, and prepare one for training.",
+        "plan": "Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
         "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
     },
     "Measure": {
         "eval": "Measure a model on benchmarks.",
         "grade": "Grade answers that were made elsewhere.",
+        "analyze": "Look inside traces: uncertain tokens, failed calls, behaviour.",
         "report": "Make one static page of a run.",
         "runs": "List runs, and show one.",
     },
     "Serve": {
+        "format": "Show what a model sees: its prompt, its tools and their replies.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
         "serve": "Serve a model with vLLM.",
     },

@@ -17,7 +17,8 @@ from itertools import islice
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.prompts import TOOL_NAME, PromptFormat
+from rstar2.formats.format import read_format
+from rstar2.tools.python_code_with_standard_io import NAME
 
 HELD_OUT_SHARE = 4
 """One text in this many is held out."""
@@ -28,8 +29,7 @@ OPERANDS = range(10, 100)
 ANSWER_DIGITS = 4
 """Every answer has as many, so that what a tiny model has to copy is always at one distance."""
 
-PROMPT = PromptFormat(system="Use Python, then answer.", user="{problem}", one_question=True)
-"""A tiny model gets few words: attention over the paper's prompt would be most of its work."""
+FORMAT = read_format("demo")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _question(rng: random.Random, name: str, text: str, numbers: str) -> Questio
 
 
 def _call(code: str) -> str:
-    arguments = json.dumps({"name": TOOL_NAME, "arguments": {"code": code, "input": ""}})
+    arguments = json.dumps({"name": NAME, "arguments": {"code": code, "input": ""}})
     return f"<tool_call>\n{arguments}\n</tool_call>"
 
 
@@ -154,7 +154,7 @@ def _answer(number: str) -> str:
 
 
 def _conversation(question: Question, kind: str, rng: random.Random) -> list[dict[str, str]]:
-    messages = PROMPT.messages(question.problem.problem)
+    messages = FORMAT.messages(question.problem.problem)
 
     def assistant(thought: str, rest: str) -> None:
         messages.append({"role": "assistant", "content": f"<reason>{thought}</reason>\n{rest}"})

@@ -9,18 +9,16 @@ from typing import Any
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.prompts import PromptFormat
 
 AGENT_NAME = "rstar2"
 """The agent loop that VERL runs on the problems."""
 HOW_TO_PREPARE = "`rstar2 data prepare` writes training data for RL."
 
 
-def rl_rows(
-    problems: Iterable[Problem], words: PromptFormat, rollouts: int, source: str
-) -> list[dict[str, Any]]:
+def rl_rows(problems: Iterable[Problem], rollouts: int, source: str) -> list[dict[str, Any]]:
     """One row per problem of `source`, by which VERL groups its metrics, as VERL's RL dataset expects it.
 
+    A stage writes the prompt again, in the format of its model.
     `rollouts` is 2G; VERL reads it per row, so that `rollout.n` can stay G, the rollouts it trains on.
     """
     return [
@@ -28,7 +26,7 @@ def rl_rows(
             "data_source": source,
             "agent_name": AGENT_NAME,
             "ability": "math",
-            "prompt": words.messages(problem.problem),
+            "prompt": [{"role": "user", "content": problem.problem}],
             "reward_model": {"style": "rule", "ground_truth": problem.answer},
             "extra_info": {"index": index, "id": problem.id, "problem": problem.problem},
             "__rollout_n__": rollouts,

@@ -14,7 +14,6 @@ from rstar2.data.parquet import rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
-from rstar2.prompts import PromptFormat
 
 DAPO_NAME = "dapo"
 DAPO = Source(
@@ -73,7 +72,7 @@ def prepare(settings: PrepareSettings, output: Path) -> Prepared:
         listed = ", ".join(f"{reason} {count}" for reason, count in counts.items())
         raise UserError(f"nothing of {settings.source} is left to train on: {listed}", "Give other data.")
     name = settings.source if settings.source == DAPO_NAME else Path(settings.source).stem
-    write_parquet(output / "train.parquet", rl_rows(kept, PromptFormat(), settings.rollouts, name))
+    write_parquet(output / "train.parquet", rl_rows(kept, settings.rollouts, name))
     write_text(output / "train.jsonl", "".join(json.dumps(asdict(problem)) + "\n" for problem in kept))
     write_text(output / "dropped.jsonl", "".join(json.dumps(_dropped_row(each)) + "\n" for each in dropped))
     prepared = Prepared(len(problems), len(kept), counts)

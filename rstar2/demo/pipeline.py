@@ -20,17 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data import builtin
-from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.data.parquet import rl_rows
 from rstar2.demo.recipe import DemoPlan, DemoRecipe
 from rstar2.demo.tiny import make_tiny_model
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
+from rstar2.prompts import load_codec
 from rstar2.runs import Run
+from rstar2.train.conversations import encode, write_encoded
 from rstar2.train.pipeline import Pipeline, open_pipeline
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.records.timing import PhaseTimer, run_timing
 from rstar2.train.sampling import Evaluation
 from rstar2.train.stages import PhaseProgress, is_done, run_sft
-from rstar2.train.timing import PhaseTimer, run_timing
 
 TOKENIZER_TRACES = 1500
 """Conversations that the tokenizer learns its merges from."""
@@ -54,8 +56,8 @@ def run_demo(
     compare = compare or (run.path / "plain").is_dir()
     problems = builtin.training(demo.seed, demo.problems.train, skip=demo.traces.count)
     held_out = builtin.held_out(demo.seed, demo.problems.held_out)
-    evaluation = Evaluation(held_out, demo.eval, plan.stages[1].rollout)
-    rows = rl_rows(problems, builtin.PROMPT, plan.stages[1].rollout.rollouts, "builtin")
+    evaluation = Evaluation(held_out, demo.eval)
+    rows = rl_rows(problems, plan.stages[1].rollout.rollouts, "builtin")
     with open_pipeline(run, progress, judge) as pipeline:
         sft = _fine_tuned(plan, pipeline)
         first = pipeline.evaluate("sft", sft, evaluation, run.path)
@@ -92,7 +94,8 @@ def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     base = _base(plan.demo, run.path)
     if not data.exists():
         conversations = builtin.traces(plan.demo.seed, count, plan.demo.traces.flaws.model_dump())
-        write_parquet(data, [{"messages": messages} for messages in conversations])
+        codec = load_codec(base)
+        write_encoded(data, (encode({"messages": messages}, codec) for messages in conversations))
     timer = PhaseTimer(folder, pipeline.timer)
     return run_sft(
         plan.sft, base, data, count, folder, run.logs, pipeline.progress, timer, pipeline.trainer_env
@@ -106,7 +109,7 @@ def _base(demo: DemoRecipe, root: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         conversations = builtin.traces(demo.seed, demo.traces.count, demo.traces.flaws.model_dump())
         examples = tuple(question.problem for question in builtin.held_out(demo.seed, EXAMPLES))
-        words = builtin.PROMPT.model_copy(update={"examples": examples})
-        make_tiny_model(part, demo.model, islice(conversations, TOKENIZER_TRACES), words, demo.seed)
+        fmt = builtin.FORMAT.model_copy(update={"examples": examples})
+        make_tiny_model(part, demo.model, islice(conversations, TOKENIZER_TRACES), fmt, demo.seed)
         part.rename(base)
     return base

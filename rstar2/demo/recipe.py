@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rstar2.config import Strict, merged, resolve
+from rstar2.config import KeysOf, Strict, merged, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
+
+StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 
 
 class DemoProblems(Strict):
@@ -56,12 +58,12 @@ class DemoRecipe(Strict):
     problems: DemoProblems
     traces: DemoTraces
     eval: EvalSettings
-    sft: dict[str, Any]
-    rl: dict[str, Any]
+    sft: Annotated[dict[str, Any], KeysOf(SftRecipe)]
+    rl: StageKeys
     """For all three stages."""
-    stage1: dict[str, Any] = Field(default_factory=dict)
-    stage2: dict[str, Any] = Field(default_factory=dict)
-    stage3: dict[str, Any] = Field(default_factory=dict)
+    stage1: StageKeys = Field(default_factory=dict)
+    stage2: StageKeys = Field(default_factory=dict)
+    stage3: StageKeys = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.prompts import CHAT_TEMPLATE, PromptFormat, save_format
+from rstar2.formats.format import Format, save_format
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _TAGS = ("reason", "answer", "tool_call", "tool_response")
@@ -42,7 +42,7 @@ def make_tiny_model(
     folder: Path,
     size: TinyModel,
     conversations: Iterable[list[dict[str, str]]],
-    words: PromptFormat,
+    fmt: Format,
     seed: int,
 ) -> None:
     """Write config.json, random weights, and a tokenizer with merges learnt from `conversations` to `folder`."""
@@ -65,12 +65,12 @@ def make_tiny_model(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(_pieces(conversations), trainer)
+    core.train_from_iterator(_pieces(conversations, fmt.template), trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>", bos_token="<|endoftext|>"
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKUP])
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = fmt.template
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -93,15 +93,14 @@ def make_tiny_model(
     logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    save_format(words, folder)
+    save_format(fmt, folder)
 
 
-def _pieces(conversations: Iterable[list[dict[str, str]]]) -> Iterator[str]:
+def _pieces(conversations: Iterable[list[dict[str, str]]], template: str) -> Iterator[str]:
     """The text that merges are learnt from: what stands between markup in a rendered conversation."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     markup = re.compile("|".join(map(re.escape, SPECIAL + MARKUP)))
     for messages in conversations:
-        for message in messages:
-            role, content = message["role"], message["content"]
-            if role == "tool":
-                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            yield from markup.split(f"{role}\n{content}")
+        (text,), _ = render_jinja_template(conversations=[messages], chat_template=template)
+        yield from markup.split(text)

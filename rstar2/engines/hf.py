@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging
 
@@ -61,10 +60,10 @@ class HFEngine:
         logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise UserError(
-                f"cannot load a model from {model_dir}", f"transformers says: {str(error).splitlines()[0]}"
-            ) from error
+        # Of files that are missing or damaged the libraries raise anything, their own types too.
+        except Exception as error:
+            said = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {said}") from error
         own = self.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
         self._stop = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)

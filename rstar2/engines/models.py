@@ -14,7 +14,7 @@ from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
 from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice, codec_of, load_codec, load_tokenizer
 from rstar2.runs import load_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -91,12 +91,14 @@ def local_model(named: str) -> Path:
         ) from error
 
 
-def open_folder(folder: Path, max_batch: int, threads: int | None = None) -> tuple[Engine, ChatCodec]:
+def open_folder(
+    folder: Path, max_batch: int, threads: int | None = None, choice: FormatChoice = MODELS_OWN
+) -> tuple[Engine, ChatCodec]:
     """Load a model and its tokenizer, for batches of `max_batch` and `threads` torch threads (None: torch's choice).
 
     A UserError where the folder holds no model or tokenizer, or torch is not installed.
     """
-    codec = load_codec(folder)
+    codec = load_codec(folder, choice)
     try:
         from rstar2.engines.hf import HFEngine
     except ImportError as error:
@@ -119,7 +121,11 @@ class ServerModel:
 
 
 async def open_server(
-    url: str, name: str | None = None, tokenizer: str | None = None, wait_s: float = FIRST_ANSWER_S
+    url: str,
+    name: str | None = None,
+    tokenizer: str | None = None,
+    wait_s: float = FIRST_ANSWER_S,
+    choice: FormatChoice = MODELS_OWN,
 ) -> ServerModel:
     """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
@@ -136,27 +142,28 @@ async def open_server(
         EngineError: the server does not hold that model, or several and none was named.
         ServiceGone: nothing answers there.
     """
-    return _opened(url, await _ask(url, name, wait_s), tokenizer)
+    return _opened(url, await _ask(url, name, wait_s), tokenizer, choice)
 
 
-def _opened(url: str, served: Served, tokenizer: str | None) -> ServerModel:
+def _opened(url: str, served: Served, tokenizer: str | None, choice: FormatChoice) -> ServerModel:
     if tokenizer is not None:
         folder = find_model(tokenizer)
-        codec = load_codec(folder or tokenizer)
+        codec = load_codec(folder or tokenizer, choice)
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
-        codec = _codec_of_server(url, served.root)
+        codec = _codec_of_server(url, served.root, choice)
     return ServerModel(VLLMEngine(url, served.model, stop_token_ids=[codec.end_id]), codec, served, folder)
 
 
-def _codec_of_server(url: str, root: str) -> ChatCodec:
+def _codec_of_server(url: str, root: str, choice: FormatChoice) -> ChatCodec:
     try:
-        return load_codec(root)
+        tokenizer = load_tokenizer(root)
     except UserError as error:
         raise UserError(
             f"the server at {url} loaded its model from {root}, and no tokenizer can be loaded from there here",
             "Name the tokenizer: --model FOLDER, or a hub id.",
         ) from error
+    return codec_of(root, tokenizer, choice)
 
 
 async def _ask(url: str, name: str | None, wait_s: float) -> Served:

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
-from rstar2.prompts import CHAT_TEMPLATE, END_OF_TURN, TOOL_NAME, ChatCodec
+from rstar2.prompts import END_OF_TURN, ChatCodec
+from rstar2.tools.python_code_with_standard_io import NAME as PYTHON
 
 WRONG_ANSWER = "-987654321"
 WRONG_EVERY = 10
@@ -58,7 +59,7 @@ class OracleEngine:
 
 def _call(answer: str) -> str:
     arguments = {"code": f"print({answer!r})", "input": ""}
-    call = json.dumps({"name": TOOL_NAME, "arguments": arguments})
+    call = json.dumps({"name": PYTHON, "arguments": arguments})
     return f"Let me print it.</reason>\n<tool_call>\n{call}\n</tool_call>"
 
 
@@ -75,6 +76,5 @@ def byte_codec() -> ChatCodec:
         tokenizer_object=raw,
         eos_token=END_OF_TURN,
         additional_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
     )
     return ChatCodec(tokenizer)

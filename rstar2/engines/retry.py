@@ -1,8 +1,8 @@
 """Repeats requests to a server that does not answer, for as long as the user allows.
 
-The one retry policy for engines and judges: clients below make a single attempt, this module decides whether
-there is another. A restarted server therefore costs a run nothing but time: the turn that failed is requested
-again with the same seed.
+The retry policy of an evaluation. An engine makes a single attempt, and this module decides whether there is another;
+the judge's client has waited by itself before a lost call comes here. A restarted server therefore costs a run nothing
+but time: the turn that failed is requested again with the same seed.
 """
 
 from __future__ import annotations

@@ -129,6 +129,31 @@ class VLLMEngine:
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )
 
+    async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
+        """The k largest log-probabilities at each position of a text but the first, largest first: shape (N - 1, k).
+
+        Raises as `generate` does, and an EngineError where the server gives none.
+        """
+        served = await self.served()
+        body = {
+            "model": served.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0,
+            "prompt_logprobs": k,
+        }  # fmt: skip
+        try:
+            answer = await self._http.post("/v1/completions", json=body)
+        except httpx.TransportError as error:
+            raise self._unavailable(error) from error
+        self._check(answer.status_code, answer.text)
+        try:
+            given = answer.json()["choices"][0]["prompt_logprobs"][1:]
+            rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            hint = "It must be a vLLM that has prompt_logprobs."
+            raise self._error("gives no log-probabilities of a prompt", hint) from error
+        if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
+            raise self._error(f"gives fewer than {k} log-probabilities at some positions")
+        return rows
+
     async def aclose(self) -> None:
         await self._http.aclose()
 

@@ -23,9 +23,9 @@ from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.target import Opened, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
-from rstar2.judge.client.python_tool import PythonTool
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run, config_digest
+from rstar2.toolbox import Toolbox
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         judge = plan.judge
         url, token = judge.url, judge.token
         if url is None:
-            started = stack.enter_context(running_judge(run.logs / "judge", workers=judge.workers))
+            started = stack.enter_context(
+                running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
+            )
             url, token, isolation = started.url, started.token, str(started.isolation)
         else:
             isolation = _isolation(url, token)
@@ -129,7 +131,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
                     {name: (part, run.path / name) for name, part in plan.problems.items()},
                     engine=opened.engine,
                     codec=opened.codec,
-                    tools=PythonTool(client),
+                    tools=Toolbox(client, opened.codec.format),
                     grader=grader,
                     settings=plan.settings,
                     on_progress=view,

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
-from rstar2.agent import ToolRunner
+from rstar2.agent import ToolRunner, Tools
 from rstar2.engines.retry import RetryPolicy
 from rstar2.errors import Unavailable
 from rstar2.trace import ToolCall
 
 
 class RetryingTools:
-    """A tool runner whose lost calls are run again, and counted.
+    """Tools whose lost calls are run again, and counted.
 
     A call that stays lost while the judge answers others is given to the model as lost; where nobody is answered
     for `wait_s` seconds, `run` raises ServiceGone.
     """
 
-    def __init__(self, tools: ToolRunner, wait_s: float) -> None:
+    def __init__(self, tools: Tools, wait_s: float) -> None:
         self.policy = RetryPolicy("judge", wait_s)
         self.calls = 0
         """Calls finished so far."""
         self._tools = tools
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[ToolRunner]:
+        async with self._tools.opened() as tools:
+            yield _RetryingRunner(tools, self)
+
+
+class _RetryingRunner:
+    """The tools of one rollout."""
+
+    def __init__(self, tools: ToolRunner, shared: RetryingTools) -> None:
+        self._tools = tools
+        self._shared = shared
 
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         async def attempt() -> ToolCall:
@@ -31,10 +46,10 @@ class RetryingTools:
             return call
 
         try:
-            call = await self.policy.call(attempt)
+            call = await self._shared.policy.call(attempt)
         except _LostCall as lost:
             call = lost.call
-        self.calls += 1
+        self._shared.calls += 1
         return call
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar2.agent import Limits, ToolRunner, rollout
+from rstar2.agent import Limits, Tools, rollout
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, Sampling
@@ -81,7 +81,7 @@ async def evaluate(
     *,
     engine: Engine,
     codec: ChatCodec,
-    tools: ToolRunner,
+    tools: Tools,
     grader: Grader,
     settings: EvalSettings,
     on_progress: OnProgress | None = None,
@@ -239,21 +239,22 @@ class _Benchmark:
 
     async def _rollout(self, problem: Problem, sample: int) -> Trace:
         shared, settings = self._shared, self._shared.settings
-        trace = await rollout(
-            shared.codec.prompt(shared.codec.format.messages(problem.problem)),
-            engine=shared.engine,
-            tools=shared.tools,
-            codec=shared.codec,
-            limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
-            sampling=Sampling(
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-                seed=sample_seed(settings.seed, problem.id, sample),
-            ),
-            problem_id=problem.id,
-            sample=sample,
-        )
+        async with shared.tools.opened() as tools:
+            trace = await rollout(
+                shared.codec.prompt(shared.codec.format.messages(problem.problem)),
+                engine=shared.engine,
+                tools=tools,
+                codec=shared.codec,
+                limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
+                sampling=Sampling(
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    top_k=settings.top_k,
+                    seed=sample_seed(settings.seed, problem.id, sample),
+                ),
+                problem_id=problem.id,
+                sample=sample,
+            )
         return trace.model_copy(update={"problem": problem.problem, "gold": problem.answer})
 
     async def _grade_finished(self, writer: TraceWriter) -> None:

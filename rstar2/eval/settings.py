@@ -22,6 +22,8 @@ class JudgeChoice:
     """Programs at once, in a judge started for the run."""
     isolation: Isolation | None = None
     """Of a judge started for the run; None for the best that works here."""
+    preload: bool = True
+    """Of a judge started for the run: load numpy and its like before a program imports them."""
 
 
 class EvalSettings(Strict):

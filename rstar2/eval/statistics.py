@@ -20,18 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from rstar2.eval.intervals import LEVEL, Interval
+
 Samples = Sequence[Sequence[bool | int | float]]
 """Correctness: one row per problem, one entry per sample."""
-LEVEL = 0.95
-"""Confidence of every interval."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A two-sided interval of confidence `LEVEL` for a share or a difference of shares."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +101,6 @@ def paired_difference(a: Samples, b: Samples) -> PairedDifference:
         raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
     differences = _rates(b)[0] - _rates(a)[0]
     return PairedDifference(float(differences.mean()), _by_problem(differences, (-1.0, 1.0)))
-
-
-def share(hits: int, total: int) -> Interval:
-    """Wilson's interval of a share of independent cases; ValueError for total < 1, or hits outside 0..total."""
-    if total < 1 or not 0 <= hits <= total:
-        raise ValueError(f"{hits} of {total} is not a share")
-    z = float(special.ndtri(0.5 + LEVEL / 2))
-    rate, spread = hits / total, z * z / total
-    centre = (rate + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * (rate * (1 - rate) / total + spread / total / 4) ** 0.5
-    low, high = (0.0 if hits == 0 else centre - half), (1.0 if hits == total else centre + half)
-    return Interval(low, high)
 
 
 def _rates(correct: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -24,10 +25,14 @@ def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Co
     for label in labels:
         cells = [column.get(label, "–") for column in columns]
         table.add_row(label, *cells, style="bold" if label == "avg@n" else None)
-    unbounded = console.options.update(max_width=sys.maxsize)
-    if console.measure(table, options=unbounded).maximum <= console.width:
+    if _fits(table, console):
         return table
     return _rows_table([name for name, _ in summaries], columns)
+
+
+def _fits(table: Table, console: Console) -> bool:
+    unbounded = console.options.update(max_width=sys.maxsize)
+    return console.measure(table, options=unbounded).maximum <= console.width
 
 
 _IN_A_ROW = {
@@ -108,16 +113,37 @@ def interval(bounds: Sequence[float]) -> str:
     return f"{100 * low:.1f} – {100 * high:.1f} %"
 
 
-def comparison_table(found: Sequence[Comparison]) -> Table:
-    """One row per benchmark: both averages, the difference with its interval, and what that shows."""
-    table = Table("", box=None, padding=(0, 2, 0, 0))
+def settings_lines(settings: Mapping[str, Any], width: int) -> str:
+    """Settings one after the other, in lines of at most `width` characters that never part a value from its name."""
+    glue = "\u00a0"  # a space at which textwrap breaks no line
+    text = " · ".join(f"{key} {value}".replace(" ", glue) for key, value in settings.items())
+    return textwrap.fill(text.replace(" ·", f"{glue}·"), width, break_long_words=False).replace(glue, " ")
+
+
+def comparison_tables(found: Sequence[Comparison], console: Console) -> list[Table]:
+    """Benchmarks with both averages, the difference with its interval, and what that shows.
+
+    A row each; or a table each below its name, where the names would be broken.
+    """
+    together = _comparison_table(found, named=True)
+    if _fits(together, console):
+        return [together]
+    return [_comparison_table([each], named=False) for each in found]
+
+
+def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
+    if named:
+        table.add_column("")
+    else:
+        table.title = "; ".join(each.name for each in found)
     for heading in ("A", "B", "B - A", "95 %", "problems", "flipped"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
     for each in found:
         low, high = (100 * bound for bound in each.interval)
         table.add_row(
-            each.name,
+            *([each.name] if named else []),
             percent(each.a),
             percent(each.b),
             f"{100 * each.difference:+.1f}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.errors import Failure, UserError
-from rstar2.prompts import ChatCodec
+from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
 _PACKAGES = ("rstar2", "transformers", "torch", "vllm", "datasets", "sympy", "numpy", "scipy")
@@ -34,6 +33,7 @@ class Target:
     url: str | None = None
     model_name: str | None = None
     oracle: bool = False
+    format: FormatChoice = MODELS_OWN
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
@@ -58,9 +58,8 @@ class Opened:
 
     @classmethod
     def of(cls, engine: Engine, codec: ChatCodec, **identity: Any) -> Opened:
-        """Add the text around a problem, tools included, to the identity: it decides the result as the weights do."""
-        words = json.dumps(codec.format.messages("")).encode()
-        return cls(engine, codec, {**identity, "prompt_sha256": hashlib.sha256(words).hexdigest()})
+        """Add the format to the identity: it decides the result as the weights do."""
+        return cls(engine, codec, {**identity, "format": codec.source, "format_sha256": codec.format.digest})
 
 
 def reach_server(target: Target, wait_s: float) -> ServerModel | None:
@@ -71,7 +70,7 @@ def reach_server(target: Target, wait_s: float) -> ServerModel | None:
     if target.url is None:
         return None
     try:
-        return asyncio.run(open_server(target.url, target.model_name, target.model, wait_s))
+        return asyncio.run(open_server(target.url, target.model_name, target.model, wait_s, target.format))
     except Failure as error:
         raise UserError(error.message, error.hint) from error
 
@@ -98,7 +97,7 @@ def open_target(
         return Opened.of(server.engine, server.codec, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)
-    engine, codec = open_folder(folder, in_flight)
+    engine, codec = open_folder(folder, in_flight, choice=target.format)
     name = model_name(folder) if find_model(target.model) else target.model
     return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
 

@@ -45,6 +45,8 @@ class RunPage:
     summary: dict[str, Any] | None
     """summary.json, which a run of several stages has: `phases` with the numbers of each."""
     charts: list[Chart]
+    analysis: dict[str, Any] | None
+    """What `rstar2 analyze` wrote: `tables` and `charts`."""
 
 
 def collect(run: Path) -> RunPage:
@@ -68,6 +70,7 @@ def collect(run: Path) -> RunPage:
         kept=kept_traces(run),
         summary=read_json(run / "summary.json"),
         charts=_training_charts(run) if kind in _TRAINING_KINDS else [],
+        analysis=read_json(run / "analysis" / "analysis.json"),
     )
 
 
@@ -88,8 +91,8 @@ def _training_charts(run: Path) -> list[Chart]:
     As in figure 4 of the rStar2-Agent paper (arXiv 2508.20722). A run that also trained with plain GRPO has a
     second line in each chart.
     """
-    from rstar2.train.curves import curve
     from rstar2.train.recipe import STAGES
+    from rstar2.train.records.curves import curve
     from rstar2.train.stages import step_metrics
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}

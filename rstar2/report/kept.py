@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rstar2.trace import Trace, read_traces
+from rstar2.report.shading import Shading, shaded_traces
+from rstar2.trace import Trace
 
 _MOST_OF_STEPS = 600
 _MOST_FAILED = 60
@@ -22,10 +23,10 @@ class KeptTraces:
     name: str
     """Shown to people: training, stage 1."""
     folder: Path
-    """Where `rstar2.train.kept_traces` wrote them."""
+    """Where `rstar2.train.records.kept_traces` wrote them."""
 
-    def shown(self) -> Iterator[Trace]:
-        """The first few of each step, by step, then of those that failed; at most 660.
+    def shown(self) -> Iterator[tuple[Trace, Shading | None]]:
+        """The first few of each step, by step, then of those that failed; at most 660, with their shading.
 
         Raises:
             UserError: a file is damaged.
@@ -34,8 +35,9 @@ class KeptTraces:
         skipped = -(-len(steps) // _MOST_OF_STEPS) or 1
         steps = steps[::skipped]
         for path in steps:
-            yield from islice(read_traces(path), _MOST_OF_STEPS // len(steps))
-        failed = (trace for path in sorted(self.folder.glob("failed-*.jsonl")) for trace in read_traces(path))
+            yield from islice(shaded_traces(path), _MOST_OF_STEPS // len(steps))
+        files = sorted(self.folder.glob("failed-*.jsonl"))
+        failed = (shaded for path in files for shaded in shaded_traces(path))
         yield from islice(failed, _MOST_FAILED)
 
 

@@ -20,10 +20,11 @@ from rstar2.files import whole_file
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.formulas import available, with_formulas
 from rstar2.report.segments import turn_parts
-from rstar2.trace import Trace, read_traces
+from rstar2.report.shading import Shading, shaded_traces
+from rstar2.trace import Trace
 
 _CHUNK_CHARACTERS = 1 << 19
-_STYLES = ("theme.css", "page.css", "viewer.css")
+_STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
     "elements.js",
     "format.js",
@@ -31,6 +32,7 @@ _SCRIPTS = (
     "training_plots.js",
     "summary.js",
     "trace_parts.js",
+    "entropy.js",
     "search.js",
     "viewer.js",
     "main.js",
@@ -93,6 +95,7 @@ def _write(page: RunPage, file: TextIO) -> None:
         "config": page.config,
         "summary": page.summary,
         "charts": page.charts,
+        "analysis": page.analysis,
         "sections": [
             *({"name": section.name, **section.results} for section in page.sections),
             *(
@@ -146,11 +149,11 @@ def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
     """The details of all traces in JSON lists of about `_CHUNK_CHARACTERS`; fills the index on the way."""
     chunk: list[str] = []
     size = number = 0
-    sections = [read_traces(measurement.traces) for measurement in page.sections]
+    sections = [shaded_traces(measurement.traces) for measurement in page.sections]
     for section, traces in enumerate([*sections, *(stage.shown() for stage in page.kept)]):
-        for trace in traces:
+        for trace, shading in traces:
             index.add(section, trace, number, len(chunk))
-            chunk.append(_json(_detail(trace)))
+            chunk.append(_json(_detail(trace, shading)))
             size += len(chunk[-1])
             if size >= _CHUNK_CHARACTERS:
                 yield f"[{','.join(chunk)}]"
@@ -165,10 +168,19 @@ def _verdict(trace: Trace) -> str:
     return "no answer" if trace.no_answer else trace.verdict or "ungraded"
 
 
-def _detail(trace: Trace) -> dict[str, Any]:
+def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
     """What the viewer shows of an opened trace beside its row of the index."""
+    shaded = {} if shading is None else {"shading": shading}
     return {
-        "turns": [{"tokens": turn.end - turn.start, "parts": turn_parts(turn)} for turn in trace.turns],
+        "turns": [
+            {
+                "tokens": turn.end - turn.start,
+                "parts": turn_parts(turn),
+                **({"text": turn.text} if shaded else {}),
+            }
+            for turn in trace.turns
+        ],
+        **shaded,
         "extracted": trace.extracted,
         "rule": trace.rule,
         "wall_s": round(trace.wall_s, 2),

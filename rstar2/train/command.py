@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import AGENT_NAME
+from rstar2.formats.format import FORMAT_FILE
+from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
 FIRST_METRICS = "metrics-1.jsonl"
@@ -23,8 +25,6 @@ CPU_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's own 30 s are too few for a busy machine.
-    "RAY_raylet_start_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "600",
     # Workers without VERL's runtime environment, which nothing would ever use.
     "RAY_prestart_worker_first_driver": "0",
@@ -53,9 +53,7 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "judge_url": judge_url,
         "judge_token": judge_token,
         "max_turns": recipe.rollout.max_turns,
-        "tool_timeout_s": recipe.rollout.tool_timeout_s,
-        "traceback_lines": recipe.rollout.traceback_lines,
-        "reply_characters": recipe.rollout.reply_characters,
+        "format": str(folder.absolute() / FORMAT_FILE),
         "judge_wait_s": recipe.judge.wait_s,
         "reward": recipe.reward,
         "seed": recipe.seed,
@@ -90,12 +88,14 @@ def sft_command(
     overrides: dict[str, Any] = {
         "data.train_files": data,
         "data.train_batch_size": recipe.batch,
+        "data.custom_cls.path": "pkg://rstar2.train.verl.sft_dataset",
+        "data.custom_cls.name": "EncodedConversations",
         "data.max_length": recipe.max_tokens,
-        # What is to be left out is left out of the data already.
-        "data.truncation": "right",
-        "data.max_token_len_per_gpu": 2 * recipe.max_tokens,
+        "data.max_token_len_per_gpu": recipe.update_tokens,
         "model.path": model,
+        "model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
         "engine.strategy": "fsdp2",
+        "engine.ulysses_sequence_parallel_size": hardware.sequence_parallel,
         "optim.lr": recipe.lr,
         "optim.lr_warmup_steps_ratio": recipe.warmup_ratio,
         "optim.lr_scheduler_type": "cosine",
@@ -146,8 +146,9 @@ def stage_commands(
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
     rollout, optim, hardware = recipe.rollout, recipe.optim, recipe.hardware
     actor, engine = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    selection, (clip_low, clip_high) = recipe.selection, recipe.clip
     return {
-        "algorithm.adv_estimator": "grpo",
+        **verl_keys(recipe.algorithm, rollout.tokens),
         "algorithm.use_kl_in_reward": False,
         "data.train_files": folder / "train.parquet",
         "data.val_files": folder / "train.parquet",
@@ -155,13 +156,18 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
         # Dropped groups are replaced in any number, so problems are then fetched one by one.
-        "data.gen_batch_size": 1 if recipe.roc.refill_batches else None,
+        "data.gen_batch_size": 1 if selection.refill_batches else None,
         "data.seed": recipe.seed,
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
         f"{actor}.ppo_mini_batch_size": rollout.prompts,
         f"{actor}.use_dynamic_bsz": True,
-        f"{actor}.ppo_max_token_len_per_gpu": rollout.prompt_tokens + rollout.tokens,
+        f"{actor}.ppo_max_token_len_per_gpu": recipe.update_tokens,
+        f"{actor}.ulysses_sequence_parallel_size": hardware.sequence_parallel,
+        f"{actor}.fsdp_config.param_offload": hardware.offload == "all",
+        f"{actor}.fsdp_config.optimizer_offload": hardware.offload != "none",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": hardware.gradient_checkpointing,
+        "actor_rollout_ref.nccl_timeout": hardware.nccl_timeout_s,
         f"{actor}.optim.lr": optim.lr,
         f"{actor}.optim.lr_warmup_steps": optim.warmup_steps,
         # A constant learning rate; VERL's own `constant` makes the first step of a warm-up with none at all.
@@ -169,17 +175,19 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.optim.min_lr_ratio": 1.0,
         f"{actor}.optim.zero_indexed_step": False,
         f"{actor}.optim.weight_decay": optim.weight_decay,
-        f"{actor}.clip_ratio": optim.clip_low,
-        f"{actor}.clip_ratio_low": optim.clip_low,
-        f"{actor}.clip_ratio_high": optim.clip_high,
-        f"{actor}.loss_agg_mode": "token-mean",
+        f"{actor}.clip_ratio": clip_low,
+        f"{actor}.clip_ratio_low": clip_low,
+        f"{actor}.clip_ratio_high": clip_high,
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
         f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
         f"{engine}.name": "vllm",
-        f"{engine}.n": recipe.roc.down_sample_to_n,
+        f"{engine}.n": selection.down_sample_to_n,
         f"{engine}.temperature": rollout.temperature,
         f"{engine}.tensor_model_parallel_size": hardware.tensor_parallel,
+        f"{engine}.gpu_memory_utilization": hardware.engine_memory_share,
+        f"{engine}.max_num_seqs": hardware.sequences_in_flight,
+        f"{engine}.log_prob_max_token_len_per_gpu": recipe.log_prob_tokens,
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
@@ -187,7 +195,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
         "+trainer.v1.sampler.sampler_kwargs": {
-            "roc": recipe.roc.model_dump(),
+            "roc": selection.model_dump(),
             "seed": recipe.seed,
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,

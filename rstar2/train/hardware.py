@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from rstar2.doctor.hardware import gpu_names
@@ -13,26 +17,37 @@ from rstar2.train.recipe import Hardware
 LAPTOP = "laptop"
 TINY_BYTES = 100 * 2**20
 """Weights of at most so many bytes, 25 million parameters in fp32, are trained on a CPU in sensible time."""
+CLUSTER_S = 60.0
+"""How long a Ray cluster may take to say what it has."""
 
 
 def default_profile(model: Path) -> str | None:
     """The laptop profile for a tiny model on a machine without GPUs and without a Ray cluster; None otherwise."""
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    return LAPTOP if 0 < weights <= TINY_BYTES and not _elsewhere() and not gpu_names() else None
+    return LAPTOP if 0 < weights <= TINY_BYTES and not _cluster() and not gpu_names() else None
 
 
 def check_hardware(wanted: Iterable[Hardware]) -> None:
-    """Refuse to start on one machine without the GPUs that a recipe asks of it.
+    """Refuse to start without the GPUs and nodes that a recipe asks of this machine, or of the Ray cluster.
 
     Raises:
-        UserError: it has none, or fewer than `gpus_per_node`.
+        UserError: there are fewer, several nodes are asked for and no cluster is named, or the cluster does not answer.
     """
-    needed = max(
-        (each.gpus_per_node for each in wanted if each.device == "cuda" and each.nodes == 1), default=0
-    )
-    if not needed or _elsewhere():
+    wanted = [each for each in wanted if each.device == "cuda"]
+    if _cluster():
+        if shortage := cluster_shortage(wanted):
+            raise UserError(
+                shortage, "Set hardware.nodes and hardware.gpus_per_node to what it has, or add nodes to it."
+            )
         return
-    here = len(gpu_names())
+    nodes = max((each.nodes for each in wanted), default=1)
+    if nodes > 1:
+        raise UserError(
+            f"the recipe needs {nodes} nodes, and RAY_ADDRESS names no Ray cluster",
+            "Start one over the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
+        )
+    needed = max((each.gpus_per_node for each in wanted), default=0)
+    here = len(gpu_names()) if needed else 0
     if here >= needed:
         return
     has = "it has none" if not here else f"it has {here}"
@@ -43,6 +58,50 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
     raise UserError(f"the recipe needs {needed} GPUs on this machine, and {has}", hint)
 
 
-def _elsewhere() -> bool:
-    """Whether training runs on a Ray cluster, whose GPUs this machine does not see."""
-    return bool(os.environ.get("RAY_ADDRESS"))
+def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
+    """What a recipe asks for that the Ray cluster of RAY_ADDRESS lacks; None where nothing, or where there is none.
+
+    Raises:
+        UserError: the cluster does not answer.
+    """
+    wanted = [each for each in wanted if each.device == "cuda"]
+    address = _cluster()
+    if not address or not wanted:
+        return None
+    gpus = _gpus_by_node(address)
+    for each in wanted:
+        large = sum(count >= each.gpus_per_node for count in gpus)
+        if large < each.nodes:
+            has = ", ".join(f"{count:g}" for count in sorted(gpus, reverse=True))
+            return (
+                f"the recipe needs {each.nodes} nodes with {each.gpus_per_node} GPUs each, and the Ray cluster at "
+                f"{address} has {large} such: its {len(gpus)} nodes have {has} GPUs"
+            )
+    return None
+
+
+def _gpus_by_node(address: str) -> list[float]:
+    """The GPUs of each live node of a Ray cluster, asked for in a process of its own, which can be ended."""
+    if find_spec("ray") is None:
+        raise UserError(
+            "RAY_ADDRESS names a Ray cluster, and Ray is not installed", "Unset it, or install rstar2[gpu]."
+        )
+    command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
+    try:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=False)
+    except subprocess.TimeoutExpired:
+        answer = None
+    else:
+        answer = asked.stdout.strip().splitlines()[-1:] if asked.returncode == 0 else None
+    if not answer:
+        raise UserError(
+            f"no Ray cluster answers at RAY_ADDRESS = {address}",
+            "Start it (ray start --head), or unset RAY_ADDRESS.",
+        )
+    return [float(count) for count in json.loads(answer[0])]
+
+
+def _cluster() -> str:
+    """The address of the Ray cluster that training runs on, whose GPUs this machine does not see; empty where none."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address

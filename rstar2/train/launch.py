@@ -23,6 +23,9 @@ from rstar2.train.verl import fork_client
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
+RAY_STARTS = 5
+_RAY_TIMED_OUT = "The current node timed out during startup"
+"""Ray gives its own processes 30 s to start, which no setting changes and a busy machine exceeds."""
 _PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
 """What Ray and torch put before a line of one of their processes."""
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
@@ -37,7 +40,8 @@ def run_trainer(
 ) -> None:
     """Run a trainer to its end; everything it prints goes to `log`.
 
-    A Failure where it fails or hangs, with the cause that its log names.
+    A Failure where it fails or hangs, with the cause that its log names. Where Ray did not start in time, it is tried
+    again, at most `RAY_STARTS` times in all.
 
     Args:
         metrics: the JSON lines the trainer writes, one a step.
@@ -46,6 +50,19 @@ def run_trainer(
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
+    for start in range(1, RAY_STARTS + 1):
+        code = _run_once(command, log, metrics, on_step, stall_s)
+        if code == 0:
+            return
+        reason = cause(log)
+        if _RAY_TIMED_OUT not in reason or start == RAY_STARTS:
+            raise Failure(f"the trainer ended with exit code {code}: {reason}", f"The whole log: {log}")
+
+
+def _run_once(
+    command: Command, log: Path, metrics: Path, on_step: Callable[[dict[str, Any]], None], stall_s: float
+) -> int:
+    """→ the trainer's exit code."""
     process = start_bound(command.argv, log, env=command.env)
     position, size, alive_at = 0, -1, time.monotonic()
     try:
@@ -55,7 +72,7 @@ def run_trainer(
             for line in lines:
                 on_step(line)
             if ended:
-                break
+                return process.wait()
             grown = log.stat().st_size
             if lines or grown != size:
                 size, alive_at = grown, time.monotonic()
@@ -64,10 +81,6 @@ def run_trainer(
             time.sleep(POLL_S)
     finally:
         stop_group(process, STOP_S, signal.SIGINT)
-    if process.returncode != 0:
-        raise Failure(
-            f"the trainer ended with exit code {process.returncode}: {cause(log)}", f"The whole log: {log}"
-        )
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ RUN/
   stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   model.json                        the last finished stage's model
-  timing.json                       wall-clock seconds of the run, see `rstar2.train.timing`
+  timing.json                       wall-clock seconds of the run, see `rstar2.train.records.timing`
 ```
 """
 
@@ -32,13 +32,14 @@ from rstar2.runs import Run
 from rstar2.trace import read_traces
 from rstar2.train import sampling, stages
 from rstar2.train.command import stage_command
+from rstar2.train.conversations import write_encoded
 from rstar2.train.launch import fork_server
-from rstar2.train.plan import SftPlan, TrainPlan, with_our_template, write_conversations
+from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
-from rstar2.train.timing import PhaseTimer, read_timing
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 
@@ -99,8 +100,7 @@ class Pipeline:
         self, number: int, recipe: StageRecipe, model: Path, rows: Rows, folder: Path, label: str
     ) -> Path:
         row = f"{label}stage{number}"
-        method = "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
-        title = f"stage {number}: {method}, {recipe.rollout.tokens} tokens"
+        title = f"stage {number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
         if is_done(folder):
             self.progress.start(row, title, recipe.steps)
             self.progress.finish(row, stages.DONE_BEFORE)
@@ -158,6 +158,12 @@ class Pipeline:
         return on_progress
 
 
+def _method(recipe: StageRecipe) -> str:
+    if recipe.algorithm.name == "grpo-roc":
+        return "plain GRPO" if recipe.roc.variant == "off" else "GRPO-RoC"
+    return "plain GRPO" if recipe.algorithm.name == "grpo" else recipe.algorithm.name
+
+
 @contextmanager
 def open_pipeline(
     run: Run, progress: PhaseProgress, judge: JudgeChoice, solved: Path | None = None
@@ -186,7 +192,9 @@ def _open_judge(
         yield (judge.url, judge.token), None
         return
     progress.start("judge", "judge", 1)
-    with running_judge(run.path / "judge", workers=judge.workers, isolation=judge.isolation) as started:
+    with running_judge(
+        run.path / "judge", workers=judge.workers, isolation=judge.isolation, preload=judge.preload
+    ) as started:
         timer.timing.start_up_s += timer.elapsed_s()
         progress.finish("judge", f"isolation {started.isolation}, {judge.workers} workers at {started.url}")
         yield (started.url, started.token), started.isolation
@@ -195,10 +203,10 @@ def _open_judge(
 def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 sft` in a run's folder; returns the model's folder."""
     folder = run.path
-    base, data = folder / "base", folder / "data.parquet"
+    base, data = plan.model, folder / "data.parquet"
     if not is_done(folder):
-        with_our_template(plan.model, base)
-        write_conversations(data, plan.conversations)
+        base = with_format(plan.model, plan.format, folder / "base")
+        write_encoded(data, plan.conversations)
     timer = PhaseTimer(folder)
     return stages.run_sft(plan.recipe, base, data, len(plan.conversations), folder, run.logs, progress, timer)
 
@@ -206,5 +214,6 @@ def run_sft_plan(plan: SftPlan, run: Run, progress: PhaseProgress) -> Path:
 def run_train_plan(plan: TrainPlan, run: Run, progress: PhaseProgress) -> Path:
     """Run `rstar2 train` in a run's folder; returns the last stage's model."""
     with open_pipeline(run, progress, plan.judge, plan.solved) as pipeline:
-        trained = pipeline.train_stages(plan.recipes, plan.model, plan.rows, run.path)
+        model = with_format(plan.model, plan.format, run.path / "base")
+        trained = pipeline.train_stages(plan.recipes, model, plan.rows, run.path)
         return [model for _, model in trained][-1]

@@ -14,6 +14,7 @@ import rstar2
 from rstar2.config import Strict, merged, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
+from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
@@ -24,14 +25,36 @@ _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
 class Hardware(Strict):
-    """What the training runs on."""
+    """What the training runs on, and how the model is spread over it."""
 
     device: Literal["cuda", "cpu"] = "cuda"
+    """cuda: NVIDIA's and AMD's GPUs, as PyTorch calls both."""
     nodes: int = Field(1, ge=1)
+    """Machines."""
     gpus_per_node: int = Field(8, ge=1)
     """On a CPU: ranks."""
+    gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
+    """Which GPU `rstar2 plan` calculates with; the trainer takes what it finds. The a100 and h100 have 80 GB."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs a rollout engine spans."""
+    sequence_parallel: int = Field(1, ge=1)
+    """GPUs among which the update splits the tokens of a micro-batch (Ulysses)."""
+    engine_memory_share: float = Field(0.85, gt=0, lt=1)
+    """Share of each GPU's memory that a rollout engine takes for weights, KV cache and all else, while it is awake."""
+    sequences_in_flight: int = Field(64, ge=1)
+    """Rollouts an engine generates at a time; further ones wait. Far more than its KV cache holds are recomputed."""
+    update_tokens: int | None = Field(None, ge=1)
+    """Tokens per GPU in a micro-batch of the update. By default the longest rollout with its prompt, divided by
+    `sequence_parallel`; in SFT twice `max_tokens`."""
+    log_prob_tokens: int | None = Field(None, ge=1)
+    """The same where log-probabilities are only computed, which needs less memory. By default `update_tokens`."""
+    offload: Literal["none", "optimizer", "all"] = "all"
+    """What of the trainer waits in the host's memory while the engines generate: nothing, AdamW's moments, or these
+    and the weights."""
+    gradient_checkpointing: bool = True
+    """Keep each layer's input only, and compute the rest again in the backward pass."""
+    nccl_timeout_s: int = Field(1800, ge=1)
+    """Seconds after which a collective operation that not all ranks joined ends the trainer."""
 
 
 class RolloutSettings(Strict):
@@ -47,12 +70,6 @@ class RolloutSettings(Strict):
     """Longer prompts are left out."""
     max_turns: int = Field(10, ge=1)
     temperature: float = Field(1.0, gt=0)
-    tool_timeout_s: float = Field(10.0, gt=0)
-    """Wall-clock seconds a program may take."""
-    traceback_lines: int = Field(20, ge=1)
-    """Last lines of a traceback that the model sees."""
-    reply_characters: int = Field(4000, ge=2)
-    """How much of a call's output the model sees; the middle of a longer one is left out."""
 
 
 class OptimSettings(Strict):
@@ -64,8 +81,10 @@ class OptimSettings(Strict):
     state: Literal["fresh", "continued"] = "fresh"
     """continued: AdamW's moments and the warm-up go on from where the stage left them that made the model."""
     weight_decay: float = Field(0.01, ge=0)
-    clip_low: float = Field(0.2, gt=0)
-    clip_high: float = Field(0.28, gt=0)
+    clip_low: float | None = Field(None, gt=0)
+    """By default the algorithm's own, see `rstar2.train.algorithms`; 0.2 for most."""
+    clip_high: float | None = Field(None, gt=0)
+    """Likewise; 0.28 for most."""
 
 
 class CheckpointSettings(Strict):
@@ -93,12 +112,15 @@ class StageRecipe(Strict):
 
     steps: int = Field(ge=1)
     rollout: RolloutSettings = RolloutSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
     roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
+    format: str | None = None
+    """The format of a model that has no format file, by name or file; by default the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
@@ -121,6 +143,44 @@ class StageRecipe(Strict):
             return float(self.traces_per_step < 0)
         return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
 
+    @property
+    def clip(self) -> tuple[float, float]:
+        """How far below and above 1 the ratio of probabilities may go: the recipe's, else the algorithm's own."""
+        own = ALGORITHMS[self.algorithm.name].clip
+        return self.optim.clip_low or own[0], self.optim.clip_high or own[1]
+
+    @property
+    def selection(self) -> RocSettings:
+        """How the algorithm samples groups down."""
+        return selection(self.algorithm, self.roc)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest rollout, its prompt included."""
+        return self.rollout.prompt_tokens + self.rollout.tokens
+
+    @property
+    def update_tokens(self) -> int:
+        """Tokens per GPU in a micro-batch of the update."""
+        return self.hardware.update_tokens or -(-self.longest // self.hardware.sequence_parallel)
+
+    @property
+    def log_prob_tokens(self) -> int:
+        """Tokens per GPU in a micro-batch of which only log-probabilities are computed."""
+        return self.hardware.log_prob_tokens or self.update_tokens
+
+    @model_validator(mode="after")
+    def _rollouts_fit(self) -> StageRecipe:
+        """VERL ends in the first update where a rollout is longer than a micro-batch."""
+        for key in ("update_tokens", "log_prob_tokens"):
+            tokens, split = getattr(self, key), self.hardware.sequence_parallel
+            if tokens * split < self.longest:
+                raise ValueError(
+                    f"hardware.{key} = {tokens} times hardware.sequence_parallel = {split} is less than the longest "
+                    f"rollout with its prompt: rollout.prompt_tokens + rollout.tokens = {self.longest}"
+                )
+        return self
+
     @model_validator(mode="after")
     def _group_fits(self) -> StageRecipe:
         if self.roc.down_sample_to_n > self.rollout.rollouts:
@@ -134,6 +194,8 @@ class StageRecipe(Strict):
 class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
+    format: str | None = None
+    """The format that is taught, by name or file; by default that of the model's format file, else ours."""
     epochs: int = Field(3, ge=1)
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)
@@ -144,9 +206,17 @@ class SftRecipe(Strict):
     """What becomes of a conversation of more tokens: left out, or cut at its end. Either way they are counted."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
     seed: int = 1
     wandb: bool = False
+    """Log to Weights & Biases too."""
     verl: dict[str, Any] = Field(default_factory=dict)
+    """VERL's own keys, dotted, for what has no name here."""
+
+    @property
+    def update_tokens(self) -> int:
+        """Tokens per GPU in a micro-batch."""
+        return self.hardware.update_tokens or 2 * self.max_tokens
 
 
 def recipes_folder() -> Path:

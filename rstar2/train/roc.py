@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from rstar2.config import Strict
-from rstar2.trace import Trace
+from rstar2.trace import Trace, Turn
 
 NO_CALL_PENALTY = 0.5
 """p_err of a trace without a tool call."""
@@ -26,7 +26,11 @@ class RocSettings(Strict):
     """How a group is sampled down. Names as in the released code where it has them."""
 
     variant: Literal["paper", "release", "off"] = "paper"
-    """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random."""
+    """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random. An `[algorithm]` other
+    than grpo-roc is always off."""
+    leave_out: Literal["none", "void-turn", "all-failed"] = "none"
+    """Rollouts never trained on, whatever their reward. void-turn: those with a turn of neither a call nor an answer.
+    all-failed: those of which every call failed. The algorithms void-turn and drop-all-failed set it."""
     down_sample_to_n: int = Field(16, ge=2)
     """G, the rollouts kept per problem."""
     reject_equal_reward: bool = True
@@ -62,6 +66,8 @@ class Rollout:
     correct: bool = False
     """The grader's verdict; the reward differs from it under a constant reward."""
     problem_id: str = ""
+    void_turns: int = 0
+    """Turns with neither a call that parses nor an answer (SimpleTIR, arXiv 2509.02479)."""
     lost_calls: int = 0
     lost_because: str = ""
     """What the judge said of the first lost call."""
@@ -89,6 +95,7 @@ class Rollout:
             closed_blocks=closed if balanced else 0,
             correct=trace.correct,
             problem_id=trace.problem_id,
+            void_turns=sum(map(_is_void, trace.turns)),
             lost_calls=len(lost),
             lost_because=lost[0][:200] if lost else "",
             tokens=trace.tokens,
@@ -96,6 +103,11 @@ class Rollout:
             wall_s=trace.wall_s,
             tool_wait_s=trace.tool_wait_s,
         )
+
+
+def _is_void(turn: Turn) -> bool:
+    called = any(call.status != "parse_error" for call in turn.calls)
+    return not called and "\\boxed" not in turn.text and "</answer>" not in turn.text
 
 
 def penalty(rollout: Rollout, settings: RocSettings) -> float:
@@ -132,7 +144,9 @@ def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.
 
     What the judge lost says nothing about the policy: it is left out before anything is counted.
     """
-    usable = [i for i, rollout in enumerate(group) if not rollout.lost_calls]
+    usable = [
+        i for i, rollout in enumerate(group) if not rollout.lost_calls and not _left_out(rollout, settings)
+    ]
     keep = settings.down_sample_to_n
     if len(usable) <= keep:
         return usable
@@ -146,6 +160,12 @@ def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.
     n_wrong = min(max(len(wrong) // 2, keep - len(right)), keep)
     kept_wrong = rng.choice(len(wrong), size=n_wrong, replace=False).tolist() if n_wrong else []
     return sorted([wrong[i] for i in kept_wrong] + _weighted(group, right, keep - n_wrong, settings, rng))
+
+
+def _left_out(rollout: Rollout, settings: RocSettings) -> bool:
+    if settings.leave_out == "void-turn":
+        return rollout.void_turns > 0
+    return settings.leave_out == "all-failed" and 0 < rollout.calls == rollout.failed_calls
 
 
 def _weighted(

@@ -20,11 +20,11 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.python_tool import PythonTool
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
 from rstar2.serve import ServeSettings, find_vllm, install_hint, running_server, vllm_command
-from rstar2.train.recipe import Hardware, RolloutSettings, StageRecipe
+from rstar2.toolbox import Toolbox
+from rstar2.train.recipe import Hardware, StageRecipe
 
 JudgeAddress = tuple[str, str | None]
 """A judge's URL and token."""
@@ -43,8 +43,6 @@ class Evaluation:
 
     problems: list[Problem]
     settings: EvalSettings
-    rollout: RolloutSettings
-    """Its tool settings are used."""
 
 
 def sample(
@@ -60,7 +58,6 @@ def sample(
     Traces and results are written to `out`, from which a killed call resumes. A Failure where the engine or judge no
     longer answers; finished samples are kept.
     """
-    rollout = evaluation.rollout
 
     async def work() -> EvalResult:
         with GraderPool(workers=1) as grader:
@@ -69,9 +66,7 @@ def sample(
                     {out.name: (evaluation.problems, out)},
                     engine=engine,
                     codec=codec,
-                    tools=PythonTool(
-                        client, rollout.tool_timeout_s, rollout.traceback_lines, rollout.reply_characters
-                    ),
+                    tools=Toolbox(client, codec.format),
                     grader=grader,
                     settings=evaluation.settings,
                     on_progress=on_progress,
@@ -117,7 +112,7 @@ def sample_training_problems(
         in_flight=128 if recipe.hardware.device == "cpu" else 1024,
         seed=recipe.seed,
     )
-    evaluation = Evaluation(problems_of(rows), settings, recipe.rollout)
+    evaluation = Evaluation(problems_of(rows), settings)
     with _opened(model, settings, recipe.hardware, logs) as (engine, codec):
         sample(engine, codec, evaluation, judge, out, on_progress)
     return out / "traces.jsonl"

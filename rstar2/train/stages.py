@@ -4,10 +4,11 @@
 FOLDER/
   train.parquet         the problems of this stage (RL only)
   agent_loop.yaml       the settings of our agent loop, for VERL (RL only)
+  rstar2_format.json    the format of its rollouts (RL only)
   checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
                         before, where its optimizer is continued
   metrics-1.jsonl …     one file per start of the trainer, one line per step
-  timing.json           see `rstar2.train.timing`
+  timing.json           see `rstar2.train.records.timing`
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
 """
@@ -24,12 +25,13 @@ from typing import Any, Protocol
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_text
-from rstar2.prompts import CHAT_TEMPLATE, ChatCodec, load_codec, save_format
+from rstar2.formats.format import Format, save_format
+from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.command import Command, agent_loop_yaml, sft_command
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
-from rstar2.train.timing import PhaseTimer, TrainerTimer
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
@@ -64,7 +66,8 @@ def run_sft(
     timer: PhaseTimer,
     trainer_env: Callable[[Hardware], Mapping[str, str]] | None = None,
 ) -> Path:
-    """Stage 0: fine-tune on `data`, parquet with as many `messages` as `conversations`; returns the model's folder.
+    """Stage 0: fine-tune on `data`, of `rstar2.train.conversations.write_encoded`; returns the model's folder.
+
 
     The trainer prints to `logs`; `trainer_env` is that of `rstar2.train.pipeline.Pipeline`. A Failure where it fails.
     """
@@ -89,12 +92,20 @@ def write_stage_inputs(
     recipe: StageRecipe, model: Path, rows: Rows, folder: Path, judge: JudgeAddress
 ) -> None:
     """Write what the trainer of an RL stage reads to the stage's folder."""
-    rows = fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
+    codec = load_codec(model)
+    rows = fitting(in_format(rows, codec.format), codec, recipe.rollout.prompt_tokens)
     # The recipe decides on 2G, whatever the data was prepared for.
     rows = [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows]
     write_parquet(folder / "train.parquet", rows)
+    save_format(codec.format, folder)
     # Only this user may read it: it holds the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
+
+
+def in_format(rows: Rows, fmt: Format) -> Rows:
+    """The rows with their prompts in a format; a row that does not hold its problem's text keeps its prompt."""
+    told = [(row, (row.get("extra_info") or {}).get("problem")) for row in rows]
+    return [row if problem is None else {**row, "prompt": fmt.messages(problem)} for row, problem in told]
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
@@ -158,8 +169,9 @@ def _export(weights: Path, base: Path, model: Path) -> None:
     part = model.with_name(".model.part")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(weights, part)
-    save_format(load_codec(base).format, part)
-    (part / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    fmt = load_codec(base).format
+    save_format(fmt, part)
+    (part / "chat_template.jinja").write_text(fmt.template, encoding="utf-8")
     part.rename(model)
 
 

@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tools import SharedTools
 
 from rstar2.agent import Limits
 from rstar2.chat.conversation import (
     LONGEST_PATTERN,
-    REPEATED_TOKENS,
+    REPEATED,
+    REPEATED_DIGITS,
     AnswerRepeats,
     Conversation,
+    Often,
     repeats,
 )
-from rstar2.chat.stream import Piece, TagSplitter, TextStream
+from rstar2.chat.stream import Piece, TagSplitter, TextStream, without_tags
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.trace import ToolCall
@@ -77,6 +80,16 @@ def test_tags_are_left_out_and_say_what_is_thought_and_what_is_not() -> None:
     assert splitter.add("<tool_call>print('</reason>')</tool_call>") == [Piece("call", "print('</reason>')")]
 
 
+def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:
+    garbage = '<tool_call>x</answer> < <tool_call>{"name": <tool_response>1</tool_response></reason>'
+    assert without_tags(garbage) == 'x < {"name": 1'
+    splitter = TagSplitter()
+    assert _joined(splitter.add("a<tool_response>b</tool_response></tool_call>c") + splitter.end()) == [
+        Piece("thought", "a"),
+        Piece("text", "bc"),
+    ]
+
+
 @given(
     text=st.text(alphabet=st.sampled_from("aπ√→ 😀\n字é"), max_size=40),
     sizes=st.lists(st.integers(min_value=1, max_value=7), min_size=1),
@@ -122,7 +135,7 @@ class Writer:
         pass
 
 
-class NoTools:
+class NoTools(SharedTools):
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         raise AssertionError("nothing asked for a tool")
 
@@ -194,13 +207,14 @@ class Endless(Writer):
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
         assert on_tokens is not None
+        self.on_tokens = on_tokens
         for token in itertools.chain(self.turns[0], itertools.cycle(self.turns[1])):
             on_tokens([token])
             await asyncio.sleep(0)
         raise AssertionError("endless")
 
 
-@pytest.mark.parametrize("pattern", [[7], [7, 8, 9], list(range(LONGEST_PATTERN))])
+@pytest.mark.parametrize("pattern", [[7], [7, 8, 9], list(range(LONGEST_PATTERN))], ids=len)
 async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
     codec: ChatCodec, pattern: list[int]
 ) -> None:
@@ -209,11 +223,35 @@ async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
     with pytest.raises(AnswerRepeats):
         await asyncio.wait_for(chat.ask("x", shown.extend), 60)
     assert shown[:3] == [1, 2, 3]
-    assert len(shown) < 3 + 2 * REPEATED_TOKENS
+    assert len(shown) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))
     assert chat.history == []
 
 
-def test_long_patterns_and_short_repetitions_are_answers() -> None:
-    assert not repeats(list(range(LONGEST_PATTERN + 1)) * 20)
-    assert not repeats([7] * (REPEATED_TOKENS - 1))
-    assert repeats([1, 2, *[7] * REPEATED_TOKENS])
+async def test_tokens_that_come_after_an_answer_was_stopped_are_not_shown(codec: ChatCodec) -> None:
+    """An engine's thread notices at its next step."""
+    writer = Endless([], [1])
+    shown: list[int] = []
+    with pytest.raises(AnswerRepeats):
+        await asyncio.wait_for(_chat(codec, writer).ask("x", shown.extend), 60)
+    before = list(shown)
+    writer.on_tokens([2])
+    assert shown == before
+
+
+def test_one_word_nearly_always_repeats_and_one_digit_does_not(codec: ChatCodec) -> None:
+    word, other, zero, one = codec.tokenizer.encode("ab01")
+    assert repeats([word] * 30 + [zero] + [word] * 20 + [one, other] + [word] * 30, codec)
+    assert not repeats([word, word, other] * 40 + [zero] + [word, word, other] * 2, codec)
+    assert not repeats([zero] * 30 + [one] + [zero] * 20 + [word, one] + [zero] * 30, codec)
+
+
+def test_what_is_written_often_enough_repeats_and_digits_may_do_so_longer(codec: ChatCodec) -> None:
+    word, zero, *sentence = codec.tokenizer.encode("a" + "0" + "the answer is what the answer is")
+    assert len(sentence) > 8
+    enough: Often
+    for pattern, enough in (([word], REPEATED), ([zero], REPEATED_DIGITS), (sentence, REPEATED)):
+        size = enough.tokens_of(len(pattern))
+        often = (pattern * size)[-size:]
+        assert repeats([1, 2, *often], codec)
+        assert not repeats([1, 2, *often[1:]], codec)
+    assert not repeats(list(range(LONGEST_PATTERN + 1)) * 2 * REPEATED_DIGITS.times, codec)

@@ -25,11 +25,14 @@ from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner, Result
 
 from rstar2.cli import app
+from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, UserError
+from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
-from rstar2.prompts import END_OF_TURN, TOOL_NAME, PromptFormat, save_format
+from rstar2.prompts import END_OF_TURN
+from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,8 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
         elif asked := re.search(r"Compute (.*)\.", last):
             call = {"name": TOOL_NAME, "arguments": {"code": f"print({asked[1]})", "input": ""}}
             said = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
+        elif "garbage" in last:
+            said = "a <tool_response>b</answer><tool_call>c<tool_call>d</reason> e"
         else:
             said = f"this is question {text.count('<|im_start|>user')}"
         return list(tokenizer.encode(said + END_OF_TURN))
@@ -81,6 +86,12 @@ def test_one_question_shows_the_call_its_result_and_the_answer(standin: StandIn,
     assert f"{TOOL_NAME}:\n    print(37 * 91)\n" in shown
     assert not set("╭│╰─") & set(shown)
     assert f"model: scripted ({folder}) at {standin.url}" in asked.stderr
+
+
+def test_tags_that_the_model_nests_are_not_shown(standin: StandIn, judge: JudgeHandle) -> None:
+    shown = _ask(standin, "--judge", judge.url, "--question", "Write garbage").stdout
+    assert "not a call:\n    cd e\n" in shown
+    assert not re.search("</?(?:reason|answer|tool_call|tool_response)>", shown)
 
 
 def test_a_question_from_a_pipe_is_the_same(standin: StandIn, judge: JudgeHandle) -> None:
@@ -211,7 +222,7 @@ class Terminal:
         return condition()
 
     def ends_with(self, code: int) -> None:
-        assert self.process.wait(timeout=60) == code
+        assert self.process.wait(timeout=600) == code
 
     def rest(self) -> str:
         """All that an ended chat wrote after the words that were last waited for."""
@@ -329,7 +340,8 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
     standin: StandIn, judge: JudgeHandle, tokenizer: Any, tmp_path: Path
 ) -> None:
     tokenizer.save_pretrained(tmp_path)
-    save_format(PromptFormat(one_question=True, examples=("Compute 6 * 7.",)), tmp_path)
+    suggesting = {"one_question": True, "examples": ("Compute 6 * 7.",)}
+    save_format(ours().model_copy(update=suggesting), tmp_path)
     with _terminal("--url", standin.url, "--model", str(tmp_path), "--judge", judge.url) as person:
         person.wait_for("takes one question at a time")
         person.wait_for("try: Compute 6 * 7.")
@@ -368,10 +380,8 @@ def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
 
 
 def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: JudgeHandle) -> None:
-    words = PromptFormat(system="Use Python.", user="{problem}")
-    make_tiny_model(
-        tmp_path / "stage3", TinyModel(layers=1), [words.messages("What is 2 + 2?")], words, seed=0
-    )
+    fmt = builtin.FORMAT
+    make_tiny_model(tmp_path / "stage3", TinyModel(layers=1), [fmt.messages("What is 2 + 2?")], fmt, seed=0)
     (tmp_path / "model.json").write_text('{"path": "stage3"}')
     more = ["--judge", judge.url, "--max-tokens", "8", "--seed", "1", "--question", "What is 2 + 2?"]
     asked = CliRunner().invoke(app, ["chat", "--run", str(tmp_path), *more])

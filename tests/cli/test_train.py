@@ -87,8 +87,22 @@ def test_a_mistake_is_refused_by_name(args: list[str], said: str, tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "nothing may be left behind"
 
 
+@needs("verl")
+@pytest.mark.parametrize("verb", [["train", "--stage", "1"], ["sft"]])
+def test_gpus_that_are_not_here_are_told_before_a_model_is_downloaded(
+    verb: list[str], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloaded: list[str] = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: downloaded.append(name))
+    monkeypatch.setattr("rstar2.train.hardware.gpu_names", list)
+    assert "needs 8 GPUs on this machine" in refusal(*verb, "--model", "Qwen/Qwen3-14B", "--data", data)
+    assert downloaded == []
+
+
 def test_a_model_without_a_tokenizer_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
-    message = refusal("train", "--stage", "1", "--model", model, "--data", data, "--run", "run")
+    message = refusal(
+        "train", "--stage", "1", "--model", model, "--data", data, "--run", "run", "--profile", "laptop"
+    )
     assert "tokenizer" in message
     assert not (tmp_path / "run").exists()
 

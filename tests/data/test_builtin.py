@@ -12,8 +12,8 @@ from rstar2.data import builtin
 from rstar2.errors import UserError
 from rstar2.eval.grader import grade
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.python_tool import PythonTool
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.toolbox import Toolbox
 
 FLAWS = {"repaired": 0.2, "guessed": 0.2, "wrong": 0.2, "missing": 0.2, "repeated": 0.1}
 
@@ -60,7 +60,12 @@ def test_clean_conversations_answer_rightly_and_their_calls_parse() -> None:
     questions = islice(builtin.questions(1, held_out=False), 60)
     for question, conversation in zip(questions, builtin.traces(1, 60, {}), strict=True):
         assert grade(question.problem.answer, conversation[-1]["content"]).verdict == "correct"
-        calls = [call for m in conversation if m["role"] == "assistant" for call in parse_calls(m["content"])]
+        calls = [
+            call
+            for m in conversation
+            if m["role"] == "assistant"
+            for call in parse_calls(m["content"], builtin.FORMAT)
+        ]
         assert all(isinstance(call, tuple) for call in calls)
 
 
@@ -74,8 +79,9 @@ def test_tool_output_in_conversations_is_what_the_judge_shows(judge: JudgeHandle
 
     async def shown() -> dict[str, str]:
         client = JudgeClient(judge.url)
-        tool = PythonTool(client, traceback_lines=1)
-        calls = await asyncio.gather(*(tool.run("python", {"code": code, "input": ""}) for code in programs))
+        async with Toolbox(client, builtin.FORMAT).opened() as tools:
+            name = builtin.FORMAT.tool_names[0]
+            calls = await asyncio.gather(*(tools.run(name, {"code": code}) for code in programs))
         await client.aclose()
         return dict(zip(programs, [call.output for call in calls], strict=True))
 

@@ -27,7 +27,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=12)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "model"
-    make_tiny_model(path, TinyModel(layers=2, context=128), builtin.traces(1, 60, {}), builtin.PROMPT, 3)
+    make_tiny_model(path, TinyModel(layers=2, context=128), builtin.traces(1, 60, {}), builtin.FORMAT, 3)
     return path
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.vllm import VLLMEngine
-from rstar2.prompts import ChatCodec, PromptFormat, load_codec
+from rstar2.prompts import ChatCodec, load_codec
 from rstar2.serve import ServeSettings, find_vllm, running_server, vllm_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -31,8 +32,8 @@ GREEDY = Sampling(temperature=0.0, max_tokens=24)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    words = PromptFormat(system="Use Python.", user="{problem}")
-    make_tiny_model(folder, TinyModel(context=CONTEXT), [words.messages("What is 2 + 2?")], words, seed=0)
+    fmt = builtin.FORMAT
+    make_tiny_model(folder, TinyModel(context=CONTEXT), [fmt.messages("What is 2 + 2?")], fmt, seed=0)
     return folder
 
 

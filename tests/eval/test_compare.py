@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from support.made_runs import made_run
 
 from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs
+from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import measurements
+from rstar2.eval.tables import comparison_tables, settings_lines
 from rstar2.files import write_json
 
 
@@ -98,3 +101,25 @@ def test_two_benchmarks_of_one_run_are_compared_by_their_folders(tmp_path: Path)
     with pytest.raises(UserError) as refused:
         compare_runs(run, run / "eval" / "stage1")
     assert "eval/sft, eval/stage1" in refused.value.hint
+
+
+def test_no_name_of_a_benchmark_is_broken_in_a_narrow_terminal(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", "eval/training-problems")
+    made_run(run, "eval/held-out-problems", seed=1, lift=0.5)
+    found = compare_runs(run / "eval" / "training-problems", run / "eval" / "held-out-problems")
+    twice = [*found, *found]
+    for width, tables in ((80, 2), (200, 1)):
+        console = Console(width=width, record=True, file=(tmp_path / "shown").open("w"))
+        console.print(*comparison_tables(twice, console))
+        lines = console.export_text().splitlines()
+        assert sum("training-problems – held-out-problems" in line for line in lines) == 2
+        assert sum("flipped" in line for line in lines) == tables
+        assert max(map(len, lines)) <= width
+
+
+def test_no_setting_is_broken_from_its_value_in_a_narrow_terminal() -> None:
+    for width in range(24, 100):
+        lines = settings_lines(EvalSettings().protocol(), width).splitlines()
+        settings = [setting for line in lines for setting in line.removesuffix(" ·").split(" · ")]
+        assert settings == [f"{key} {value}" for key, value in EvalSettings().protocol().items()]
+        assert max(map(len, lines)) <= width

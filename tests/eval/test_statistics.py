@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k, share
+from rstar2.eval.intervals import share
+from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k
 
 SIMULATIONS = 600
 """The standard error of a coverage of 95 % is then 0.9 points, so that 92 % is more than three below."""

@@ -29,7 +29,7 @@ def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHan
     """A judge with one worker that asks for TOKEN and queues MAX_QUEUED programs."""
     folder = str(tmp_path_factory.mktemp("limited"))
     settings = ServiceSettings(
-        folder=folder, workers=1, token=TOKEN, limits=ServerLimits(max_queued=MAX_QUEUED)
+        folder=folder, workers=1, token=TOKEN, preload=False, limits=ServerLimits(max_queued=MAX_QUEUED)
     )
     process, handle = start_service(settings)
     yield handle

@@ -61,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
 @pytest.fixture(scope="module")
 def judge_elsewhere(server: EmbeddedRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
     """A judge whose queue is not its own."""
-    with running_judge(tmp_path_factory.mktemp("elsewhere"), redis_url=server.url) as handle:
+    with running_judge(tmp_path_factory.mktemp("elsewhere"), redis_url=server.url, preload=False) as handle:
         yield handle
 
 
@@ -258,7 +258,7 @@ def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None
                 time.sleep(0.1)
         ballast.unlink()
 
-    with running_judge(small_disk / "judge") as judge:
+    with running_judge(small_disk / "judge", preload=False) as judge:
         run_through(judge, fill)
     # The queue did want to write, and could not.
     assert "err" in writes

@@ -81,7 +81,7 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
 def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None:
     words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
     start = f"from rstar2.cli.judge import app\napp({words!r})"
-    with running_judge(tmp_path / "here", workers=1, redis_url=queue_url) as judge:
+    with running_judge(tmp_path / "here", workers=1, redis_url=queue_url, preload=False) as judge:
         command = ["ip", "netns", "exec", net.name, sys.executable, "-c", start]
         there = subprocess.Popen(command, start_new_session=True)
         try:

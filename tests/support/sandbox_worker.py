@@ -73,7 +73,7 @@ class SandboxWorker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(60)
+        self.process.wait(600)
         self.process.stdout.close()
         # What is removed in the background may vanish meanwhile.
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -46,11 +46,13 @@ class StandIn:
         """How many of the next completions are answered with 503."""
         self.delay_s = 0.0
         """Seconds before each completion, and before each streamed piece."""
+        self.together = 1
+        """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
         self.token_ids = True
-        self.in_flight = 0
-        self.most_in_flight = 0
+        self._in_flight = 0
+        self._all_there = asyncio.Event()
         self.app = FastAPI()
         self.app.get("/health")(self._health)
         self.app.get("/v1/models")(self._models)
@@ -77,10 +79,12 @@ class StandIn:
         written, finish = self._write(body)
         if body.get("stream"):
             return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")
-        self.in_flight += 1
-        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        self._in_flight += 1
+        if self._in_flight >= self.together:
+            self._all_there.set()
+        await self._all_there.wait()
         await asyncio.sleep(self.delay_s)
-        self.in_flight -= 1
+        self._in_flight -= 1
         return JSONResponse({"object": "text_completion", "choices": [self._choice(written, finish)]})
 
     def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.optional import needs
+from support.verl_config import composed
 
 from rstar2.errors import UserError
 from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command
@@ -20,16 +20,6 @@ NEEDS_VERL = needs("verl")
 
 def command_of(recipe: StageRecipe, root: Path) -> Command:
     return stage_command(recipe, root / "stage1", root / "a model")
-
-
-def composed(config: str, argv: list[str]) -> Any:
-    """What VERL would see: its own defaults under our command line."""
-    import verl.trainer
-    from hydra import compose, initialize_config_dir
-
-    folder = Path(verl.trainer.__file__).parent / "config"
-    with initialize_config_dir(config_dir=str(folder), version_base=None):
-        return compose(config_name=config, overrides=argv)
 
 
 @pytest.mark.slow

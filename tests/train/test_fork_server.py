@@ -102,7 +102,7 @@ def test_signals_reach_the_forked_process(
         "import signal, sys, threading\n"
         "def stop(number, frame):\n    print('got', number, flush=True); sys.exit(3)\n"
         "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, stop)\n"
-        "print('ready', flush=True)\nthreading.Event().wait(60)"
+        "print('ready', flush=True)\nthreading.Event().wait(600)"
     )
     with subprocess.Popen(
         [*CLIENT, script(tmp_path, code)], env=server, stdout=subprocess.PIPE, text=True
@@ -116,7 +116,7 @@ def test_signals_reach_the_forked_process(
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
 def test_neither_end_outlives_the_other(server: dict[str, str], tmp_path: Path, end: signal.Signals) -> None:
-    code = "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait(60)"
+    code = "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait(600)"
     start = [*CLIENT, script(tmp_path, code)]
     with subprocess.Popen(start, env=server, stdout=subprocess.PIPE, text=True) as client:
         assert client.stdout is not None

@@ -34,8 +34,8 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
     root = tmp_path / "a run, with 'k'=v"
-    conversations = [builtin.PROMPT.messages(each.problem) for each in builtin.held_out(1, 50)]
-    make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.PROMPT, seed=1)
+    conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]
+    make_tiny_model(root / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)
     # Else Ray waits for more processors than a small machine has, and starts actors for minutes.
     cpus = [
         "verl.ray_kwargs.ray_init.num_cpus=16",
@@ -43,7 +43,7 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
         "verl.transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
     ]
     recipe = stage_recipe(1, None, [f"hardware.gpus_per_node={ASKED}", "rollout.prompts=4", *cpus])
-    folder, rows = root / "stage1", rl_rows(builtin.training(1, 8, skip=0), builtin.PROMPT, 32, "builtin")
+    folder, rows = root / "stage1", rl_rows(builtin.training(1, 8, skip=0), 32, "builtin")
     write_stage_inputs(recipe, root / "model", rows, folder, ("http://127.0.0.1:1", None))
     command = stage_command(recipe, folder, root / "model")
     log = tmp_path / "trainer.log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.train.command import Command
-from rstar2.train.launch import cause, run_trainer
+from rstar2.train.launch import RAY_STARTS, cause, run_trainer
 
 
 def python(code: str) -> Command:
@@ -49,6 +50,26 @@ def test_a_failed_trainer_is_reported_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="exit code 1: ValueError: the reason") as caught:
         run(tmp_path, "raise ValueError('the reason')")
     assert str(tmp_path / "log") in caught.value.hint
+
+
+RAY_IS_SLOW = """
+with open({starts!r}, "a+b") as starts:
+    starts.write(b".")
+    number = starts.tell()
+if number <= {failures}:
+    raise Exception("The current node timed out during startup. This could happen because")
+"""
+
+
+@pytest.mark.parametrize(("failures", "ends"), [(2, True), (100, False)])
+def test_where_ray_does_not_start_in_time_it_is_started_again_a_few_times(
+    tmp_path: Path, failures: int, ends: bool
+) -> None:
+    starts = tmp_path / "starts"
+    code = RAY_IS_SLOW.format(starts=str(starts), failures=failures)
+    with contextlib.nullcontext() if ends else pytest.raises(Failure, match="timed out during startup"):
+        run(tmp_path, code)
+    assert starts.stat().st_size == (3 if ends else RAY_STARTS)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,10 @@ from support.optional import needs
 
 from rstar2.data.parquet import read_rows, write_parquet
 from rstar2.errors import UserError
-from rstar2.train.plan import (
-    SftPlan,
-    check_model,
-    plan_sft,
-    read_conversations,
-    with_our_template,
-    write_conversations,
-)
+from rstar2.formats.format import FORMAT_FILE, ours, read_format, save_format
+from rstar2.prompts import ChatCodec, load_codec
+from rstar2.train.conversations import encode, read_conversations, write_encoded
+from rstar2.train.plan import SftPlan, check_model, plan_sft, rl_format, taught_codec, with_format
 from rstar2.train.recipe import sft_recipe
 
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -32,6 +28,8 @@ def lines(path: Path, *rows: object) -> Path:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
+        ({"messages": GOOD[::-1]}, "row 2: begins with an assistant message"),
+        ({"messages": GOOD, "tools": "{"}, "row 2: tools is no list of schemas"),
         ({"messages": []}, "row 2: no messages"),
         ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
@@ -79,31 +77,63 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
         read_conversations(path)
 
 
-def test_conversations_survive_the_way_to_parquet(tmp_path: Path) -> None:
-    rows = read_conversations(lines(tmp_path / "x.jsonl", {"messages": GOOD}))
-    thoughtful = [GOOD[0], {"role": "assistant", "content": "<reason></reason>\n!"}]
-    for _ in range(2):
-        write_conversations(tmp_path / "x.parquet", rows)
-        rows = read_conversations(tmp_path / "x.parquet")
-        assert [[dict(m) for m in row["messages"]] for row in rows] == [thoughtful]
+def learnt(codec: ChatCodec, *messages: dict[str, Any], **more: Any) -> tuple[str, str]:
+    """The whole text of a conversation as SFT sees it, and the part of it that is learnt."""
+    row = encode({"messages": list(messages), **more}, codec)
+    assert len(row.input_ids) == len(row.loss_mask)
+    taught = [token for token, counts in zip(row.input_ids, row.loss_mask, strict=True) if counts]
+    return tuple(codec.tokenizer.decode(ids) for ids in (row.input_ids.tolist(), taught))
 
 
-def test_calls_of_openais_form_are_written_as_the_model_will_write_them(tmp_path: Path) -> None:
-    arguments = {"code": "print(1)", "input": ""}
-    calls = [{"id": "1", "type": "function", "function": {"name": "run", "arguments": json.dumps(arguments)}}]
-    messages = [
-        {"role": "user", "content": "?"},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "content": "1", "tool_call_id": "1"},
-        {"role": "assistant", "content": "<reason>so</reason>\n1", "tool_calls": None},
-    ]
-    rows = read_conversations(lines(tmp_path / "x.jsonl", {"messages": messages}))
-    write_conversations(tmp_path / "x.parquet", rows)
-    [row] = read_rows(tmp_path / "x.parquet", "messages")
-    first, last = row["messages"][1]["content"], row["messages"][3]["content"]
-    call = json.dumps({"name": "run", "arguments": arguments})
-    assert first == f"<reason></reason>\n<tool_call>\n{call}\n</tool_call>"
-    assert last == "<reason>so</reason>\n1"
+def test_chat_is_taught_as_it_is(codec: ChatCodec) -> None:
+    whole, taught = learnt(codec, *GOOD)
+    assert taught == "!<|im_end|>"
+    assert whole.endswith("<|im_start|>user\n?<|im_end|>\n<|im_start|>assistant\n!<|im_end|>")
+    assert "# Tools" not in whole, "a chat without tools is shown none"
+
+
+def test_a_thought_is_taught_after_the_generation_prompt(codec: ChatCodec) -> None:
+    whole, taught = learnt(codec, GOOD[0], {"role": "assistant", "content": "<reason>so</reason>\n!"})
+    assert taught == "so</reason>\n!<|im_end|>"
+    assert whole.endswith("<|im_start|>assistant\n<reason>so</reason>\n!<|im_end|>")
+
+
+ARGUMENTS = {"code": "print('π')", "input": ""}
+CALLS = [{"id": "1", "type": "function", "function": {"name": "run", "arguments": json.dumps(ARGUMENTS)}}]
+CALLING = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": None, "tool_calls": CALLS},
+    {"role": "tool", "content": "π", "tool_call_id": "1"},
+    {"role": "assistant", "content": "<reason>so</reason>\n1", "tool_calls": None},
+]
+
+
+def test_calls_of_openais_form_are_taught_as_the_model_will_write_them(codec: ChatCodec) -> None:
+    whole, taught = learnt(codec, *CALLING)
+    call = json.dumps({"name": "run", "arguments": ARGUMENTS}, ensure_ascii=False)
+    assert taught == f"</reason>\n<tool_call>\n{call}\n</tool_call><|im_end|>so</reason>\n1<|im_end|>"
+    assert ours().tool_names[0] in whole, "a conversation with calls is shown the format's tools"
+    own = [{"type": "function", "function": {"name": "run", "parameters": {}}}]
+    for tools in (own, json.dumps(own)):
+        whole, _ = learnt(codec, *CALLING, tools=tools)
+        assert '"name": "run", "parameters"' in whole
+        assert ours().tool_names[0] not in whole
+
+
+def test_what_sft_shows_is_what_a_rollout_shows(codec: ChatCodec) -> None:
+    row = encode({"messages": CALLING}, codec)
+    ids = row.input_ids.tolist()
+    prompt, reply = codec.prompt(CALLING[:1]), codec.tool_turn(["π"])
+    assert ids[: len(prompt)] == prompt
+    assert [token for token, counts in zip(ids, row.loss_mask, strict=True) if not counts] == prompt + reply
+
+
+def test_a_format_without_a_generation_prompt_of_its_own_teaches_all_that_is_written(tokenizer: Any) -> None:
+    plain = ours().template.replace("assistant\\n<reason>' }}", "assistant\\n' }}")
+    codec = ChatCodec(tokenizer, ours().model_copy(update={"template": plain}))
+    _, taught = learnt(codec, *CALLING)
+    assert taught.startswith("<tool_call>\n")
+    assert taught.endswith("<|im_end|><reason>so</reason>\n1<|im_end|>")
 
 
 def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path) -> None:
@@ -114,39 +144,15 @@ def test_rl_data_that_is_json_names_the_command_that_prepares_it(tmp_path: Path)
 
 @pytest.mark.slow
 @needs("verl")
-def test_sft_learns_all_that_the_model_will_have_to_write(tmp_path: Path) -> None:
-    """VERL masks the generation prompt; what comes after it, and only that, must be learnt."""
-    from omegaconf import OmegaConf
-    from verl.utils.dataset.multiturn_sft_dataset import MultiTurnSFTDataset
+def test_verls_trainer_gets_the_same_ids_and_mask(tmp_path: Path, codec: ChatCodec) -> None:
+    from rstar2.train.verl.sft_dataset import EncodedConversations
 
-    from rstar2.data import builtin
-    from rstar2.demo.tiny import TinyModel, make_tiny_model
-    from rstar2.prompts import load_codec
-
-    make_tiny_model(tmp_path / "model", TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
-    codec = load_codec(tmp_path / "model")
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "2+2?"},
-        {"role": "assistant", "content": "<tool_call>x</tool_call>"},
-        {"role": "tool", "content": "4"},
-        {"role": "assistant", "content": "<reason>Seen.</reason>\nThe answer is 4."},
-    ]
-    data = tmp_path / "x.parquet"
-    write_conversations(data, read_conversations(lines(tmp_path / "x.jsonl", {"messages": messages})))
-    rows = MultiTurnSFTDataset(str(data), codec.tokenizer, OmegaConf.create({"pad_mode": "no_padding"}))
-    ids, mask = rows[0]["input_ids"].tolist(), rows[0]["loss_mask"].tolist()
-    learnt = codec.tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])
-    assert (
-        learnt
-        == "</reason>\n<tool_call>x</tool_call><|im_end|>\nSeen.</reason>\nThe answer is 4.<|im_end|>\n"
-    )
-    prompt = codec.prompt(messages[:2])
-    assert ids[: len(prompt)] == prompt, "a rollout's prompt must be what SFT showed"
-    turn = codec.tool_turn(["4"])
-    assert any(ids[i : i + len(turn) - 1] == turn[1:] for i in range(len(ids))), (
-        "tool output must look the same"
-    )
+    row = encode({"messages": CALLING}, codec)
+    write_encoded(tmp_path / "x.parquet", [row])
+    (given,) = EncodedConversations(parquet_files=str(tmp_path / "x.parquet"), tokenizer=None, config=None)
+    assert given["input_ids"].tolist() == row.input_ids.tolist()
+    assert given["loss_mask"].tolist() == row.loss_mask.tolist()
+    assert given["position_ids"].tolist() == list(range(len(row.input_ids)))
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet at all"])
@@ -164,27 +170,63 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         read_rows(path, "prompt")
 
 
-@pytest.mark.parametrize("present", [[], ["config.json"], ["config.json", "model.safetensors"]])
+@pytest.mark.parametrize("present", [[], ["config.json"]])
 def test_a_model_folder_without_its_parts_is_refused(tmp_path: Path, present: list[str]) -> None:
     for name in present:
         (tmp_path / name).write_text("{}")
     with pytest.raises(UserError) as caught:
         check_model(tmp_path)
-    missing = ["config.json", "weights", "tokenizer"][len(present)]
+    missing = ["config.json", "weights"][len(present)]
     assert missing in caught.value.message
 
 
-@needs("torch")
-def test_the_copy_for_sft_has_our_template_and_the_models_weights(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    """A folder with a tokenizer that has a chat template, and what looks like weights."""
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text("weights")
+    return folder
 
-    from rstar2.data import builtin
-    from rstar2.demo.tiny import TinyModel, make_tiny_model
-    from rstar2.prompts import CHAT_TEMPLATE
 
-    model = tmp_path / "model"
-    make_tiny_model(model, TinyModel(layers=1), builtin.traces(1, 50, {}), builtin.PROMPT, 1)
-    base = with_our_template(model, tmp_path / "base")
-    assert AutoTokenizer.from_pretrained(base).chat_template == CHAT_TEMPLATE
+TEMPLATE = """\
+{%- if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant: {% endif -%}
+"""
+
+
+def test_sft_teaches_our_format_and_rl_keeps_the_models_own(model: Path) -> None:
+    assert taught_codec(None, model).format == ours()
+    assert rl_format(None, model) == read_format("own", TEMPLATE)
+    assert rl_format("rstar2", model) == ours()
+    assert taught_codec("own", model).format.template == TEMPLATE
+
+
+def test_the_format_travels_in_the_models_folder(model: Path, tmp_path: Path) -> None:
+    fmt = ours().model_copy(update={"user": "Q: {problem}"})
+    base = with_format(model, fmt, tmp_path / "base")
+    assert load_codec(base).format == fmt
     assert (base / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
-    assert (base / "rstar2_prompt.json").read_text() == (model / "rstar2_prompt.json").read_text()
+    assert (base / "chat_template.jinja").read_text() == fmt.template
+    assert with_format(base, fmt, tmp_path / "other") == base, "a model that has the format is not copied"
+    assert taught_codec(None, base).format == rl_format(None, base) == fmt
+
+
+def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) -> None:
+    base = with_format(model, ours(), tmp_path / "base")
+    with pytest.raises(UserError) as refused:
+        rl_format("release", base)
+    assert "another format (rstar2_format.json) than release; different: " in refused.value.message
+    assert "layout, limits.characters" in refused.value.message
+
+
+def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path) -> None:
+    save_format(ours(), model)
+    with pytest.raises(UserError, match="the chat template of the tokenizer is not the one in") as refused:
+        load_codec(model)
+    assert FORMAT_FILE in refused.value.hint

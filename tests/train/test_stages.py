@@ -49,8 +49,8 @@ def test_a_problem_with_too_few_samples_is_named() -> None:
 
 
 def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
-    rows = [{"prompt": [{"role": "user", "content": "word " * n}]} for n in (1, 200)]
-    assert fitting(rows, codec, 100) == rows[:1]
+    rows = [{"prompt": [{"role": "user", "content": "word " * n}]} for n in (1, 600)]
+    assert fitting(rows, codec, 600) == rows[:1]
     with pytest.raises(UserError, match="longer than rollout"):
         fitting(rows, codec, 3)
 

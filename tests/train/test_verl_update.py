@@ -54,7 +54,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """`support.verl_trainer.train` of a tiny model, in a process with the laptop profile's environment."""
     root = tmp_path_factory.mktemp("verl")
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.PROMPT, seed=1)
+    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():

@@ -29,8 +29,10 @@ STANDARD_INPUT = Path("/dev/stdin")
 class OfflineRow:
     """One line of a file of outputs."""
 
+    line: int
+    """Its number, from 1."""
     id: dict[str, Any]
-    """`id` as the line has it, empty without one; `line`, its number, where there is a fault."""
+    """`id` as the line has it, empty without one; `line` where there is a fault."""
     gold: Given = None
     pred: Given = None
     finish: Finish = "answer"
@@ -53,7 +55,7 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
     def refused(number: int, fault: str) -> None:
         if strict:
             raise UserError(f"{path}, line {number}: {fault}", _ROW)
-        rows.append(OfflineRow({"line": number}, fault=fault))
+        rows.append(OfflineRow(number, {"line": number}, fault=fault))
 
     for number, value in read_objects(path, _ROW, decimals_as_text=True, on_fault=refused):
         is_trace = "turns" in value and pred_key not in value
@@ -63,7 +65,9 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
         else:
             own_id = {name: row[name] for name in row if name == "id"}
             gold, pred = (row[name] for name in names)
-            rows.append(OfflineRow(own_id, gold, pred, row.get("finish", "answer")))
+            if strict and not (as_text(gold) or "").strip():
+                refused(number, "no gold answer")
+            rows.append(OfflineRow(number, own_id, gold, pred, row.get("finish", "answer")))
     return rows
 
 

@@ -24,6 +24,8 @@ class ServiceSettings(BaseModel, extra="forbid"):
     token: str | None = None
     """What clients must send as `Authorization: Bearer`; a blank one is refused. None: nothing, but under isolation
     `none` a token is made."""
+    preload: bool = True
+    """See `WorkerSettings.preload`; False saves each worker some four seconds of a processor."""
     api: bool = True
     """False: only workers, which join the queue at `redis_url`."""
     hosts: list[str] = []

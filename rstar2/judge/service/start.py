@@ -98,6 +98,7 @@ def running_judge(
     port: int = 0,
     redis_url: str | None = None,
     isolation: Isolation | None = None,
+    preload: bool = True,
 ) -> Iterator[JudgeHandle]:
     """A judge on the loopback address for the length of a `with` block; see `ServiceSettings`.
 
@@ -106,7 +107,12 @@ def running_judge(
     """
     process, handle = start_service(
         ServiceSettings(
-            folder=str(folder.resolve()), workers=workers, port=port, redis_url=redis_url, isolation=isolation
+            folder=str(folder.resolve()),
+            workers=workers,
+            port=port,
+            redis_url=redis_url,
+            isolation=isolation,
+            preload=preload,
         )
     )
     try:

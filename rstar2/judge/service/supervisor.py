@@ -208,6 +208,7 @@ class Supervisor:
                 redis_url=self.local_url,
                 folder=str(self.folder / "work" / str(number)),
                 isolation=self.settings.isolation,
+                preload=self.settings.preload,
             )
             return start_module(
                 "rstar2.judge.worker.main", settings, private_log(self.logs, f"worker-{number}")

@@ -44,8 +44,8 @@ def run_task(sandbox: Sandbox, task: Task) -> RunResult:
     return result
 
 
-def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) -> None:
-    """Work until `local` is told to stop.
+def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue, preload: bool) -> None:
+    """Work until `local` is told to stop; `preload` is explained at `WorkerSettings`.
 
     Raises:
         Failure: the sandbox cannot be built.
@@ -68,7 +68,7 @@ def work(name: str, client: redis.Redis, sandbox: Sandbox, local: LocalQueue) ->
                 sessions.end_overdue(local.session_activity)
                 turn += 1
                 if not local.stopping:
-                    if task is None:
+                    if preload and task is None:
                         # Not before: a worker that is refused or soon ended loads no libraries for nothing.
                         sandbox.start_zygotes()
                     if task is None or turn % PROFILE_EVERY == 0:
@@ -99,7 +99,7 @@ def main() -> None:
     tier = settings.isolation
     sandbox = Sandbox(Path(settings.folder), tier, minimum=tier or "landlock")
     try:
-        work(settings.name, sync_client(settings.redis_url), sandbox, local)
+        work(settings.name, sync_client(settings.redis_url), sandbox, local, settings.preload)
     except RStarError as error:
         print(f"{error.message}\n{error.hint}", file=sys.stderr)
         sys.exit(error.exit_code)

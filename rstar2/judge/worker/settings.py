@@ -14,3 +14,6 @@ class WorkerSettings(BaseModel):
     folder: str
     isolation: Isolation | None
     """The tier to run under; None: the best this machine allows, never `none`."""
+    preload: bool = True
+    """Load numpy, sympy, scipy and pandas while the worker is idle, so that no program waits for it; without this they
+    are loaded when a program first imports them."""

@@ -1,7 +1,7 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, whether LaTeX was
+// charts, analysis, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, whether LaTeX was
 // turned into formulas, and sections. A section is a benchmark's results.json with its `name`, or {name, folder}: a
 // stage of training that kept rollouts in a folder.
 
@@ -122,6 +122,7 @@ async function start() {
   const page = [
     ...phasePanels(about.summary),
     about.charts.length ? element("div", { class: "plots small" }, about.charts.map(linePlot)) : null,
+    ...analysisPanels(about.analysis),
     sections.tabs,
     sections.body,
     settingsFold("Configuration of the run", about.config),

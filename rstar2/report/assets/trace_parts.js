@@ -10,7 +10,8 @@ const FINISH_TEXTS = {
 /**
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
- * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page
+ * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page; with
+ *   `shading` where the entropies of its tokens are known
  */
 function traceNodes(row, detail) {
   const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
@@ -18,11 +19,13 @@ function traceNodes(row, detail) {
     element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
     turn.parts.map((part) => part.kind === "call" ? callNodes(part) : textNode(part, row.verdict)),
   ]);
+  const parts = element("div", {}, turns);
   return [
     verdictBar(row, detail),
     element("p", { class: "muted sample" }, sample),
     element("div", { class: "problem" }, textNodes(row.problem.text)),
-    ...turns.flat(Infinity),
+    ...(detail.shading ? entropySwitch(detail, parts) : []),
+    parts,
   ];
 }
 

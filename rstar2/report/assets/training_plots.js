@@ -1,13 +1,6 @@
 // Plots and the table of a training run: its curves over the steps, and its phases.
 
-const LINE_COLORS = [
-  "var(--accent)",
-  "var(--bad)",
-  "var(--good)",
-  "var(--warn)",
-  "var(--thought)",
-  "var(--none)",
-];
+const LINE_COLORS = [1, 2, 3, 4, 5, 6].map((number) => `var(--series-${number})`);
 
 /**
  * Lines with points, and bars where a point has an interval.

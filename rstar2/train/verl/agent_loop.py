@@ -15,12 +15,13 @@ from rstar2.agent import Limits, RolloutError, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import sample_seed
+from rstar2.formats.format import read_format
 from rstar2.judge.client import JudgeClient
-from rstar2.judge.client.python_tool import PythonTool
 from rstar2.prompts import ChatCodec
+from rstar2.toolbox import Toolbox
 from rstar2.trace import Trace
-from rstar2.train.kept_traces import may_be_kept, write_failed
 from rstar2.train.recipe import RewardRule
+from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
 from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
 from rstar2.train.verl.rollout_fields import to_extra_fields
@@ -89,9 +90,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         judge_token: str | None,
         judge_wait_s: float,
         max_turns: int,
-        tool_timeout_s: float,
-        traceback_lines: int,
-        reply_characters: int,
+        format: str,
         reward: RewardRule,
         seed: int,
         traces: str,
@@ -99,10 +98,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._codec = ChatCodec(self.tokenizer)
-        self._tools = PythonTool(
-            _judge(judge_url, judge_token, judge_wait_s), tool_timeout_s, traceback_lines, reply_characters
-        )
+        self._codec = ChatCodec(self.tokenizer, read_format(format), format)
+        self._tools = Toolbox(_judge(judge_url, judge_token, judge_wait_s), self._codec.format)
         self._limits = Limits(max_turns, int(self.rollout_config.response_length))
         self._reward = reward
         self._seed = seed
@@ -119,14 +116,15 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
         try:
-            trace = await rollout(
-                self._codec.prompt(list(kwargs["raw_prompt"])),
-                engine=engine,
-                tools=self._tools,
-                codec=self._codec,
-                limits=self._limits,
-                sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
-            )
+            async with self._tools.opened() as tools:
+                trace = await rollout(
+                    self._codec.prompt(list(kwargs["raw_prompt"])),
+                    engine=engine,
+                    tools=tools,
+                    codec=self._codec,
+                    limits=self._limits,
+                    sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
+                )
         except RolloutError as error:
             if self._trace_share > 0:
                 write_failed(self._traces, _described(error.trace, kwargs))

@@ -21,8 +21,8 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import JudgeError
-from rstar2.train.kept_traces import choose, write_step
 from rstar2.train.recipe import JudgeSettings
+from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
 from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 

@@ -38,7 +38,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> N
 def test_a_row_keeps_its_id_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(GOOD + "\n")
-    assert read_rows(source, "gold", "pred", strict=True) == [OfflineRow({"id": 1}, "42", None)]
+    assert read_rows(source, "gold", "pred", strict=True) == [OfflineRow(1, {"id": 1}, "42", None)]
 
 
 @pytest.mark.parametrize(("gold", "pred"), [(3, "3"), (3, 3), ("1/2", 0.5), (0.1, "0.1"), (1e-7, "1e-7")])

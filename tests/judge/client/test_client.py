@@ -98,7 +98,7 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
         before = (await http.get("/status")).json()["outcomes"]
         waiting = asyncio.create_task(client.run_many([RunRequest.model_validate(endless)] * 3))
         under_key = asyncio.create_task(
-            http.post("/v1/runs", json=endless, headers={"Idempotency-Key": "again"}, timeout=60)
+            http.post("/v1/runs", json=endless, headers={"Idempotency-Key": "again"}, timeout=600)
         )
         await seen(judge, lambda status: unfinished(status) == 4)
         waiting.cancel()
@@ -109,7 +109,8 @@ async def test_cancelling_ends_what_runs_and_the_same_id_can_run_again(judge: Ju
         await seen(judge, lambda status: not unfinished(status))
         body, key = {"code": "print(6)"}, {"Idempotency-Key": "again"}
         [result, answer] = await asyncio.gather(
-            client.run(RunRequest(code="print(5)")), http.post("/v1/runs", json=body, headers=key, timeout=60)
+            client.run(RunRequest(code="print(5)")),
+            http.post("/v1/runs", json=body, headers=key, timeout=600),
         )
         after = (await seen(judge, lambda status: not unfinished(status)))["outcomes"]
     assert (result.outcome, result.stdout) == ("ok", "5\n")
@@ -256,5 +257,7 @@ def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) ->
         "client = JudgeClient(sys.argv[1])\n"
         "print(asyncio.run(client.run(RunRequest(code='1'))).value)"
     )
-    done = subprocess.run([sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=600
+    )
     assert (done.stdout, done.stderr) == ("1\n", "")

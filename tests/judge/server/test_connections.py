@@ -38,6 +38,7 @@ def strict_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHan
     settings = ServiceSettings(
         folder=str(tmp_path_factory.mktemp("limits")),
         workers=1,
+        preload=False,
         hosts=["here"],
         limits=ServerLimits(read_s=1.0, unread_s=1.0, max_body_bytes=BODY_BUDGET),
         max_log_bytes=MAX_LOG_BYTES,

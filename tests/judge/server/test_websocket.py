@@ -168,7 +168,7 @@ def test_what_is_no_order_ends_the_connection_by_the_name_of_its_field(
     before = sum(status(judge)["outcomes"].values())
     stream.send(message)
     with pytest.raises(ConnectionClosed) as closed:
-        stream.recv(timeout=60)
+        stream.recv(timeout=600)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1008
     assert named in closed.value.rcvd.reason

@@ -8,8 +8,8 @@ import pytest
 from support.kept_traces import training_traces
 
 from rstar2.trace import ToolCall, Trace, Turn
-from rstar2.train.kept_traces import choose, may_be_kept, write_failed, write_step
 from rstar2.train.recipe import stage_recipe
+from rstar2.train.records.kept_traces import choose, may_be_kept, write_failed, write_step
 from rstar2.train.roc import Rollout
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.train import timing
-from rstar2.train.timing import PhaseTimer, Timing, TrainerTimer, read_timing, run_timing
+from rstar2.train.records import timing
+from rstar2.train.records.timing import PhaseTimer, Timing, TrainerTimer, read_timing, run_timing
 
 
 class Clock:

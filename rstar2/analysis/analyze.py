@@ -1,0 +1,283 @@
+"""Analyses the traces of files and runs, and writes the result.
+
+```
+OUTPUT/
+  analysis.json      what the report page shows: the short tables, and the charts
+  TABLE.csv          every table, those that charts are drawn from among them
+  CHART.svg          every chart
+```
+The entropy of each token goes beside the traces (`rstar2.analysis.stored`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rstar2.analysis import behaviour, calls, uncertainty
+from rstar2.analysis.entropy import kept_surprisal
+from rstar2.analysis.figures import draw
+from rstar2.analysis.sources import TraceSet, find_sets
+from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies, write_entropies
+from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
+from rstar2.analysis.tokens import TokenReader
+from rstar2.engines.models import local_model
+from rstar2.errors import Failure
+from rstar2.eval.target import model_hash
+from rstar2.files import write_json
+from rstar2.prompts import ChatCodec, load_codec
+from rstar2.trace import Trace, read_traces
+
+WINDOW = 2048
+"""Traces in memory at a time."""
+SOURCES = {
+    "model": "exact",
+    "server": "lower bound",
+    "kept": "as sampled",
+}
+"""What is said of the entropies by where they come from."""
+
+OnProgress = Callable[[str, int], None]
+"""Gets a set's label and how many of its traces are done."""
+
+
+@dataclass(frozen=True)
+class EntropySource:
+    """Where entropies come from. Without any, each set's own model in its run, else what its traces kept."""
+
+    model: str | None = None
+    """Computes them, as `find_model` takes it; with `url` only its tokenizer is used."""
+    url: str | None = None
+    """A vLLM server that gives bounds."""
+    model_name: str | None = None
+    """Which of the server's models."""
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The tables of all sets, one below the other, and what to draw."""
+
+    tables: list[Table]
+    charts: list[Chart]
+
+    def write(self, folder: Path) -> None:
+        """Write it all; a Failure where that is not possible."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_csv(folder, self.tables)
+            draw(self.charts, folder)
+            short = [table.record() for table in self.tables if table.shown != "file" and table.rows]
+            write_json(folder / "analysis.json", {"tables": short, "charts": self.charts})
+        except OSError as error:
+            raise Failure(f"cannot write {folder}: {error.strerror or error}", "Use --output.") from error
+
+
+def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -> Analysis:
+    """Analyse the traces of runs and files.
+
+    Raises:
+        UserError: a path holds no traces, or the model is none or did not write them.
+        Failure: the server does not answer or gives no log-probabilities, or a file cannot be written.
+    """
+    sets = find_sets(paths)
+    measured = []
+    for each in sets:
+        one = _Set(each, _Entropies(each, source))
+        one.run(on_progress)
+        measured.append(one)
+    with_entropy = [one for one in measured if one.kind]
+    entropy_tables = uncertainty.tables(
+        [one.uncertainty for one in with_entropy], {one.set.label: SOURCES[one.kind] for one in with_entropy}
+    )
+    steps = _entropy_steps(with_entropy)
+    call_tables = calls.tables([one.calls for one in measured])
+    behaviour_tables = behaviour.tables([one.behaviour for one in measured])
+    return Analysis(
+        tables=[*entropy_tables, _arms(with_entropy), steps, *call_tables, *behaviour_tables],
+        charts=[
+            *uncertainty.charts([one.uncertainty for one in with_entropy], entropy_tables[-1]),
+            *uncertainty.step_charts(steps),
+            *calls.charts([one.calls for one in measured], call_tables[-1]),
+            *behaviour.charts([one.behaviour for one in measured], behaviour_tables[-1]),
+        ],
+    )
+
+
+class _Entropies:
+    """Computes the entropies of a set's traces from one source; loads the model when it is first needed."""
+
+    def __init__(self, traces: TraceSet, source: EntropySource) -> None:
+        self._source = source
+        self.about: dict[str, Any] = {"source": "", "temperature": source.temperature}
+        folder: Path | None = None
+        self._codec: ChatCodec | None = None
+        self._model: Any = None
+        if source.url is not None:
+            self.about |= {"source": "server", "url": source.url, "model": source.model_name}
+            self._codec = _server_codec(source)
+        elif source.model is not None or traces.model is not None:
+            folder = local_model(source.model) if source.model is not None else traces.model
+            assert folder is not None
+            self.about |= {"source": "model", "model": str(folder.resolve()), "sha256": model_hash(folder)}
+        elif traces.tokenizer is not None:
+            self.about["source"] = "kept"
+            folder = traces.tokenizer
+        self._folder = folder
+        if folder is not None:
+            self._codec = load_codec(folder)
+        self.reader = TokenReader(self._codec.tokenizer) if self._codec is not None else None
+
+    def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
+        """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing."""
+        if self.about["source"] == "model":
+            from rstar2.analysis import forward
+
+            self._model = self._model or forward.load_model(self._folder or Path())
+            found = forward.entropies(self._model, traces, self._source.temperature, on_done)
+            return [(each, None) for each in found]
+        if self.about["source"] == "server":
+            from rstar2.analysis import server
+
+            assert self._source.url is not None
+            assert self._codec is not None
+            size = len(self._codec.tokenizer)
+            return list(server.bounds(self._source.url, self._source.model_name, traces, size, on_done))
+        kept = [kept_surprisal(trace) for trace in traces]
+        on_done(len(traces))
+        return None if any(each is None for each in kept) else [(each, None) for each in kept]
+
+
+def _server_codec(source: EntropySource) -> ChatCodec:
+    if source.model is not None:
+        return load_codec(local_model(source.model))
+    import asyncio
+
+    from rstar2.engines.models import open_server
+
+    async def ask() -> ChatCodec:
+        opened = await open_server(source.url or "", source.model_name)
+        await opened.engine.aclose()
+        return opened.codec
+
+    return asyncio.run(ask())
+
+
+class _Set:
+    """One set of traces on its way through the analysis."""
+
+    def __init__(self, traces: TraceSet, entropies: _Entropies) -> None:
+        self.set = traces
+        self.entropies = entropies
+        self.kind = str(entropies.about["source"])
+        self.uncertainty = uncertainty.Uncertainty(traces.label)
+        self.calls = calls.Calls(traces.label)
+        self.behaviour = behaviour.Behaviour(traces.label)
+        self._done = 0
+
+    def run(self, on_progress: OnProgress) -> None:
+        def on_done(traces: int) -> None:
+            self._done += traces
+            on_progress(self.set.label, self._done)
+
+        files = [(path, self._file(path, on_done)) for path in self.set.files]
+        if not self.kind:
+            return
+        marks = self.uncertainty.marks(self.uncertainty.window())
+        start = 0
+        for path, held in files:
+            end = start + len(held.sizes)
+            held.marks = concatenated(marks[start:end], np.uint8)
+            start = end
+            try:
+                write_entropies(path, held)
+            except OSError as error:
+                raise Failure(
+                    f"cannot write beside {path}: {error.strerror or error}", "Make room."
+                ) from error
+
+    def _file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:
+        """Take in the traces of a file; entropies that were stored from the same source are not computed again."""
+        about = {**self.entropies.about, "bytes": path.stat().st_size}
+        stored = read_entropies(path) if self.kind else None
+        stored = stored if stored is not None and stored.about == about else None
+        rows: list[tuple[Any, Any]] = []
+        characters: list[Any] = []
+        traces = (trace for trace in read_traces(path) if trace.finish != "error")
+        for window in _windows(traces):
+            for trace in window:
+                self.calls.add(trace)
+                self.behaviour.add(trace)
+            if self.entropies.reader is None or not self.kind:
+                on_done(len(window))
+                continue
+            tokens = [self.entropies.reader.read(trace) for trace in window]
+            found = _held(stored, len(rows), len(window)) or self.entropies.compute(window, on_done)
+            if found is None:
+                self.kind = ""
+                continue
+            for trace, written, (entropy, upper) in zip(window, tokens, found, strict=True):
+                self.uncertainty.add(trace, written, entropy, upper)
+                characters.append(written.characters)
+            rows += found
+        bounded = bool(rows) and rows[0][1] is not None
+        return TokenEntropies(
+            about=about,
+            sizes=np.array([len(entropy) for entropy, _ in rows], dtype=np.int64),
+            entropy=concatenated([entropy for entropy, _ in rows], np.float32),
+            upper=concatenated([upper for _, upper in rows], np.float32) if bounded else None,
+            characters=concatenated(characters, np.uint16),
+            marks=np.zeros(0, dtype=np.uint8),
+        )
+
+
+def _windows(traces: Iterator[Trace]) -> Iterator[list[Trace]]:
+    while window := list(islice(traces, WINDOW)):
+        yield window
+
+
+def _held(stored: TokenEntropies | None, start: int, count: int) -> list[tuple[Any, Any]] | None:
+    if stored is None:
+        return None
+    entropy = stored.split(stored.entropy)[start : start + count]
+    upper = [None] * count if stored.upper is None else stored.split(stored.upper)[start : start + count]
+    return list(zip(entropy, upper, strict=True))
+
+
+def _entropy_steps(sets: list[_Set]) -> Table:
+    rows = [
+        (one.set.label, step, each.count, *interval(each))
+        for one in sets
+        for step, each in one.uncertainty.steps().items()
+    ]
+    columns = ("traces of", "step", "tokens", "mean", "low", "high")
+    return Table("entropy_steps", "Entropy by training step", columns, list(rows), shown="file")
+
+
+def _arms(sets: list[_Set]) -> Table:
+    """The contrasts of each set beside those of the set of the same name in another arm, and their difference."""
+    rows: list[Row] = []
+    for place, a in enumerate(sets):
+        for b in (one for one in sets[place + 1 :] if one.set.name == a.set.name and one.kind == a.kind):
+            ours, theirs = a.uncertainty.contrasts(), b.uncertainty.contrasts()
+            for name in (name for name in ours if name in theirs):
+                difference = theirs[name].minus_independent(ours[name])
+                values = (number(ours[name].value), number(theirs[name].value))
+                rows.append((a.set.label, b.set.label, *name, *values, *interval(difference)))
+    columns = (
+        "first",
+        "second",
+        "contrast",
+        "first tokens",
+        "in first",
+        "in second",
+        "difference",
+        "low",
+        "high",
+    )
+    return Table("entropy_arms", "Two runs side by side", columns, rows)

@@ -1,0 +1,174 @@
+"""The tables of how a model behaves: turns, length, truncation, answer tags, self-verification, signs of collapse."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from rstar2.analysis.estimates import Sums
+from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number
+from rstar2.trace import Trace
+
+GRAM = 8
+"""Tokens of the stretches whose repetition is counted."""
+_FACTS = {
+    "turns": "turns",
+    "tokens": "tokens",
+    "truncated": "truncated share",
+    "no answer tag": "no answer tag share",
+    "several answer tags": "several tags share",
+    "unclosed tag": "unclosed tag share",
+    "verified": "verified share",
+    "repeated": "repeated text share",
+    "correct": "correct share",
+}
+"""What is averaged over traces, and its column."""
+
+
+def verifies_itself(trace: Trace) -> bool:
+    """Whether a call follows a value in a box: the model checks what it found."""
+    boxed = False
+    for turn in trace.turns:
+        before = turn.text.find("\\boxed")
+        if turn.calls and (boxed or 0 <= before < turn.text.rfind("<tool_call>")):
+            return True
+        boxed = boxed or before >= 0
+    return False
+
+
+def repeated_share(trace: Trace) -> float:
+    """The share of the stretches of GRAM tokens that the model wrote which had been there before, from 0 to 1."""
+    written = np.array(trace.response_ids)[np.array(trace.response_mask, dtype=bool)]
+    if len(written) <= GRAM:
+        return 0.0
+    grams = np.lib.stride_tricks.sliding_window_view(written, GRAM)
+    return 1.0 - len(np.unique(grams, axis=0)) / len(grams)
+
+
+class Behaviour:
+    """Takes the traces of a set one at a time; the tables are those of all so far."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._facts: dict[str, list[tuple[int | None, dict[str, float]]]] = defaultdict(list)
+        """By problem: the step and the facts of each trace."""
+
+    def add(self, trace: Trace) -> None:
+        text = "".join(turn.text for turn in trace.turns)
+        facts = {
+            "turns": len(trace.turns),
+            "tokens": trace.tokens,
+            "truncated": trace.finish != "answer",
+            "no answer tag": trace.answer_blocks == 0,
+            "several answer tags": trace.answer_blocks > 1,
+            "unclosed tag": any(
+                text.count(f"<{tag}>") > text.count(f"</{tag}>") for tag in ("answer", "tool_call")
+            ),
+            "verified": verifies_itself(trace),
+            "repeated": repeated_share(trace),
+        }
+        if trace.verdict is not None:
+            facts["correct"] = trace.correct
+        self._facts[trace.problem_id].append(
+            (trace.step, {name: float(value) for name, value in facts.items()})
+        )
+
+    def summary(self) -> Row:
+        """The means over all traces."""
+        sums = Sums()
+        for problem, facts in self._facts.items():
+            _add(sums, problem, [each for _, each in facts])
+        return (self.label, *(number(sums.estimate(fact).value) for fact in _FACTS))
+
+    def difficulties(self) -> list[Row]:
+        """A row for the problems solved never, in less than half of their samples, in more, and always."""
+        rows: list[Row] = []
+        for name in ("never solved", "below half", "half and more", "always solved"):
+            sums, traces = Sums(), 0
+            for problem, facts in self._facts.items():
+                if name == _difficulty([each for _, each in facts]):
+                    traces += len(facts)
+                    _add(sums, problem, [each for _, each in facts])
+            if traces:
+                means = (number(sums.estimate(fact).value) for fact in _FACTS)
+                rows.append((self.label, name, traces, *means))
+        return rows
+
+    def steps(self) -> list[Row]:
+        by_step: dict[int, Sums] = defaultdict(Sums)
+        traces: dict[int, int] = defaultdict(int)
+        for problem, facts in self._facts.items():
+            for step, each in facts:
+                if step is not None:
+                    _add(by_step[step], problem, [each])
+                    traces[step] += 1
+        return [
+            (self.label, step, traces[step], *(number(sums.estimate(fact).value) for fact in _FACTS))
+            for step, sums in sorted(by_step.items())
+        ]
+
+    def intervals(self) -> list[Row]:
+        sums = Sums()
+        for problem, facts in self._facts.items():
+            _add(sums, problem, [each for _, each in facts])
+        return [(self.label, fact, *interval(each)) for fact in _FACTS if (each := sums.estimate(fact)).count]
+
+
+def _add(sums: Sums, problem: str, traces: list[dict[str, float]]) -> None:
+    for facts in traces:
+        for name, value in facts.items():
+            sums.add(problem, name, value)
+
+
+def _difficulty(traces: list[dict[str, float]]) -> str:
+    """Of a problem with two samples or more; empty for others, of which one sample says little."""
+    solved = [facts["correct"] for facts in traces if "correct" in facts]
+    if len(solved) < 2:
+        return ""
+    rate = sum(solved) / len(solved)
+    if rate in (0, 1):
+        return "always solved" if rate else "never solved"
+    return "below half" if rate < 0.5 else "half and more"
+
+
+def tables(sets: list[Behaviour]) -> list[Table]:
+    columns: tuple[str, ...] = ("traces of", *_FACTS.values())
+    summary = Table("behaviour", "Behaviour, means over traces", columns, [each.summary() for each in sets])
+    difficulty = Table(
+        "behaviour_difficulty",
+        "Behaviour, by how often a problem is solved",
+        ("traces of", "problems", "traces", *_FACTS.values()),
+        [row for each in sets for row in each.difficulties()],
+        shown="page",
+    )
+    columns = ("traces of", "fact", "mean", "low", "high")
+    intervals = Table(
+        "behaviour_intervals",
+        "Behaviour, with intervals",
+        columns,
+        [row for each in sets for row in each.intervals()],
+        shown="file",
+    )
+    steps = Table(
+        "behaviour_steps",
+        "Behaviour by training step",
+        ("traces of", "step", "traces", *_FACTS.values()),
+        [row for each in sets for row in each.steps()],
+        shown="file",
+    )
+    return [summary, difficulty, intervals, steps]
+
+
+def charts(sets: list[Behaviour], steps: Table) -> list[Chart]:
+    """Signs of collapse over the training steps of each set: truncated, repeated text, tags left open."""
+    drawn = []
+    for each in sets:
+        rows = [row for row in steps.rows if row[0] == each.label]
+        lines: list[tuple[str, list[list[Value]]]] = [
+            (name.removesuffix(" share"), [[row[1], row[steps.columns.index(name)]] for row in rows])
+            for name in ("truncated share", "repeated text share", "unclosed tag share")
+        ]
+        if len(rows) > 1:
+            drawn.append(chart(steps, f"{each.label}: signs of collapse", "steps", "share", lines))
+    return drawn

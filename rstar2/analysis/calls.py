@@ -1,0 +1,190 @@
+"""The tables of tool calls: what failed and how, whether failures were repaired, repeated calls, imports, time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from rstar2.analysis.estimates import Sums
+from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, ratio
+from rstar2.trace import ToolCall, Trace
+
+_EXCEPTION = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Iteration))\b", re.MULTILINE
+)
+_IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.MULTILINE)
+_MOST = 12
+"""Kinds of failures and modules that a table lists for each set of traces."""
+_PAPER = (
+    "in correct traces: the paper sees 10 to 15 % that stay under plain GRPO, and fewer and fewer under RoC"
+)
+
+
+def failure_kind(call: ToolCall) -> str:
+    """`ok`, the status, or for an exception its class: NameError."""
+    if call.status != "error":
+        return call.status
+    classes = _EXCEPTION.findall(call.output)
+    return str(classes[-1]).rpartition(".")[2] if classes else "other error"
+
+
+class Calls:
+    """Takes the traces of a set one at a time; the tables are those of all so far."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.sums = Sums()
+        self._kinds: Counter[str] = Counter()
+        self._correct_kinds: Counter[str] = Counter()
+        self._imports: Counter[str] = Counter()
+        self._failed_imports: Counter[str] = Counter()
+        self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._tries: list[int] = []
+        """Calls from a failure to the next that was right, of those that were repaired."""
+
+    def add(self, trace: Trace) -> None:
+        group, seen = trace.problem_id, set()
+        calls = [(turn, call) for turn, each in enumerate(trace.turns, 1) for call in each.calls]
+        for turn, call in calls:
+            kind = failure_kind(call)
+            self._kinds[kind] += 1
+            self._correct_kinds[kind] += trace.correct
+            if trace.step is not None:
+                self._by_step[trace.step][kind] += 1
+            self._seconds["ok" if kind == "ok" else "failed"].append(call.wall_s)
+            self.sums.add(group, "failed", call.failed)
+            self.sums.add(group, f"turn {turn}", call.failed)
+            if trace.correct:
+                self.sums.add(group, "failed correct", call.failed)
+            self.sums.add(group, "lost", call.status == "lost")
+            self._add_imports(call)
+            if call.arguments is not None:
+                key = (call.name, repr(sorted(call.arguments.items())))
+                self.sums.add(group, "repeated", key in seen)
+                seen.add(key)
+        self._add_repair(group, [turn.calls for turn in trace.turns])
+
+    def _add_imports(self, call: ToolCall) -> None:
+        code = (call.arguments or {}).get("code")
+        modules = set(_IMPORT.findall(code)) if isinstance(code, str) else set()
+        self._imports.update(modules)
+        if call.failed:
+            self._failed_imports.update(modules)
+
+    def _add_repair(self, group: str, turns: list[list[ToolCall]]) -> None:
+        """Of each turn with a failure: whether there was another call, was it right, how many until one was."""
+        outcomes = [any(call.failed for call in calls) for calls in turns if calls]
+        for i, failed in enumerate(outcomes):
+            if not failed:
+                continue
+            later = outcomes[i + 1 :]
+            self.sums.add(group, "tried again", bool(later))
+            if later:
+                self.sums.add(group, "next right", not later[0])
+            self.sums.add(group, "repaired", False in later)
+            if False in later:
+                self._tries.append(later.index(False) + 1)
+
+    def summary(self) -> Row:
+        calls = self._kinds.total()
+        shares = (
+            self.sums.estimate(cell).value
+            for cell in ("lost", "tried again", "next right", "repaired", "repeated")
+        )
+        seconds = [second for each in self._seconds.values() for second in each]
+        return (
+            self.label,
+            calls,
+            *interval(self.sums.estimate("failed")),
+            number(self.sums.estimate("failed correct").value),
+            *map(number, shares),
+            number(float(np.mean(self._tries))) if self._tries else None,
+            number(float(np.mean(seconds))) if seconds else None,
+            number(float(np.percentile(seconds, 95))) if seconds else None,
+        )
+
+    def kinds(self) -> list[Row]:
+        total, correct = self._kinds.total(), self._correct_kinds.total()
+        return [
+            (self.label, kind, count, ratio(count, total), ratio(self._correct_kinds[kind], correct))
+            for kind, count in self._kinds.most_common(_MOST)
+        ]
+
+    def turns(self) -> list[Row]:
+        turns = sorted(int(cell.split()[1]) for cell in self.sums.cells() if cell.startswith("turn "))
+        rows = [(turn, self.sums.estimate(f"turn {turn}")) for turn in turns]
+        return [(self.label, turn, each.count, *interval(each)) for turn, each in rows]
+
+    def steps(self) -> list[Row]:
+        return [
+            (self.label, step, kind, count, ratio(count, kinds.total()))
+            for step, kinds in sorted(self._by_step.items())
+            for kind, count in kinds.most_common()
+        ]
+
+    def imports(self) -> list[Row]:
+        calls = self._kinds.total()
+        return [
+            (self.label, module, count, ratio(count, calls), ratio(self._failed_imports[module], count))
+            for module, count in self._imports.most_common(_MOST)
+        ]
+
+
+def tables(sets: list[Calls]) -> list[Table]:
+    summary = Table(
+        "calls",
+        f"Tool calls (failed {_PAPER})",
+        (
+            "traces of", "calls", "failed share", "low share", "high share", "failed in correct share", "lost share",
+            "tried again share", "next right share", "repaired share", "repeated share", "tries", "mean s", "p95 s",
+        ),
+        [each.summary() for each in sets if each.sums.cells()],
+    )  # fmt: skip
+    columns: tuple[str, ...] = ("traces of", "kind", "calls", "share", "in correct share")
+    kinds = Table("calls_kinds", "How calls ended", columns, [row for each in sets for row in each.kinds()])
+    columns = ("traces of", "turn", "calls", "failed share", "low share", "high share")
+    turns = Table(
+        "calls_turns",
+        "Failed calls by turn",
+        columns,
+        [row for each in sets for row in each.turns()],
+        shown="page",
+    )
+    columns = ("traces of", "step", "kind", "calls", "share")
+    steps = Table(
+        "calls_steps",
+        "How calls ended, by training step",
+        columns,
+        [row for each in sets for row in each.steps()],
+        shown="file",
+    )
+    columns = ("traces of", "module", "calls", "share", "failed share")
+    imports = Table(
+        "calls_imports",
+        "Modules that calls import",
+        columns,
+        [row for each in sets for row in each.imports()],
+        shown="page",
+    )
+    return [summary, kinds, turns, imports, steps]
+
+
+def charts(sets: list[Calls], steps: Table) -> list[Chart]:
+    """For each set with training steps the share of calls of the most frequent kinds of failure."""
+    drawn = []
+    for each in sets:
+        rows = [row for row in steps.rows if row[0] == each.label and row[2] != "ok"]
+        totals: Counter[Value] = Counter()
+        for row in rows:
+            totals[row[2]] += int(row[3] or 0)
+        all_steps = sorted({int(row[1] or 0) for row in steps.rows if row[0] == each.label})
+        lines: list[tuple[str, list[list[Value]]]] = []
+        for kind, _ in totals.most_common(4):
+            shares = {row[1]: row[4] for row in rows if row[2] == kind}
+            lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in all_steps]))
+        if len(all_steps) > 1 and lines:
+            drawn.append(chart(steps, f"{each.label}: failed calls by kind", "steps", "share", lines))
+    return drawn

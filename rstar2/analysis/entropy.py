@@ -1,0 +1,52 @@
+"""Per-token entropy without a model at hand: bounds from the likeliest tokens, or what the traces kept."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rstar2.trace import Trace
+
+Floats = NDArray[np.float64]
+
+
+def entropy_bounds(top_logprobs: Floats, vocabulary: int) -> tuple[Floats, Floats]:
+    """The lowest and the highest entropy that agree with the k largest log-probabilities of each position.
+
+    The probability that is left over lies on tokens that are each no likelier than the k-th. The entropy is lowest
+    where as few as possible share it, and highest where all others share it equally.
+
+    Args:
+        top_logprobs: shape (N, k), natural log, the largest of each position in any order.
+        vocabulary: tokens that the model chooses from.
+
+    Returns:
+        Two arrays of shape (N,), in nats.
+    """
+    probabilities = np.exp(top_logprobs.astype(np.float64))
+    known = -_x_log_x(probabilities).sum(-1)
+    rest = np.clip(1.0 - probabilities.sum(-1), 0.0, 1.0)
+    others = vocabulary - top_logprobs.shape[-1]
+    if others <= 0:
+        return known, known
+    least = np.maximum(probabilities.min(-1), rest / others)
+    whole = np.floor(np.divide(rest, least, out=np.zeros_like(rest), where=least > 0))
+    lower = known - whole * _x_log_x(least) - _x_log_x(np.clip(rest - whole * least, 0.0, 1.0))
+    upper = known - others * _x_log_x(rest / others)
+    return lower, upper
+
+
+def kept_surprisal(trace: Trace) -> NDArray[np.float32] | None:
+    """The negative log-probability of each token that the model wrote, as sampled; None where none were kept.
+
+    Its expectation is the entropy, so that means over many tokens estimate the mean entropy without bias; of one token
+    it says little. Shape (M,) for M tokens with mask 1, in nats.
+    """
+    if trace.logprobs is None:
+        return None
+    written = np.array(trace.response_mask, dtype=bool)
+    return np.asarray(-np.array(trace.logprobs, dtype=np.float32)[written])
+
+
+def _x_log_x(x: Floats) -> Floats:
+    return x * np.log(np.where(x > 0, x, 1.0))

@@ -1,0 +1,101 @@
+"""Means over tokens or calls with intervals that know that those of one problem are alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from rstar2.eval.intervals import LEVEL
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, or a difference of means, with what its interval needs."""
+
+    value: float
+    """NaN where there is nothing to average."""
+    count: int
+    """How many values were averaged; of a difference the smaller number."""
+    influence: Floats
+    """Shape (G,): how much each problem moves the value; the variance is that of their sum."""
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval of confidence LEVEL; NaN with fewer than two problems.
+
+        The cluster-robust variance of a ratio of sums, with Student's t (Cochran, Sampling Techniques, 3rd edition,
+        section 6.3).
+        """
+        moved = self.influence[self.influence != 0]
+        if len(moved) < 2:
+            return float("nan")
+        error = float(np.sqrt(len(moved) / (len(moved) - 1) * (moved**2).sum()))
+        return float(special.stdtrit(len(moved) - 1, 0.5 + LEVEL / 2)) * error
+
+    @property
+    def low(self) -> float:
+        return self.value - self.half
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """The difference of two estimates over the same problems, in the same order."""
+        return Estimate(
+            self.value - other.value, min(self.count, other.count), self.influence - other.influence
+        )
+
+    def minus_independent(self, other: Estimate) -> Estimate:
+        """The difference of two estimates from different runs."""
+        influence = np.concatenate([self.influence, -other.influence])
+        return Estimate(self.value - other.value, min(self.count, other.count), influence)
+
+
+def mean(sums: Floats, counts: Floats) -> Estimate:
+    """The mean of values of which each problem has `counts` that sum to `sums`; both of shape (G,)."""
+    total = float(counts.sum())
+    if not total:
+        return Estimate(float("nan"), 0, np.zeros(len(sums)))
+    value = float(sums.sum()) / total
+    return Estimate(value, int(total), (sums - value * counts) / total)
+
+
+class Sums:
+    """Adds up values and their number in named cells, by problem. A cell has K columns, each with a mean."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, int] = {}
+        self._cells: dict[str, dict[int, Floats]] = {}
+
+    def add(self, group: str, cell: str, values: ArrayLike, counts: ArrayLike = 1) -> None:
+        """Add to a cell, of shape (K,) or a single value, from a trace of the problem `group`."""
+        number = self._groups.setdefault(group, len(self._groups))
+        added = np.stack(np.broadcast_arrays(np.atleast_1d(values), counts)).astype(np.float64)
+        rows = self._cells.setdefault(cell, {})
+        rows[number] = rows[number] + added if number in rows else added
+
+    def cells(self) -> list[str]:
+        return list(self._cells)
+
+    def estimate(self, cell: str, part: slice = slice(None)) -> Estimate:
+        """The mean of a cell over a part of its columns; NaN where the cell is empty."""
+        table = np.zeros((2, len(self._groups)))
+        for number, added in self._cells.get(cell, {}).items():
+            table[:, number] = added[:, part].sum(-1)
+        return mean(table[0], table[1])
+
+    def curve(self, cell: str) -> list[Estimate]:
+        """The means of all columns; none where the cell is empty."""
+        rows = self._cells.get(cell)
+        if not rows:
+            return []
+        table = np.zeros((2, len(self._groups), len(next(iter(rows.values()))[0])))
+        for number, added in rows.items():
+            table[:, number] = added
+        return [mean(table[0, :, k], table[1, :, k]) for k in range(table.shape[-1])]

@@ -1,0 +1,53 @@
+"""Draws charts as SVG files, in colours and marks that people who confuse red and green can tell apart."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from rstar2.analysis.tables import Chart
+from rstar2.files import write_text
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+"""Of Okabe and Ito's palette (Color Universal Design, 2008)."""
+_MARKS = ("o", "s", "^", "D")
+
+
+def file_name(chart: Chart) -> str:
+    """A chart's title as the name of its file: eval-stage3-entropy-after-a-tool-reply.svg."""
+    return re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-") + ".svg"
+
+
+def draw(charts: Sequence[Chart], folder: Path) -> None:
+    """Write each chart, whole or not at all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import PercentFormatter
+
+    # The same charts give the same files.
+    matplotlib.rcParams["svg.hashsalt"] = "rstar2"
+    for chart in charts:
+        figure, axes = pyplot.subplots(figsize=(6.4, 3.4))
+        for number, series in enumerate(chart["series"]):
+            points = [point for point in series["points"] if point[1] is not None]
+            xs, ys = [point[0] for point in points], [point[1] for point in points]
+            colour, mark = _COLOURS[number % len(_COLOURS)], _MARKS[number % len(_MARKS)]
+            axes.plot(xs, ys, color=colour, marker=mark, markersize=3, linewidth=1.2, label=series["name"])
+            spread = [point for point in points if len(point) > 2]
+            low, high = ([point[side] for point in spread] for side in (2, 3))
+            axes.fill_between([point[0] for point in spread], low, high, color=colour, alpha=0.2, linewidth=0)
+        axes.set(title=chart["title"], xlabel=chart["x"], ylabel=chart["y"])
+        axes.set_ylim(bottom=0)
+        if chart["unit"] == "share":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        if len(chart["series"]) > 1:
+            axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None}, bbox_inches="tight")
+        pyplot.close(figure)
+        write_text(folder / file_name(chart), drawn.getvalue())

@@ -1,0 +1,98 @@
+"""Finds the traces that are analysed: those of a file, or of a run's benchmarks and training stages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.errors import UserError
+from rstar2.runs import load_config
+from rstar2.trace import Trace, read_traces
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """Traces that are described together: those of one benchmark, or the rollouts that one training stage kept."""
+
+    name: str
+    """The path of their folder, as seen from the run's: eval/stage3; the file's own name for a single file."""
+    arm: str
+    """What the set is compared by with others of its name: `plain` under plain GRPO, or the run's name."""
+    files: tuple[Path, ...]
+    model: Path | None
+    """The folder of the model that wrote them, where the run holds it and it is the same for all."""
+    tokenizer: Path | None
+    """A model folder of the run with their tokenizer."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm} {self.name}".strip()
+
+    @property
+    def of_training(self) -> bool:
+        return self.model is None and self.tokenizer is not None
+
+    def traces(self) -> Iterator[Trace]:
+        """All traces but those that the engine could not finish; UserError where a file is damaged."""
+        for path in self.files:
+            for trace in read_traces(path):
+                if trace.finish != "error":
+                    yield trace
+
+
+def find_sets(paths: list[Path]) -> list[TraceSet]:
+    """The sets of traces in files and runs; with several paths the arm begins with the path's name.
+
+    UserError for a path that is neither, or without traces.
+    """
+    found = []
+    for path in paths:
+        sets = [_of_file(path)] if path.is_file() else _of_run(path)
+        if not sets:
+            raise UserError(
+                f"no traces in {path}", "Give a run that measured or trained something, or a file of traces."
+            )
+        for each in sets:
+            arm = f"{path.resolve().name} {each.arm}".strip() if len(paths) > 1 else each.arm
+            found.append(TraceSet(each.name, arm, each.files, each.model, each.tokenizer))
+    return found
+
+
+def _of_file(path: Path) -> TraceSet:
+    return TraceSet(path.stem, "", (path,), None, None)
+
+
+def _of_run(run: Path) -> list[TraceSet]:
+    """The benchmarks of a run in the order of their folders, then the stages of training."""
+    with contextlib.suppress(UserError):  # the folder of one benchmark holds traces too
+        load_config(run)
+        return [each for root in (run, run / "plain") for each in _of_arm(run, root)]
+    if not (run / "traces.jsonl").is_file():
+        raise UserError(
+            f"no run and no traces at {run}", "`rstar2 runs list` shows the runs; a file of traces works too."
+        )
+    return [TraceSet(run.resolve().name, "", (run / "traces.jsonl",), None, None)]
+
+
+def _of_arm(run: Path, root: Path) -> Iterator[TraceSet]:
+    arm = "plain" if root != run else ""
+    for path in sorted(root.glob("**/traces.jsonl")):
+        inside = path.parent.relative_to(root)
+        if path.stat().st_size and (arm or inside.parts[:1] != ("plain",)):
+            model = _model(run, root, inside)
+            yield TraceSet(inside.as_posix(), arm, (path,), model, model)
+    for stage in sorted(root.glob("stage[0-9]")):
+        steps = tuple(path for path in sorted((stage / "traces").glob("step-*.jsonl")) if path.stat().st_size)
+        if steps:
+            yield TraceSet(f"training {stage.name}", arm, steps, None, _folder(stage / "model"))
+
+
+def _model(run: Path, root: Path, inside: Path) -> Path | None:
+    """The model that a training run measured in `eval/PHASE`; what SFT made is in the run's folder for both arms."""
+    return _folder(root / inside.name / "model") or _folder(run / inside.name / "model")
+
+
+def _folder(path: Path) -> Path | None:
+    return path if path.is_dir() else None

@@ -1,0 +1,110 @@
+"""`rstar2 analyze`: the entropy of each token, tool calls and behaviour in the traces of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli.common import AsJson, ModelName, err, examples, out
+
+if TYPE_CHECKING:
+    from rstar2.analysis.tables import Table
+
+WIDE = 8
+"""Columns above which a table is printed with its rows as columns."""
+SIDE_BY_SIDE = 5
+"""Rows that are then printed side by side."""
+
+EPILOG = examples(
+    ("a run that trained: its own models compute the entropies", "rstar2 analyze runs/demo"),
+    (
+        "the traces of an evaluation, with the model that wrote them",
+        "rstar2 analyze runs/night --model Qwen/Qwen3-0.6B",
+    ),
+    (
+        "bounds from a vLLM server that holds the model",
+        "rstar2 analyze runs/night/aime24/traces.jsonl --url http://127.0.0.1:8000",
+    ),
+    ("two runs side by side", "rstar2 analyze runs/demo runs/demo-seed2 --output both"),
+    ("then look at it, every trace shaded", "rstar2 report runs/demo"),
+)
+
+
+def command(
+    paths: Annotated[list[Path], typer.Argument(metavar="TRACES|RUN...", help="Runs, or files of traces.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The model that wrote the traces: computes the exact entropy by a forward pass. A folder, a run or "
+            "stage that made one, or a hub id; with --url, only its tokenizer is used."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A vLLM server with that model: bounds from its top 20 log-probabilities."),
+    ] = None,
+    model_name: ModelName = None,
+    temperature: Annotated[
+        float,
+        typer.Option(min=0.01, max=10, help="Of the distribution whose entropy is computed with --model."),
+    ] = 1.0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The folder for tables and plots; `analysis` in the run by default."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look inside traces: where the model was uncertain, how its calls failed, how it behaved.
+
+    Without --model and --url, the entropies of what a training run measured come from the run's own models, and those
+    of its rollouts from the log-probabilities that were kept as they were sampled. The entropies are stored beside
+    the traces; `rstar2 report` shades the traces by them.
+    """
+    import json
+
+    from rstar2.analysis.analyze import EntropySource, analyze
+
+    source = EntropySource(model, url, model_name, temperature)
+    with err.status("reading traces") as status:
+        analysis = analyze(
+            paths, source, lambda label, done: status.update(f"{label}: {done} traces", spinner="dots")
+        )
+    folder = output or _folder(paths[0])
+    analysis.write(folder)
+    if as_json:
+        print(json.dumps({table.name: table.record() for table in analysis.tables}, ensure_ascii=False))
+        return
+    for table in analysis.tables:
+        if table.shown == "everywhere" and table.rows:
+            _print(table)
+    out.print(f"tables and plots: {folder}", soft_wrap=True)
+
+
+def _folder(path: Path) -> Path:
+    return path / "analysis" if path.is_dir() else path.with_name(f"{path.stem}-analysis")
+
+
+def _print(table: Table) -> None:
+    from rich.table import Table as Shown
+
+    from rstar2.analysis.tables import text_of
+
+    names = [column.removesuffix(" share") for column in table.columns]
+    rows = [[text_of(*cell) for cell in zip(table.columns, row, strict=True)] for row in table.rows]
+    pages = [(names, rows)]
+    if len(names) > WIDE:
+        parts = [[names, *rows[start : start + SIDE_BY_SIDE]] for start in range(0, len(rows), SIDE_BY_SIDE)]
+        turned = [[list(line) for line in zip(*part, strict=True)] for part in parts]
+        pages = [(lines[0], lines[1:]) for lines in turned]
+    for heads, lines in pages:
+        drawn = Shown(title=table.title, title_justify="left")
+        for place, head in enumerate(heads):
+            numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
+            drawn.add_column(head, justify="right" if numbers else "left")
+        for line in lines:
+            drawn.add_row(*line)
+        out.print(drawn)

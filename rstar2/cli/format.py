@@ -1,0 +1,61 @@
+"""`rstar2 format`: what a model sees."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rstar2.cli import common
+from rstar2.cli.common import examples, out
+
+app = typer.Typer(name="format", rich_markup_mode="rich", add_completion=False, no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Show what a model sees: its prompt, its tools and their replies."""
+
+
+@app.command(
+    epilog=examples(
+        ("what the demo's model sees", "rstar2 format show runs/demo"),
+        ("a problem of your own, and a reply", 'rstar2 format show runs/demo --problem "2 + 2?" --reply 4'),
+        ("a model in another format", "rstar2 format show models/smollm2 --format listed-tools"),
+        ("for a program", "rstar2 format show runs/demo --json"),
+    )
+)
+def show(
+    model: common.ModelArgument,
+    problem: Annotated[str, typer.Option(help="The problem that is asked.")] = "What is 6 times 7?",
+    reply: Annotated[str, typer.Option(help="What the tool replies.")] = "42",
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
+    as_json: common.AsJson = False,
+) -> None:
+    """Print what a model sees for a problem, and for a tool's reply to its first call."""
+    import json
+
+    from rstar2.engines.models import find_model
+    from rstar2.prompts import FormatChoice, load_codec
+
+    codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
+    fmt = codec.format
+    prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([reply])
+    texts = [codec.tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt, turn)]
+    if as_json:
+        shown = {"prompt_ids": prompt, "reply_ids": turn, "prompt": texts[0], "reply": texts[1]}
+        typer.echo(json.dumps({"source": codec.source, "format": fmt.model_dump(), **shown}, indent=2))
+        return
+    limits = fmt.limits
+    out.print(f"format    {codec.source}", markup=False, soft_wrap=True)
+    out.print(f"tools     {', '.join(fmt.tool_names) or 'none'}", markup=False)
+    out.print(
+        f"limits    {limits.seconds:g} s, {limits.memory_mb} MiB; of a {fmt.layout} reply {limits.characters} "
+        f"characters, {limits.traceback_lines} lines of a traceback",
+        soft_wrap=True,
+    )
+    out.print(f"turns end with {codec.tokenizer.convert_ids_to_tokens(codec.end_id)}", markup=False)
+    for title, ids, text in (("prompt", prompt, texts[0]), ("after a call", turn, texts[1])):
+        out.print(f"\n── {title}, {len(ids)} tokens ──", style="bold")
+        out.print(text, markup=False, soft_wrap=True)

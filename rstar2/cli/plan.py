@@ -1,0 +1,239 @@
+"""`rstar2 plan`: what training will cost here, before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli.common import AsJson, Change, Profile, err, examples, out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.table import Table
+
+    from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.estimate.model import ModelShape
+    from rstar2.train.estimate.report import RunEstimate, StageEstimate
+    from rstar2.train.plan import TrainPlan
+    from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+
+EPILOG = examples(
+    ("the paper's three stages on its hardware", "rstar2 plan --model Qwen3-14B/ --profile 64xmi300x"),
+    (
+        "does a 4B model fit on one GPU, with rollouts twice as long?",
+        "rstar2 plan --model Qwen3-4B/ --profile 1xh200 --stage 1 --set rollout.tokens=16384 "
+        "--set hardware.update_tokens=18432",
+    ),
+    (
+        "hours from tokens per second that were measured",
+        "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --generate-tps 2400 --update-tps 2900",
+    ),
+    ("for a script", "rstar2 plan --model Qwen3-14B/ --profile 64xh100 --json"),
+)
+
+
+def command(
+    model: Annotated[
+        Path,
+        typer.Option(
+            help="A folder with a model's config.json, or that of a run or stage; no weights needed."
+        ),
+    ],
+    stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
+    profile: Profile = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe file for every stage. [default: stage1, stage2, stage3]")
+    ] = None,
+    change: Change = None,
+    judge_workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the judge that will be used.")
+    ] = None,
+    generate_tps: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Tokens per second that one GPU generates. [default: calculated]"),
+    ] = None,
+    update_tps: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Tokens per second that one GPU trains on. [default: calculated]"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.
+
+    Nothing is started. Parameters are counted exactly; memory and hours are estimates whose assumptions are shown.
+    """
+    from rstar2.train.estimate.model import read_shape
+    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.work import Rates
+    from rstar2.train.hardware import cluster_shortage
+    from rstar2.train.recipe import stage_range, stage_recipes
+
+    recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
+    hardware = [each.hardware for each in recipes.values()]
+    estimate = estimate_run(
+        read_shape(_folder(model)), recipes, judge_workers, _machine_memory(hardware),
+        Rates(generate_tps, update_tps),
+    )  # fmt: skip
+    shortage = cluster_shortage(hardware)
+    if as_json:
+        import json
+
+        record = estimate.record()
+        typer.echo(json.dumps({**record, "warnings": [*filter(None, [shortage]), *record["warnings"]]}))
+        return
+    _show(estimate, recipes)
+    _warn([*filter(None, [shortage]), *estimate.warnings])
+
+
+def show_run(model: Path | str, recipes: dict[int, StageRecipe], judge_workers: int | None) -> None:
+    """The plan of stages, as a dry run begins with it; a line where the model's size is not known."""
+    from rstar2.train.estimate.report import estimate_run
+
+    shape = _shape(model)
+    if shape is not None:
+        memory = _machine_memory([each.hardware for each in recipes.values()])
+        estimate = estimate_run(shape, recipes, judge_workers, memory)
+        _show(estimate, recipes)
+        _warn(estimate.warnings)
+
+
+def show_sft(model: Path | str, recipe: SftRecipe) -> None:
+    """The plan of SFT, as its dry run begins with it; a line where the model's size is not known."""
+    from rstar2.train.estimate.memory import sft_memory
+    from rstar2.train.estimate.report import sft_warnings
+    from rstar2.train.estimate.work import stage_disk
+
+    shape = _shape(model)
+    if shape is None:
+        return
+    memory, disk = sft_memory(shape, recipe), stage_disk(shape, kept=2)
+    table = _table(shape, recipe.hardware, ["SFT"])
+    for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
+        table.add_row(name, _gib(getattr(memory, name)))
+    table.add_row("in all", _of(memory.update_total, memory.capacity), end_section=True)
+    table.add_row("checkpoint", _gib(disk.checkpoint))
+    table.add_row("disk", _gib(disk.total))
+    out.print(table)
+    _warn(sft_warnings(shape, recipe))
+
+
+def warn_before_start(plan: TrainPlan) -> None:
+    """Say what does not fit before a run starts, a judge that is too small for a step included."""
+    from rstar2.train.estimate.report import estimate_run
+
+    shape = _shape(plan.model)
+    if shape is not None:
+        memory = _machine_memory([each.hardware for each in plan.recipes.values()])
+        _warn(estimate_run(shape, plan.recipes, _workers(plan.judge), memory).warnings)
+
+
+def _workers(judge: JudgeChoice) -> int | None:
+    """How many programs a judge runs at once; JudgeError where one is named that does not answer."""
+    if judge.url is None:
+        return judge.workers
+    from rstar2.judge.client import SyncJudgeClient
+
+    with SyncJudgeClient(judge.url, judge.token) as client:
+        workers = client.health()["workers"]
+        return workers if isinstance(workers, int) else None
+
+
+def _shape(model: Path | str) -> ModelShape | None:
+    from rstar2.errors import UserError
+    from rstar2.train.estimate.model import read_shape
+
+    try:
+        return read_shape(Path(model))
+    except UserError as error:
+        err.print(f"no plan: {error.message}", soft_wrap=True)
+        return None
+
+
+def _folder(model: Path) -> Path:
+    from rstar2.engines.models import find_model
+
+    if (model / "config.json").is_file() and not (model / "model.json").is_file():
+        return model
+    return find_model(str(model)) or model
+
+
+def _machine_memory(hardware: Iterable[Hardware]) -> int | None:
+    """This machine's memory in bytes, where that is what a recipe trains in."""
+    from rstar2.doctor.hardware import memory_bytes
+
+    return memory_bytes()[0] if any(each.device == "cpu" for each in hardware) else None
+
+
+def _table(shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
+    from rich.table import Table
+
+    gpus = hardware.nodes * hardware.gpus_per_node
+    on = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
+    title = f"{shape.kind}, {shape.parameters:,} parameters, on {on}"
+    table = Table("GiB of a GPU" if hardware.device == "cuda" else "GiB", title=title)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
+    stages = estimate.stages
+    hardware = next(iter(recipes.values())).hardware
+    table = _table(estimate.shape, hardware, [f"stage {number}" for number in stages])
+
+    def row(name: str, cell: Callable[[StageEstimate], str], last: bool = False) -> None:
+        table.add_row(name, *map(cell, stages.values()), end_section=last)
+
+    row("update: weights", lambda each: _gib(each.memory_per_gpu.weights))
+    row("  gradients", lambda each: _gib(each.memory_per_gpu.gradients))
+    row("  optimizer", lambda each: _gib(each.memory_per_gpu.optimizer))
+    row("  activations", lambda each: _gib(each.memory_per_gpu.activations))
+    row("  gathered layers", lambda each: _gib(each.memory_per_gpu.gathered))
+    row("  in all", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity), True)
+    row("rollouts: engine weights", lambda each: _gib(each.memory_per_gpu.engine_weights))
+    row("  workspace", lambda each: _gib(each.memory_per_gpu.engine_workspace))
+    row("  KV cache", lambda each: _gib(each.memory_per_gpu.kv_cache))
+    row("  kept by the trainer", lambda each: _gib(each.memory_per_gpu.kept_by_trainer))
+    row("  in all", lambda each: _of(each.memory_per_gpu.rollout_total, each.memory_per_gpu.capacity), True)
+    row("an engine holds, at full length", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
+    row("  and is sent at a time", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
+    row("a step: rollouts", lambda each: f"{each.step.rollouts:,}")
+    row("  tokens", lambda each: f"{each.step.tokens / 1e6:,.1f} M")
+    row("  tool calls", lambda each: f"{each.step.tool_calls:,}")
+    row("  generated/s, a GPU", lambda each: f"{each.step.generate_tokens_per_s:,.0f}")
+    row("  trained on/s, a GPU", lambda each: f"{each.step.update_tokens_per_s:,.0f}")
+    row(
+        "  seconds (rollouts)",
+        lambda each: f"{each.step.seconds:,.0f} ({each.step.generate_s:,.0f})",
+        True,
+    )
+    row("judge: cores", lambda each: f"{each.judge.cores}")
+    row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint)} GiB")
+    row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
+    if any(each.filter_hours for each in stages.values()):
+        row("hours of the filter", lambda each: f"{each.filter_hours:,.1f}")
+    row("hours", lambda each: f"{each.hours:,.1f}")
+    out.print(table)
+    given = estimate.assumptions
+    out.print(
+        f"Assumed: rollouts of {given.mean_token_share:.0%} of their budget, {given.calls_per_rollout:g} tool calls "
+        f"each, {given.program_s:g} core seconds a call, {given.problems:,} problems before stage 3.",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        out.print(f"[yellow]![/] {warning}", soft_wrap=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):,.1f}"
+
+
+def _of(size: int, capacity: int | None) -> str:
+    return _gib(size) if capacity is None else f"{_gib(size)} of {_gib(capacity)}"

@@ -1,0 +1,79 @@
+"""Words the result of a call for the model, in one of the layouts that formats have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rstar2.judge.schema import CellResult, RunResult
+from rstar2.tools import ToolLimits
+
+Layout = Literal["plain", "labelled"]
+"""plain: what a terminal would show. labelled: lines such as `stdout: …`, as in the authors' released code
+(microsoft/rStar)."""
+
+
+def result_text(result: RunResult, layout: Layout, limits: ToolLimits) -> str:
+    """A result as the model sees it, cut to `limits.characters`."""
+    if layout == "labelled":
+        return _cut(_labelled(result, limits), limits.characters, "...(truncated)...")
+    text = _plain(result, limits)
+    left_out = len(text) - limits.characters // 2 * 2
+    return _cut(text, limits.characters, f"\n... {left_out} characters left out ...\n")
+
+
+def refused_text(reason: str, layout: Layout, decoded: bool) -> str:
+    """What the model is told of a call that is not run; `decoded`: its JSON could be read."""
+    if layout == "plain":
+        return reason
+    return f"Tool call failure\nreason: {reason}" if decoded else f"Failed to decode tool call: {reason}"
+
+
+def _plain(result: RunResult, limits: ToolLimits) -> str:
+    """The four outcomes a model sees: output, no output, error with traceback, timeout."""
+    parts = [result.stdout.rstrip("\n"), result.value or ""]
+    if result.outcome in ("timeout", "memory", "output_limit"):
+        parts.append(f"Error: {_reason(result, limits)}")
+    elif result.outcome != "ok":
+        parts.append(_traceback(result, limits) or f"Error: the code ended with exit code {result.exit_code}")
+    parts.append(_end_of_session(result))
+    return "\n".join(part for part in parts if part) or "(no output)"
+
+
+def _labelled(result: RunResult, limits: ToolLimits) -> str:
+    lines = [f"Tool call {'success' if result.outcome == 'ok' else 'failure'}"]
+    if result.outcome != "ok":
+        lines.append(f"reason: {_reason(result, limits)}")
+    output = "\n".join(part for part in (result.stdout.rstrip("\n"), result.value or "") if part)
+    if output:
+        lines.append(f"stdout: {output}")
+    if errors := _traceback(result, limits):
+        lines.append(f"stderr: {errors}")
+    return "\n".join(
+        [*lines, *filter(None, [_end_of_session(result)]), f"execution time: {result.wall_s:.2f}s"]
+    )
+
+
+def _reason(result: RunResult, limits: ToolLimits) -> str:
+    reasons = {
+        "timeout": f"the code did not end within {limits.seconds:g} seconds",
+        "memory": "the code needed more memory than it may have",
+        "output_limit": "the code printed or wrote more than it may",
+    }
+    return reasons.get(result.outcome, result.outcome)
+
+
+def _end_of_session(result: RunResult) -> str:
+    """That a notebook's variables are gone, where its cell ended it."""
+    if not isinstance(result, CellResult) or result.session_alive:
+        return ""
+    return f"The notebook is gone with its variables: {result.session_end}"
+
+
+def _traceback(result: RunResult, limits: ToolLimits) -> str:
+    return "\n".join(result.stderr.rstrip("\n").splitlines()[-limits.traceback_lines :])
+
+
+def _cut(text: str, characters: int, mark: str) -> str:
+    """The text with its middle replaced by `mark` where it has more characters."""
+    half = characters // 2
+    return text if len(text) <= characters else f"{text[:half]}{mark}{text[-half:]}"

@@ -1,0 +1,98 @@
+// What `rstar2 analyze` found: a trace shaded by the entropy of its tokens, and the tables and curves of a run.
+
+const MARK_NAMES = ["", "forking", "reflection"];
+const SOURCE_NAMES = {
+  model: "entropy",
+  server: "entropy, at least",
+  kept: "as sampled: −log p of the token that was drawn",
+};
+
+/** Whether traces are shown shaded; the choice stays from trace to trace. */
+let shadesTraces = false;
+
+/**
+ * The switch of a trace, and the node that takes the place of its parts while it is on.
+ * @param detail as in traceNodes, with `shading` {source, entropy, characters, marks}: lists with one value per
+ *   token that the model wrote, the entropy in hundredths of a nat; a turn has `text` then
+ * @param parts the node that shows the trace unshaded
+ */
+function entropySwitch(detail, parts) {
+  const shaded = element("div", { class: "shaded" });
+  const button = element("button", { class: "shade" }, "shade by entropy");
+  const show = () => {
+    if (shadesTraces && !shaded.childNodes.length) shaded.append(...shadedNodes(detail));
+    shaded.hidden = !shadesTraces;
+    parts.hidden = shadesTraces;
+    button.setAttribute("aria-pressed", shadesTraces);
+  };
+  button.addEventListener("click", () => {
+    shadesTraces = !shadesTraces;
+    show();
+  });
+  show();
+  return [button, shaded];
+}
+
+function shadedNodes(detail) {
+  const { source, entropy, characters, marks } = detail.shading;
+  const marked = MARK_NAMES.slice(1).map((name) => element("span", { class: `token ${name}` }, name));
+  const about = `darker is more uncertain (${SOURCE_NAMES[source]}); the top 20 % are marked: `;
+  const nodes = [element("p", { class: "muted" }, about, marked[0], ", or soon after a reply ", marked[1])];
+  let token = 0;
+  detail.turns.forEach((turn, number) => {
+    let at = 0;
+    const pieces = [];
+    for (const end = token + turn.tokens; token < end; token += 1) {
+      const text = turn.text.slice(at, at + characters[token]);
+      at += characters[token];
+      if (text) pieces.push(tokenNode(text, entropy[token] / 100, MARK_NAMES[marks[token]]));
+    }
+    const results = turn.parts.filter((part) => part.kind === "call").map((part) => callNodes(part)[1]);
+    nodes.push(
+      element("div", { class: "turn" }, `turn ${number + 1} · ${formatCount(turn.tokens)} tokens`),
+      element("div", { class: "part tokens" }, pieces),
+      ...results,
+    );
+  });
+  return nodes;
+}
+
+function tokenNode(text, nats, mark) {
+  const style = `--level:${Math.round(100 * (1 - Math.exp(-nats)))}%`;
+  return element("span", { class: `token ${mark}`, style, title: `${nats.toFixed(2)} nats ${mark}` }, text);
+}
+
+/** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts}; none without one. */
+function analysisPanels(analysis) {
+  if (!analysis) return [];
+  const charts = analysis.charts.map((chart) => element("div", {}, linePlot(chart), chartCsv(chart)));
+  const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
+  const parts = [element("div", { class: "plots small" }, charts), tables];
+  return [fold("Inside the traces: entropy, tool calls, behaviour", parts)];
+}
+
+function tableOf({ columns, rows }) {
+  const isShare = columns.map((name) => name.endsWith("share"));
+  const heads = columns.map((name) => element("th", {}, name.replace(/ share$/, "")));
+  const text = (value, place) => {
+    if (typeof value === "string") return value;
+    return isShare[place] ? formatShare(value) : isNumber(value) ? `${+value.toPrecision(4)}` : "–";
+  };
+  const lines = rows.map((row) =>
+    element("tr", {}, row.map((value, place) => element("td", {}, text(value, place))))
+  );
+  return element("div", { class: "scroll" }, element("table", {}, tableParts(heads, lines)));
+}
+
+/** A link that saves a chart's points. */
+function chartCsv({ title, x, y, series }) {
+  const rows = series.flatMap(({ name, points }) => points.map((point) => [name, ...point]));
+  return csvLink({ name: title, columns: ["line", x, y, "low", "high"], rows });
+}
+
+function csvLink({ name, columns, rows }) {
+  const quoted = (value) => /[",\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : value ?? "";
+  const text = [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n");
+  const href = `data:text/csv;charset=utf-8,${encodeURIComponent(text + "\n")}`;
+  return element("a", { class: "muted", download: `${name}.csv`, href }, "CSV");
+}

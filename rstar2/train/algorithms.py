@@ -1,0 +1,111 @@
+"""The RL algorithms that a recipe's `[algorithm]` table names: which rollouts are kept, and VERL's keys of the loss.
+
+GRPO-RoC is the paper's. The others stand beside it for comparison; each is what VERL 0.9.1 implements under that name,
+with the clip range of its own paper where that differs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rstar2.config import Strict
+from rstar2.train.roc import RocSettings
+
+AlgorithmName = Literal[
+    "grpo-roc", "grpo", "dapo", "dr-grpo", "gspo", "cispo", "rloo", "reinforce++", "void-turn", "drop-all-failed",
+]  # fmt: skip
+DAPO_REFILLS = 3.0
+"""How many times a step's problems DAPO may draw in addition, unless the recipe says so itself."""
+_ACTOR = "actor_rollout_ref.actor"
+
+
+class AlgorithmSettings(Strict):
+    """The loss, and what is done about rollouts that other probabilities wrote than the trainer's."""
+
+    name: AlgorithmName = "grpo-roc"
+    """grpo-roc: the paper's, GRPO over the rollouts that `[roc]` selects. All others keep `roc.down_sample_to_n` at
+    random. grpo: without RoC. dapo: groups without a signal are replaced. dr-grpo: neither divided by the standard
+    deviation nor by the length. gspo: one ratio per rollout. cispo: the ratio is clipped, not the gradient. rloo,
+    reinforce++: their baselines. void-turn: GRPO without rollouts that have a turn with neither a call nor an answer
+    (SimpleTIR). drop-all-failed: GRPO without rollouts of which every call failed."""
+    correction: Literal["none", "token-tis"] = "none"
+    """What is done where the engine's and the trainer's probability of a token differ. token-tis: each token's loss is
+    weighted by their ratio, cut at `correction_limit` (truncated importance sampling)."""
+    correction_limit: float = Field(2.0, gt=1)
+    """The largest such weight."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a name stands for."""
+
+    keys: dict[str, Any] = field(default_factory=dict)
+    """VERL's, on top of GRPO's."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """How far below and above 1 the ratio may go."""
+    leave_out: Literal["none", "void-turn", "all-failed"] = "none"
+    """Of `RocSettings`."""
+    batch_baseline: bool = False
+    """Whether the baseline is the whole batch, so that a group of equal rewards is worth training on."""
+
+
+_GRPO: dict[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.norm_adv_by_std_in_grpo": True,
+    f"{_ACTOR}.policy_loss.loss_mode": "vanilla",
+    f"{_ACTOR}.loss_agg_mode": "token-mean",
+}
+ALGORITHMS: dict[AlgorithmName, Algorithm] = {
+    "grpo-roc": Algorithm(),
+    "grpo": Algorithm(),
+    # arXiv 2503.14476. The replacement of groups is the sampler's: VERL hands custom samplers no filter.
+    "dapo": Algorithm(),
+    # arXiv 2503.20783. The length it divides by is set by `verl_keys`.
+    "dr-grpo": Algorithm(
+        {
+            "algorithm.norm_adv_by_std_in_grpo": False,
+            f"{_ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm",
+        }
+    ),
+    # arXiv 2507.18071, section 5.1
+    "gspo": Algorithm(
+        {f"{_ACTOR}.policy_loss.loss_mode": "gspo", f"{_ACTOR}.loss_agg_mode": "seq-mean-token-mean"},
+        clip=(3e-4, 4e-4),
+    ),
+    # arXiv 2506.13585: no lower bound
+    "cispo": Algorithm({f"{_ACTOR}.policy_loss.loss_mode": "cispo"}, clip=(10.0, 0.28)),
+    "rloo": Algorithm({"algorithm.adv_estimator": "rloo"}),
+    "reinforce++": Algorithm({"algorithm.adv_estimator": "reinforce_plus_plus"}, batch_baseline=True),
+    "void-turn": Algorithm(leave_out="void-turn"),
+    "drop-all-failed": Algorithm(leave_out="all-failed"),
+}
+
+
+def verl_keys(settings: AlgorithmSettings, response_tokens: int) -> dict[str, Any]:
+    """VERL's keys of an algorithm and its correction, but for the clip range; `response_tokens` is the budget."""
+    keys = _GRPO | ALGORITHMS[settings.name].keys
+    if settings.name == "dr-grpo":
+        # Unset, VERL divides by the longest rollout of a micro-batch, which differs between them.
+        keys[f"{_ACTOR}.loss_scale_factor"] = response_tokens
+    if settings.correction == "token-tis":
+        keys["algorithm.rollout_correction.rollout_is"] = "token"
+        keys["algorithm.rollout_correction.rollout_is_threshold"] = settings.correction_limit
+    return keys
+
+
+def selection(settings: AlgorithmSettings, roc: RocSettings) -> RocSettings:
+    """How groups are sampled down under an algorithm: RoC's settings with what the algorithm decides itself."""
+    if settings.name == "grpo-roc":
+        return roc
+    algorithm = ALGORITHMS[settings.name]
+    changed: dict[str, Any] = {"variant": "off"}
+    if algorithm.leave_out != "none":
+        changed["leave_out"] = algorithm.leave_out
+    if algorithm.batch_baseline:
+        changed["reject_equal_reward"] = False
+    if settings.name == "dapo":
+        changed |= {"reject_equal_reward": True, "refill_batches": roc.refill_batches or DAPO_REFILLS}
+    return roc.model_copy(update=changed)

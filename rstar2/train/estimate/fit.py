@@ -1,0 +1,99 @@
+"""What does not fit, and which key of the recipe to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rstar2.train.estimate.gpus import GIB
+from rstar2.train.estimate.memory import Memory
+from rstar2.train.estimate.model import ModelShape
+from rstar2.train.estimate.work import Judge
+from rstar2.train.recipe import Hardware, StageRecipe
+
+MOST_IN_FLIGHT = 4
+"""Times the full-length rollouts that fit; rollouts are a quarter as long on average while they grow."""
+
+
+def stage_warnings(
+    shape: ModelShape, recipe: StageRecipe, memory: Memory, judge: Judge, machine_memory: int | None = None
+) -> Iterator[str]:
+    """One sentence for each thing of an RL stage that does not fit; `machine_memory` is what a CPU's ranks share."""
+    hardware = recipe.hardware
+    yield from division_warnings(shape, hardware)
+    yield from memory_warnings(hardware, memory, machine_memory)
+    yield from _engine_warnings(hardware, memory)
+    yield from judge_warnings(judge)
+
+
+def judge_warnings(judge: Judge) -> Iterator[str]:
+    """Whether a judge of a known size keeps up with a step's tool calls."""
+    if judge.workers is not None and judge.workers < judge.cores:
+        yield (
+            f"the judge has {judge.workers} workers, and the {judge.tool_calls:,} tool calls of a step need about "
+            f"{judge.cores}: rollouts will wait for it. Start a larger one (rstar2 judge up --workers {judge.cores}, "
+            f"then --judge URL), or give --judge-workers {judge.cores}"
+        )
+
+
+def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
+    """What of the hardware does not divide evenly; vLLM and VERL refuse to start then."""
+    gpus = hardware.nodes * hardware.gpus_per_node
+    for key in ("tensor_parallel", "sequence_parallel"):
+        parts = getattr(hardware, key)
+        if gpus % parts:
+            yield f"{gpus} GPUs cannot be split into groups of {parts}: change hardware.{key}"
+        if shape.heads % parts:
+            yield f"the model's {shape.heads} attention heads cannot be split by {parts}: change hardware.{key}"
+
+
+def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
+    """Whether trainer and engine each fit while they are at work; on a CPU both are there all the time."""
+    if memory.capacity is None:
+        together = memory.update_total + memory.engine_weights + memory.kv_cache
+        needed = hardware.gpus_per_node * together
+        if machine_memory is not None and needed > machine_memory:
+            yield (
+                f"trainer and engine need {_gib(needed)}, and this machine has {_gib(machine_memory)}: take a smaller "
+                "model, set rollout.tokens or hardware.sequences_in_flight lower, or train on GPUs (--profile 8xh100)"
+            )
+        return
+    if memory.update_total > memory.capacity:
+        state = memory.weights + memory.gradients + memory.optimizer
+        if state + memory.gathered > memory.capacity:
+            help_ = "more GPUs (hardware.nodes, hardware.gpus_per_node)"
+        elif not hardware.gradient_checkpointing:
+            help_ = "hardware.gradient_checkpointing=true"
+        else:
+            help_ = "hardware.sequence_parallel higher, and hardware.update_tokens and log_prob_tokens lower"
+        yield f"the update needs {_gib(memory.update_total)} of a GPU's {_gib(memory.capacity)}: set {help_}"
+    if memory.rollout_total > memory.capacity:
+        share = (memory.capacity - memory.kept_by_trainer) / memory.capacity - 0.02
+        offload = {"none": "optimizer", "optimizer": "all"}.get(hardware.offload)
+        changes = [f"hardware.offload={offload}"] if offload else []
+        if share > 0.2:
+            changes.append(f"hardware.engine_memory_share={int(share * 100) / 100}")
+        yield (
+            f"engine and trainer need {_gib(memory.rollout_total)} of a GPU's {_gib(memory.capacity)} while "
+            f"rollouts run: set {' or '.join(changes)}"
+        )
+
+
+def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
+    if memory.capacity is None:
+        return
+    full, sent = memory.full_length_rollouts, memory.sequences_in_flight
+    if not full:
+        yield (
+            f"an engine has {_gib(memory.kv_cache)} a GPU for the KV cache, less than one rollout of full length "
+            f"needs: set hardware.tensor_parallel={2 * hardware.tensor_parallel}, or "
+            "hardware.engine_memory_share higher"
+        )
+    elif sent > MOST_IN_FLIGHT * full:
+        yield (
+            f"an engine holds {full} rollouts of full length, and is sent {sent}: it will compute many again. Set "
+            f"hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or hardware.tensor_parallel higher"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"

@@ -1,0 +1,167 @@
+"""What one GPU holds at the two moments of a step: while the engines generate, and while the trainer updates.
+
+The trainer is VERL's FSDP2: weights, gradients and AdamW's moments in fp32, sharded over all ranks; computing in bf16.
+The engine is vLLM in bf16, which sleeps while the trainer updates. On a CPU everything is fp32 and stays. The bytes of
+activations were counted from what PyTorch saves for the backward pass of Qwen3 and Qwen2
+(tests/train/estimate/test_memory.py counts again); what FSDP gathers and an engine works with are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rstar2.train.estimate.gpus import GIB, gpu_of
+from rstar2.train.estimate.model import ModelShape
+from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+
+MASTER = 4
+"""Bytes of a parameter in the trainer, and of its gradient."""
+MOMENTS = 8
+"""Bytes of AdamW's two moments of a parameter."""
+ASLEEP = int(2.5 * GIB)
+"""What CUDA, NCCL and the graphs of a sleeping engine keep."""
+ENGINE_FIXED = int(2.5 * GIB)
+"""CUDA, NCCL and the graphs of an engine that is awake."""
+PREFILL_TOKENS = 8192
+"""VERL's default of what an engine prefills at a time."""
+KV_BLOCK = 16
+"""Tokens; vLLM hands out the KV cache in blocks."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one GPU, or of a CPU rank; `full_length_rollouts` and `sequences_in_flight` are counts per engine."""
+
+    capacity: int | None
+    """Of the GPU; None where it is not known."""
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """At their most, of a full micro-batch; the larger of update and log-probabilities."""
+    gathered: int
+    """Weights and gradients of the layers at work, put together from all ranks."""
+    update_total: int
+    engine_weights: int = 0
+    engine_workspace: int = 0
+    kv_cache: int = 0
+    kept_by_trainer: int = 0
+    """What of the trainer stays on the GPU while the engines generate."""
+    rollout_total: int = 0
+    full_length_rollouts: int = 0
+    """How many rollouts of the longest kind an engine's KV cache holds."""
+    sequences_in_flight: int = 0
+    host_offload: int = 0
+    """Of a node's own memory, what offloading takes."""
+
+
+def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
+    """A GPU's memory in an RL stage."""
+    hardware = recipe.hardware
+    on_gpu = hardware.device == "cuda"
+    # The engine's probabilities are divided by the temperature, in a copy of all logits.
+    logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else 3
+    # No micro-batch holds more than a rank's part of a step.
+    kept_rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
+    part = -(-kept_rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
+    tokens, log_prob_tokens = min(recipe.update_tokens, part), min(recipe.log_prob_tokens, part)
+    update = _update(shape, hardware, tokens, logits, log_prob_tokens)
+    kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
+        hardware.offload
+    ]
+    width = 2 if on_gpu else 4
+    weights = width * shape.parameters // hardware.tensor_parallel
+    longest = KV_BLOCK * -(-recipe.longest // KV_BLOCK)
+    rollout_kv = shape.kv_bytes(width, hardware.tensor_parallel) * longest
+    if update.capacity is None:  # the CPU engine makes its cache as it goes
+        count = min(hardware.sequences_in_flight, recipe.rollout.prompts * recipe.rollout.rollouts)
+        workspace, cache = 0, count * rollout_kv
+    else:
+        workspace = _engine_workspace(shape, hardware)
+        cache = max(0, int(hardware.engine_memory_share * update.capacity) - weights - workspace)
+        count = cache // rollout_kv
+    offloaded = update.weights + update.optimizer - kept
+    return Memory(
+        **{
+            **update.__dict__,
+            "engine_weights": weights,
+            "engine_workspace": workspace,
+            "kv_cache": cache,
+            "kept_by_trainer": kept,
+            "rollout_total": weights + workspace + cache + kept,
+            "full_length_rollouts": count,
+            "sequences_in_flight": hardware.sequences_in_flight if on_gpu else count,
+            "host_offload": offloaded * hardware.gpus_per_node,
+        }
+    )
+
+
+def sft_memory(shape: ModelShape, recipe: SftRecipe) -> Memory:
+    """A GPU's memory in SFT."""
+    on_gpu = recipe.hardware.device == "cuda"
+    return _update(shape, recipe.hardware, recipe.update_tokens, 1 if on_gpu else 3, 0)
+
+
+def _update(shape: ModelShape, hardware: Hardware, tokens: int, logits: int, log_prob_tokens: int) -> Memory:
+    """The trainer alone; `logits` is how many copies of a micro-batch's logits there are."""
+    ranks = hardware.nodes * hardware.gpus_per_node
+    on_gpu = hardware.device == "cuda"
+    width = 2 if on_gpu else 4
+    weights, optimizer = (each * shape.parameters // ranks for each in (MASTER, MOMENTS))
+    activations = tokens * activation_bytes(shape, width, logits, hardware.gradient_checkpointing)
+    # The entropy takes the softmax, and its product with the logits.
+    log_probs = log_prob_tokens * (
+        3 * width * shape.vocab + width * (4 * shape.hidden + 3 * shape.intermediate)
+    )
+    # This layer and the next, the embedding throughout; gradients of the largest of these before they are sharded.
+    parameters = shape.embedding_parameters + 2 * shape.layer_parameters
+    largest = max(shape.vocab * shape.hidden, shape.layer_parameters)
+    gathered = width * parameters + (width + MASTER) * largest if on_gpu or ranks > 1 else 0
+    total = max(
+        2 * weights + optimizer + gathered + activations,
+        weights + width * parameters + log_probs,
+    )
+    return Memory(
+        capacity=gpu_of(hardware).memory,
+        weights=weights,
+        gradients=weights,
+        optimizer=optimizer,
+        activations=max(activations, log_probs),
+        gathered=gathered,
+        update_total=total + (ASLEEP if on_gpu else 0),
+    )
+
+
+def activation_bytes(shape: ModelShape, width: int, logits: int, checkpointing: bool) -> int:
+    """Bytes per token that a micro-batch's forward and backward pass hold at most.
+
+    Args:
+        width: bytes of a value, 2 for bf16; norms compute in fp32 and keep that too.
+        logits: copies of the logits at the moment of the loss.
+        checkpointing: whether only each layer's input is kept.
+    """
+    inputs = width * shape.layers * shape.hidden
+    ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim
+    layer = layer_bytes(shape, width)
+    kept = inputs if checkpointing else layer * shape.layers
+    at_loss = kept + ends + width * shape.hidden + logits * width * shape.vocab
+    at_work = (2 * shape.hidden if width == 2 else 0) + 2 * width * (shape.intermediate + shape.head_dim)
+    in_layer = kept + (layer if checkpointing else 0) + at_work
+    return max(at_loss, in_layer + (0 if checkpointing else ends))
+
+
+def layer_bytes(shape: ModelShape, width: int) -> int:
+    """Bytes per token that a layer keeps for its backward pass, its input included; attention is flash attention."""
+    attention = {2: (10, 4), 4: (16, 8)}[width][0 if shape.head_norms else 1]
+    norms = 4 * shape.heads + shape.head_norms * 4 * (shape.heads + shape.kv_heads) + 8
+    hidden = {2: 16, 4: 24}[width]
+    projected = attention * (shape.query_size + shape.key_size)
+    return hidden * shape.hidden + 4 * width * shape.intermediate + projected + norms
+
+
+def _engine_workspace(shape: ModelShape, hardware: Hardware) -> int:
+    """An engine's activations when it prefills all it may, its logits, and what is always there."""
+    split = hardware.tensor_parallel
+    prefill = PREFILL_TOKENS * (8 * shape.hidden + 2 * 3 * shape.intermediate // split)
+    sampled = hardware.sequences_in_flight * shape.vocab * 4 * 3
+    return prefill + sampled + ENGINE_FIXED

@@ -1,0 +1,157 @@
+"""The whole estimate of a run: each stage's, and of all what a person looks at first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
+from rstar2.train.estimate.memory import Memory, sft_memory, stage_memory
+from rstar2.train.estimate.model import ModelShape
+from rstar2.train.estimate.work import (
+    Assumptions,
+    Disk,
+    Judge,
+    Rates,
+    Step,
+    filter_hours,
+    stage_disk,
+    stage_judge,
+    stage_step,
+)
+from rstar2.train.recipe import SftRecipe, StageRecipe
+
+LONG_FILTER_HOURS = 6.0
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """One RL stage."""
+
+    memory_per_gpu: Memory
+    step: Step
+    judge: Judge
+    disk: Disk
+    hours: float
+    filter_hours: float
+    """To sample the training problems before it; 0 where the stage takes all."""
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class RunEstimate:
+    """The stages of a run, by number, from a model's shape and their recipes alone."""
+
+    shape: ModelShape
+    gpus: int
+    assumptions: Assumptions
+    stages: dict[int, StageEstimate]
+
+    @property
+    def largest(self) -> int:
+        """The stage of most tokens a step; of equal ones the last."""
+        return max(self.stages, key=lambda number: (self.stages[number].step.most_tokens, number))
+
+    @property
+    def hours(self) -> dict[str, float]:
+        """By stage, and in all."""
+        hours = {}
+        for number, stage in self.stages.items():
+            if stage.filter_hours:
+                hours[f"stage{number}_filter"] = stage.filter_hours
+            hours[f"stage{number}"] = stage.hours
+        return {**hours, "total": sum(hours.values())}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of all stages, each once, with the stages it is about where it is not about all."""
+        said: dict[str, list[int]] = {}
+        for number, stage in self.stages.items():
+            for warning in stage.warnings:
+                said.setdefault(warning, []).append(number)
+        return [
+            warning
+            if len(numbers) == len(self.stages)
+            else f"stage {', '.join(map(str, numbers))}: {warning}"
+            for warning, numbers in said.items()
+        ]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: memory, step and judge are those of the largest stage; `stages` has each. Bytes and seconds."""
+        largest = self.stages[self.largest]
+        stages = {f"stage{number}": asdict(stage) for number, stage in self.stages.items()}
+        return {
+            "model": model_record(self.shape),
+            "gpus": self.gpus,
+            "stage": self.largest,
+            "memory_per_gpu": asdict(largest.memory_per_gpu),
+            "step": asdict(largest.step),
+            "judge": asdict(largest.judge),
+            "disk": {
+                **asdict(largest.disk),
+                "all_stages": sum(each.disk.total for each in self.stages.values()),
+            },
+            "hours": self.hours,
+            "warnings": self.warnings,
+            "assumptions": asdict(self.assumptions),
+            "stages": stages,
+        }
+
+
+def model_record(shape: ModelShape) -> dict[str, Any]:
+    """A model's size, for JSON."""
+    return {"parameters": shape.parameters, "kv_bytes_per_token": shape.kv_bytes(2), **asdict(shape)}
+
+
+def estimate_run(
+    shape: ModelShape,
+    recipes: dict[int, StageRecipe],
+    judge_workers: int | None = None,
+    machine_memory: int | None = None,
+    rates: Rates | None = None,
+    assumptions: Assumptions | None = None,
+) -> RunEstimate:
+    """Calculate what stages cost.
+
+    Args:
+        judge_workers: those of the judge that will be used, where it is known.
+        machine_memory: bytes that the ranks of a CPU share, where they are known.
+        rates: tokens per second that the user states.
+    """
+    given = assumptions or Assumptions()
+    stages = {}
+    for number, recipe in recipes.items():
+        memory = stage_memory(shape, recipe)
+        step = stage_step(shape, recipe, memory, rates or Rates(), given)
+        judge = stage_judge(step, given, judge_workers)
+        before = filter_hours(recipe, step, given)
+        stages[number] = StageEstimate(
+            memory_per_gpu=memory,
+            step=step,
+            judge=judge,
+            disk=stage_disk(shape, recipe.checkpoint.keep),
+            hours=recipe.steps * step.seconds / 3600,
+            filter_hours=before,
+            warnings=[
+                *stage_warnings(shape, recipe, memory, judge, machine_memory),
+                *filter_warnings(number, recipe, before),
+            ],
+        )
+    hardware = next(iter(recipes.values())).hardware
+    return RunEstimate(shape, hardware.nodes * hardware.gpus_per_node, given, stages)
+
+
+def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[str]:
+    """Whether the filter before a stage takes long enough that a user wants to know."""
+    if hours > LONG_FILTER_HOURS:
+        yield (
+            f"one engine samples the training problems {recipe.drop_solved} times each before stage {number}, about "
+            f"{hours:.0f} hours: sample them with rstar2 eval on more GPUs and give --solved, or set drop_solved=0"
+        )
+
+
+def sft_warnings(shape: ModelShape, recipe: SftRecipe) -> Iterator[str]:
+    """One sentence for each thing of SFT that does not fit."""
+    yield from division_warnings(shape, recipe.hardware)
+    yield from memory_warnings(recipe.hardware, sft_memory(shape, recipe))

@@ -1,0 +1,175 @@
+"""What a stage has to do: rollouts, tokens and tool calls of a step, its seconds, the judge's cores, the disk.
+
+The seconds come from stated tokens per second. Where the user states none they follow from the GPU's published speed,
+by shares so chosen that the paper's run (14B, 64 MI300X, 510 steps) comes out at the week that it took.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rstar2.train.estimate.gpus import gpu_of
+from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory
+from rstar2.train.estimate.model import ModelShape
+from rstar2.train.recipe import StageRecipe
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What is not known before a run. A user can state the first three; the report shows all."""
+
+    mean_token_share: float = 0.5
+    """A rollout's mean length as a share of its budget. In the paper 4K of 8K at the end of stage 1, 8K of 12K at the
+    end of stage 3."""
+    calls_per_rollout: float = 2.75
+    """The paper's 45,000 a step of 16,384 rollouts."""
+    program_s: float = 0.3
+    """Core seconds of a tool call; the paper's mean from call to answer."""
+    mean_prompt_tokens: int = 250
+    problems: int = 42_000
+    """Training problems, for the filter before stage 3; the paper's."""
+    peak_of_calls: float = 2.0
+    """How far the calls per second rise above their mean."""
+    memory_speed_share: float = 0.4
+    """Of a GPU's memory speed, while it generates."""
+    compute_share: float = 0.2
+    """Of a GPU's operations per second, while it updates."""
+    busy_share: float = 0.5
+    """Of the time in which rollouts run, that the engines are full: the longest rollouts end alone."""
+    between_steps_s: float = 20.0
+    """Weights to the engines, the queue, advantages; 3 s on a CPU."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Tokens per second of one GPU, as the user states them; None where they are to be calculated."""
+
+    generate: float | None = None
+    update: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step."""
+
+    rollouts: int
+    kept_rollouts: int
+    """At most; groups without a signal are dropped."""
+    tokens: int
+    """Of all rollouts, tool output included, at their mean length."""
+    most_tokens: int
+    """If every rollout ran to its budget."""
+    updated_tokens: int
+    """Of the kept rollouts and their prompts."""
+    tool_calls: int
+    generate_tokens_per_s: float
+    """Of one GPU."""
+    update_tokens_per_s: float
+    """Of one GPU; log-probabilities, forward and backward pass."""
+    generate_s: float
+    update_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What the judge has to do in a step."""
+
+    tool_calls: int
+    calls_per_s: float
+    """On average, while rollouts run."""
+    program_s: float
+    cores: int
+    """So that the calls of the busiest moments do not wait long."""
+    workers: int | None = None
+    """Those of the judge of this run; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes below the run's folder."""
+
+    checkpoint: int
+    """Weights and AdamW's moments in fp32, and the export that goes with each."""
+    kept_checkpoints: int
+    model: int
+    """The exported model of the stage."""
+    total: int
+    """With one checkpoint being written."""
+
+
+def stage_step(
+    shape: ModelShape, recipe: StageRecipe, memory: Memory, rates: Rates, given: Assumptions
+) -> Step:
+    rollout, hardware = recipe.rollout, recipe.hardware
+    gpus = hardware.nodes * hardware.gpus_per_node
+    rollouts = rollout.prompts * rollout.rollouts
+    kept = rollout.prompts * min(recipe.roc.down_sample_to_n, rollout.rollouts)
+    mean = rollout.tokens * given.mean_token_share
+    prompt = min(given.mean_prompt_tokens, rollout.prompt_tokens)
+    per_token_s, at_once = _token_s(shape, recipe, memory, given)
+    generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
+    # Two forward passes, one backward pass, and where layers are computed again a third forward pass.
+    passes = 10 if hardware.gradient_checkpointing else 8
+    update = rates.update or given.compute_share * gpu_of(hardware).flop_per_s / (passes * shape.parameters)
+    tokens = int(rollouts * mean)
+    updated = int(kept * (mean + prompt))
+    alone_s = 0.0 if rates.generate else rollout.tokens * per_token_s
+    generate_s = max(tokens / (generate * gpus * given.busy_share), alone_s)
+    update_s = updated / (update * gpus)
+    between_s = given.between_steps_s if hardware.device == "cuda" else 3.0
+    return Step(
+        rollouts=rollouts,
+        kept_rollouts=kept,
+        tokens=tokens,
+        most_tokens=rollouts * rollout.tokens,
+        updated_tokens=updated,
+        tool_calls=int(rollouts * min(given.calls_per_rollout, rollout.max_turns)),
+        generate_tokens_per_s=generate,
+        update_tokens_per_s=update,
+        generate_s=generate_s,
+        update_s=update_s,
+        seconds=generate_s + update_s + between_s,
+    )
+
+
+def _token_s(
+    shape: ModelShape, recipe: StageRecipe, memory: Memory, given: Assumptions
+) -> tuple[float, float]:
+    """Seconds in which an engine writes one token of each rollout in flight, and how many rollouts these are.
+
+    It reads its weights and the KV cache of all rollouts for it, or computes, whichever takes longer.
+    """
+    hardware, rollout = recipe.hardware, recipe.rollout
+    gpu, split = gpu_of(hardware), hardware.tensor_parallel
+    engines = max(1, hardware.nodes * hardware.gpus_per_node // split)
+    width = 2 if hardware.device == "cuda" else 4
+    context = given.mean_prompt_tokens + rollout.tokens * given.mean_token_share / 2
+    kv = shape.kv_bytes(width, split) * context
+    fitting = memory.kv_cache / kv
+    at_once = max(
+        1.0, min(hardware.sequences_in_flight, rollout.prompts * rollout.rollouts / engines, fitting)
+    )
+    read_s = (memory.engine_weights + at_once * kv) / (given.memory_speed_share * gpu.bytes_per_s)
+    compute_s = 2 * shape.parameters / split * at_once / (given.compute_share * gpu.flop_per_s)
+    # Launching kernels and sampling take this long whatever the model.
+    return max(read_s, compute_s) + 0.004, at_once
+
+
+def stage_judge(step: Step, given: Assumptions, workers: int | None) -> Judge:
+    per_s = step.tool_calls / step.generate_s
+    cores = max(1, -(-int(1000 * per_s * given.program_s * given.peak_of_calls) // 1000))
+    return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
+
+
+def stage_disk(shape: ModelShape, kept: int) -> Disk:
+    model = MASTER * shape.parameters
+    checkpoint = (MASTER + MOMENTS) * shape.parameters + model
+    return Disk(checkpoint, kept, model, (kept + 1) * checkpoint + model)
+
+
+def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:
+    """Hours to sample the training problems before a stage that leaves out the solved, by one engine on one node."""
+    tokens = given.problems * recipe.drop_solved * recipe.rollout.tokens * given.mean_token_share
+    per_s = step.generate_tokens_per_s * recipe.hardware.tensor_parallel * given.busy_share
+    return tokens / per_s / 3600

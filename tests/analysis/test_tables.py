@@ -1,0 +1,259 @@
+"""Every table, of traces whose numbers are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rstar2.analysis import behaviour, calls, uncertainty
+from rstar2.analysis.behaviour import Behaviour, repeated_share, verifies_itself
+from rstar2.analysis.calls import Calls, failure_kind
+from rstar2.analysis.estimates import Sums, mean
+from rstar2.analysis.figures import draw, file_name
+from rstar2.analysis.stored import FORKING, REFLECTION
+from rstar2.analysis.tables import Table, chart, write_csv
+from rstar2.analysis.tokens import KINDS, TokenReader, after_reply
+from rstar2.analysis.uncertainty import WINDOW, Uncertainty, top_tokens
+from rstar2.prompts import ChatCodec
+from rstar2.trace import ToolCall, Trace, Turn
+
+HIGH, AFTER_OK, AFTER_FAILED, LOW = 2.0, 3.0, 4.0, 0.1
+RISE = 3
+"""Tokens after each reply that are made uncertain."""
+
+
+def _rows(table: Table) -> list[dict[str, Any]]:
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+@pytest.fixture(scope="module")
+def measured(codec: ChatCodec, make_trace: Any) -> Uncertainty:
+    """Prose is LOW but for the word `but`, HIGH; the first RISE tokens after a reply are more by its outcome."""
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    for number in range(36):
+        trace = make_trace(("ok",) if number % 3 else ("error",), problem=f"p{number}", step=1 + number // 6)
+        if number % 4 == 0:
+            trace.verdict = "wrong"
+        tokens = reader.read(trace)
+        after = after_reply(tokens, trace)
+        raised = AFTER_OK if number % 3 else AFTER_FAILED
+        entropy = np.full(len(after), LOW, dtype=np.float32)
+        entropy[np.array(tokens.words) == "but"] = HIGH
+        entropy[(after >= 0) & (after < RISE)] = raised
+        found.add(trace, tokens, entropy, entropy + 0.25)
+    return found
+
+
+def test_k_is_the_number_of_uncertain_tokens_after_a_reply(measured: Uncertainty) -> None:
+    assert measured.window() == RISE
+
+
+def test_uncertain_tokens_soon_after_a_reply_are_reflection_and_others_forking(measured: Uncertainty) -> None:
+    for marks in measured.marks(RISE):
+        assert (marks > 0).sum() == int(0.2 * len(marks))
+        assert (marks == REFLECTION).sum() == RISE
+        assert (marks == FORKING).sum() == (marks > 0).sum() - RISE
+    assert all((marks != REFLECTION).all() for marks in measured.marks(0))
+
+
+def test_the_top_tokens_are_a_fifth_and_at_least_one() -> None:
+    assert top_tokens(np.array([1, 5, 2, 4, 3], dtype=np.float32)).tolist() == [
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert top_tokens(np.arange(10, dtype=np.float32)).nonzero()[0].tolist() == [8, 9]
+    assert top_tokens(np.array([0.5], dtype=np.float32)).tolist() == [True]
+    assert len(top_tokens(np.zeros(0, dtype=np.float32))) == 0
+
+
+def test_the_contrasts_are_the_rises_that_were_made(measured: Uncertainty) -> None:
+    (_, contrasts, *_) = uncertainty.tables([measured], {"made": "exact"})
+    found = {(row["contrast"], row["first tokens"]): row for row in _rows(contrasts)}
+    assert found["failed reply − ok reply", RISE]["difference"] == pytest.approx(AFTER_FAILED - AFTER_OK)
+    assert found["ok reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_OK - LOW)
+    assert found["failed reply − elsewhere", RISE]["difference"] == pytest.approx(AFTER_FAILED - LOW)
+    for window in (RISE, WINDOW):
+        assert ("any reply − start of trace", window) in found
+
+
+def test_the_curve_has_each_offset_of_replies_and_calls_by_outcome(measured: Uncertainty) -> None:
+    curves = uncertainty.tables([measured], {"made": "exact"})[-1]
+    at = {(row["around"], row["outcome"], row["offset"]): row for row in _rows(curves)}
+    assert at["reply", "ok", 0]["mean"] == pytest.approx(AFTER_OK)
+    assert at["reply", "failed", RISE - 1]["mean"] == pytest.approx(AFTER_FAILED)
+    assert at["reply", "ok", -1]["mean"] == pytest.approx(LOW)
+    assert at["call", "ok", 0]["tokens"] == 24
+    assert min(offset for _, _, offset in at) >= -64
+    drawn = uncertainty.charts([measured], curves)
+    assert [each["title"] for each in drawn] == [
+        "made: entropy after a tool reply",
+        "made: entropy from the start of a call",
+    ]
+    assert [series["name"] for series in drawn[0]["series"]] == ["ok", "failed"]
+
+
+def test_words_have_their_lift_and_their_class(measured: Uncertainty) -> None:
+    words = {row["word"]: row for row in _rows(uncertainty.tables([measured], {"made": "exact"})[4])}
+    assert words["but"]["class"] == "reflection"
+    assert words["but"]["tokens"] == words["but"]["uncertain"] >= 36
+    # All of them are uncertain, as a fifth of all tokens are: a lift of about five; some tokens spell no word.
+    assert 4 < words["but"]["lift"] < 6
+
+
+def test_kinds_verdicts_and_the_gap_of_a_bound_are_means(measured: Uncertainty) -> None:
+    summary, _, kinds, verdicts, *_ = uncertainty.tables([measured], {"made": "exact"})
+    (row,) = _rows(summary)
+    assert (row["traces"], row["source"], row["k"]) == (36, "exact", RISE)
+    assert row["gap"] == pytest.approx(0.25)
+    by_kind = {row["kind"]: row for row in _rows(kinds)}
+    assert set(by_kind) == set(KINDS)
+    assert by_kind["code"]["mean"] == pytest.approx(LOW)
+    assert sum(each["tokens"] for each in by_kind.values()) == row["tokens"]
+    found = {(each["what"], each["verdict"]): each["mean"] for each in _rows(verdicts)}
+    wanted = found["all tokens", "not correct"] - found["all tokens", "correct"]
+    assert found["all tokens", "difference"] == pytest.approx(wanted)
+    assert list(measured.steps()) == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_interval_of_a_clustered_mean_is_that_of_the_clusters_means() -> None:
+    """With equal sizes it is Student's t over the clusters' means."""
+    rng = np.random.default_rng(0)
+    means = rng.normal(1.0, 0.3, size=25)
+    found = mean(means * 10, np.full(25, 10.0))
+    assert found.value == pytest.approx(means.mean())
+    assert found.half == pytest.approx(2.0639 * means.std(ddof=1) / 5, rel=1e-3)
+    assert np.isnan(mean(np.array([3.0]), np.array([2.0])).half)
+    assert np.isnan(mean(np.zeros(2), np.zeros(2)).value)
+
+
+def test_a_difference_over_the_same_problems_knows_that_they_are_the_same() -> None:
+    sums = Sums()
+    for problem in range(30):
+        sums.add(str(problem), "a", float(problem))
+        sums.add(str(problem), "b", problem + 1.0 + 0.01 * (problem % 2))
+    paired = sums.estimate("b") - sums.estimate("a")
+    apart = sums.estimate("b").minus_independent(sums.estimate("a"))
+    assert paired.value == apart.value == pytest.approx(1.005)
+    assert paired.half < 0.01 < 4 < apart.half
+
+
+def _call(status: Any, output: str = "", code: str = "print(1)") -> ToolCall:
+    return ToolCall(
+        name="python", arguments={"code": code, "input": ""}, status=status, output=output, wall_s=2.0
+    )
+
+
+def _trace(*turns: list[ToolCall], problem: str = "p", text: str = "x", **more: Any) -> Trace:
+    """A trace of turns with these calls and one that answers."""
+    made = [Turn(text=text, start=3 * i, end=3 * i + 3, calls=each) for i, each in enumerate([*turns, []])]
+    size = 3 * len(made)
+    asked = {"problem_id": problem, "prompt_ids": [1], "response_ids": list(range(size)), "turns": made,
+             "response_mask": [1] * size, "finish": "answer", "verdict": "correct"}  # fmt: skip
+    return Trace.model_validate({**asked, **more})
+
+
+def test_failures_are_named_by_their_exception() -> None:
+    traceback = (
+        "Traceback (most recent call last):\n  …\nzlib.error: no\nnumpy.linalg.LinAlgError: Singular matrix"
+    )
+    assert failure_kind(_call("error", traceback)) == "LinAlgError"
+    assert failure_kind(_call("error", "NameError: name 'x' is not defined")) == "NameError"
+    assert failure_kind(_call("error", "killed")) == "other error"
+    assert failure_kind(_call("timeout")) == "timeout"
+    assert failure_kind(_call("ok", "ValueError: printed by the program")) == "ok"
+
+
+def test_repair_repetition_and_time_are_counted() -> None:
+    found = Calls("made")
+    one, two = (
+        _call("error", "NameError: x"),
+        _call("error", "ValueError: x", code="import os, sys\nimport sympy"),
+    )
+    found.add(_trace([one], [two], [_call("ok", code="print(2)")], step=1))
+    found.add(_trace([one], [one], problem="q", verdict="wrong", step=2))
+    found.add(_trace([_call("lost")], [_call("ok")], problem="r", step=2))
+    summary, kinds, turns, imports, steps = calls.tables([found])
+    (row,) = _rows(summary)
+    assert row["calls"] == 7
+    assert row["failed share"] == pytest.approx(4 / 7, rel=1e-5)
+    assert row["failed in correct share"] == pytest.approx(2 / 5)
+    assert row["lost share"] == pytest.approx(1 / 7, rel=1e-5)
+    # Four turns failed; three were followed by another call, one of them by a right one; two led to one in the end.
+    assert row["tried again share"] == pytest.approx(3 / 4)
+    assert row["next right share"] == pytest.approx(1 / 3, rel=1e-5)
+    assert row["repaired share"] == pytest.approx(2 / 4)
+    assert row["tries"] == pytest.approx(1.5)
+    assert row["repeated share"] == pytest.approx(2 / 7, rel=1e-5)
+    assert (row["mean s"], row["p95 s"]) == (2.0, 2.0)
+    assert {each["kind"]: each["calls"] for each in _rows(kinds)} == {
+        "NameError": 3, "ok": 2, "ValueError": 1, "lost": 1,
+    }  # fmt: skip
+    first = _rows(turns)[0]
+    assert (first["turn"], first["failed share"]) == (1, pytest.approx(2 / 3, rel=1e-5))
+    assert {each["module"] for each in _rows(imports)} == {"os", "sympy"}
+    assert [each["share"] for each in _rows(steps) if each["step"] == 1] == pytest.approx(
+        [1 / 3] * 3, rel=1e-5
+    )
+    assert [each["title"] for each in calls.charts([found], steps)] == ["made: failed calls by kind"]
+
+
+def test_a_call_after_a_boxed_value_is_self_verification() -> None:
+    boxed = "\\boxed{4}"
+    assert not verifies_itself(_trace([_call("ok")]))
+    call_first = [
+        Turn(text="<tool_call>", start=0, end=3, calls=[_call("ok")]),
+        Turn(text=boxed, start=3, end=6),
+    ]
+    assert not verifies_itself(_trace().model_copy(update={"turns": call_first}))
+    assert verifies_itself(_trace([_call("ok")], text=f"{boxed}<tool_call>"))
+
+
+def test_repeated_text_is_a_share_of_stretches() -> None:
+    assert repeated_share(_trace()) == 0.0
+    loop = _trace(response_ids=[1, 2] * 50, response_mask=[1] * 100)
+    assert repeated_share(loop) == pytest.approx(1 - 2 / 93)
+    assert repeated_share(_trace(response_ids=list(range(100)), response_mask=[1] * 100)) == 0.0
+
+
+def test_behaviour_is_told_by_difficulty_and_step() -> None:
+    found = Behaviour("made")
+    for sample, verdict in enumerate(("correct", "correct", "wrong")):
+        found.add(_trace([_call("ok")], sample=sample, verdict=verdict, step=1, text="<answer>"))
+        found.add(_trace(problem="q", sample=sample, verdict="wrong", finish="max_tokens", step=2))
+    summary, difficulty, intervals, steps = behaviour.tables([found])
+    (row,) = _rows(summary)
+    assert (row["turns"], row["truncated share"], row["correct share"]) == (
+        1.5,
+        0.5,
+        pytest.approx(1 / 3, rel=1e-5),
+    )
+    by_problem = {each["problems"]: each for each in _rows(difficulty)}
+    assert set(by_problem) == {"never solved", "half and more"}
+    assert by_problem["never solved"]["truncated share"] == 1.0
+    assert by_problem["half and more"]["several tags share"] == 1.0
+    assert by_problem["half and more"]["unclosed tag share"] == 1.0
+    assert {each["fact"] for each in _rows(intervals)} >= {"turns", "repeated"}
+    assert [(each["step"], each["no answer tag share"]) for each in _rows(steps)] == [(1, 0.0), (2, 1.0)]
+    assert len(behaviour.charts([found], steps)) == 1
+
+
+def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
+    table = Table("made", "Made", ("step", "share"), [(1, 0.5), (2, None)])
+    write_csv(tmp_path, [table])
+    assert (tmp_path / "made.csv").read_text() == "step,share\n1,0.5\n2,\n"
+    drawn = chart(
+        table, "A: made, over steps", "steps", "share", [("one", [[1, 0.5, -0.5, 0.6], [2, 0.4, 0.0, 9.0]])]
+    )
+    # Nothing is below 0, and what would leave the plot is not drawn.
+    assert drawn["series"][0]["points"] == [[1, 0.5, 0.0, 0.6], [2, 0.4]]
+    draw([drawn], tmp_path)
+    first = (tmp_path / file_name(drawn)).read_text()
+    assert "</svg>" in first
+    draw([drawn], tmp_path)
+    assert (tmp_path / "a-made-over-steps.svg").read_text() == first

@@ -1,0 +1,148 @@
+"""`rstar2 analyze`: a run in, tables and plots out, and one clear message for what cannot be analysed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import rstar2
+from support.vllm_standin import StandIn, serving
+
+from rstar2.analysis.stored import place_of, read_entropies
+from rstar2.files import write_json
+from rstar2.trace import TraceWriter
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, model_folder: Path, make_trace: Any) -> Path:
+    """A training run of one stage, with its model, a measured benchmark and kept rollouts, in two arms."""
+    folder = tmp_path_factory.mktemp("runs") / "made"
+    write_json(folder / "config.json", {"kind": "demo", "config": {}})
+    for root in (folder, folder / "plain"):
+        shutil.copytree(model_folder, root / "stage1" / "model")
+        with TraceWriter(root / "eval" / "stage1" / "traces.jsonl") as writer:
+            for number in range(6):
+                status = "error" if number % 2 else "ok"
+                trace = make_trace(
+                    (status,), problem=f"p{number}", output="NameError: name 'x' is not defined"
+                )
+                writer.write(trace)
+            writer.write(trace.model_copy(update={"finish": "error", "problem_id": "not finished"}))
+        for step in (1, 2):
+            with TraceWriter(root / "stage1" / "traces" / f"step-{step:06}.jsonl") as writer:
+                writer.write(make_trace(("ok",), step=step, reward=1.0, kept=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def analysed(run: Path) -> dict[str, Any]:
+    """What --json prints of the run."""
+    ran = rstar2("analyze", run, "--json")
+    assert ran.code == 0, ran.stderr
+    return dict(json.loads(ran.stdout))
+
+
+def test_a_training_run_is_analysed_with_its_own_models_and_what_its_rollouts_kept(
+    analysed: dict[str, Any], run: Path
+) -> None:
+    sources = {row[0]: row[1:3] for row in analysed["entropy"]["rows"]}
+    assert sources == {
+        "eval/stage1": ["exact", 6],
+        "training stage1": ["as sampled", 2],
+        "plain eval/stage1": ["exact", 6],
+        "plain training stage1": ["as sampled", 2],
+    }
+    assert {row[1] for row in analysed["entropy_steps"]["rows"]} == {1, 2}
+    kinds = {(row[0], row[1]): row[2] for row in analysed["calls_kinds"]["rows"]}
+    assert kinds["eval/stage1", "NameError"] == 3
+
+
+def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]) -> None:
+    columns = analysed["entropy_arms"]["columns"]
+    rows = [dict(zip(columns, row, strict=True)) for row in analysed["entropy_arms"]["rows"]]
+    assert {(row["first"], row["second"]) for row in rows} == {
+        ("eval/stage1", "plain eval/stage1"), ("training stage1", "plain training stage1"),
+    }  # fmt: skip
+    assert all(row["difference"] == pytest.approx(0, abs=1e-4) for row in rows)
+
+
+def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twice(
+    analysed: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {path.name for path in (run / "analysis").iterdir()}
+    assert {f"{name}.csv" for name in analysed} | {"analysis.json"} <= written
+    assert "training-stage1-entropy-over-training.svg" in written
+    traces = run / "eval" / "stage1" / "traces.jsonl"
+    held = read_entropies(traces)
+    assert held is not None
+    assert (held.about["source"], len(held.sizes), len(held.marks)) == ("model", 6, len(held.entropy))
+    from rstar2.analysis import forward
+
+    monkeypatch.setattr(forward, "entropies", None)
+    again = rstar2("analyze", run, "--json")
+    assert json.loads(again.stdout)["calls"] == analysed["calls"]
+    stored = json.loads(again.stdout)["entropy"]["rows"]
+    assert [row[3] for row in stored] == [row[3] for row in analysed["entropy"]["rows"]]
+    # Stored in steps of 2e-4 nats.
+    means = zip(stored, analysed["entropy"]["rows"], strict=True)
+    assert all(new[4] == pytest.approx(old[4], abs=1e-4) for new, old in means)
+
+
+def test_the_terminal_shows_the_short_tables(run: Path) -> None:
+    shown = rstar2("analyze", run / "eval" / "stage1" / "traces.jsonl", env={"COLUMNS": "80"})
+    assert shown.code == 0, shown.stderr
+    assert "How calls ended" in shown.stdout
+    assert "Behaviour" in shown.stdout
+    assert "Entropy" not in shown.stdout  # a lone file says nothing of its model
+    assert (run / "eval" / "stage1" / "traces-analysis" / "calls.csv").is_file()
+
+
+def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> None:
+    missing = rstar2("analyze", tmp_path / "none")
+    assert (missing.code, "no run and no traces at" in missing.stderr) == (2, True)
+    write_json(tmp_path / "run" / "config.json", {"kind": "eval", "config": {}})
+    empty = rstar2("analyze", tmp_path / "run")
+    assert (empty.code, "no traces in" in empty.stderr) == (2, True)
+    (tmp_path / "text.jsonl").write_text('{"no": "trace"}\n')
+    other = rstar2("analyze", tmp_path / "text.jsonl")
+    assert (other.code, "text.jsonl, line 1: not a trace" in other.stderr) == (2, True)
+
+
+def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
+    run: Path, model_folder: Path, make_trace: Any, tmp_path: Path
+) -> None:
+    trace = make_trace()
+    with TraceWriter(tmp_path / "foreign.jsonl") as writer:
+        writer.write(trace.model_copy(update={"response_ids": [token + 1 for token in trace.response_ids]}))
+    ran = rstar2("analyze", tmp_path / "foreign.jsonl", "--model", model_folder)
+    assert ran.code == 2
+    assert "were written with another tokenizer than" in ran.stderr
+    assert "--model" in ran.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["foreign.jsonl"]
+
+
+@pytest.fixture
+def standin() -> Iterator[StandIn]:
+    with serving(StandIn(lambda prompt: [1])) as server:
+        yield server
+
+
+def test_a_server_without_log_probabilities_of_prompts_is_told_of(
+    run: Path, model_folder: Path, standin: StandIn
+) -> None:
+    traces = run / "eval" / "stage1" / "traces.jsonl"
+    ran = rstar2("analyze", traces, "--url", standin.url, "--model", model_folder)
+    assert ran.code == 1
+    assert "gives no log-probabilities of a prompt" in ran.stderr
+
+
+def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:
+    traces = tmp_path / "traces.jsonl"
+    shutil.copy(run / "eval" / "stage1" / "traces.jsonl", traces)
+    place_of(traces).write_bytes(b"PK")
+    ran = rstar2("analyze", traces, "--model", model_folder)
+    assert (ran.code, f"cannot read {place_of(traces)}" in ran.stderr) == (2, True)

@@ -1,0 +1,101 @@
+"""`rstar2 format show` prints what a model sees, and every verb refuses a format that is not the model's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rstar2.cli import app
+from rstar2.errors import UserError
+from rstar2.formats.format import ours, save_format
+from rstar2.prompts import ChatCodec
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    """A model in our format, all but its weights."""
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    save_format(ours(), folder)
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def shown(*words: str) -> str:
+    ran = CliRunner().invoke(app, ["format", "show", *words])
+    assert ran.exit_code == 0, ran.output
+    return ran.stdout
+
+
+def refused(*words: str) -> UserError:
+    ran = CliRunner().invoke(app, [*words])
+    assert isinstance(ran.exception, UserError), ran.output
+    return ran.exception
+
+
+def test_prompt_and_reply_are_shown_as_the_model_gets_them(model: Path, codec: ChatCodec) -> None:
+    text = shown(str(model), "--problem", "2 + 2? [b]", "--reply", "[4]")
+    prompt, reply = codec.prompt(ours().messages("2 + 2? [b]")), codec.tool_turn(["[4]"])
+    assert "format    rstar2_format.json\ntools     python_code_with_standard_io\n" in text
+    assert "turns end with <|im_end|>" in text
+    for title, ids in (("prompt", prompt), ("after a call", reply)):
+        assert f"── {title}, {len(ids)} tokens ──\n{codec.tokenizer.decode(ids)}\n" in text
+
+
+def test_as_json_it_has_the_token_ids_and_the_whole_format(model: Path, codec: ChatCodec) -> None:
+    found = json.loads(shown(str(model), "--json"))
+    assert found["prompt_ids"] == codec.prompt(ours().messages("What is 6 times 7?"))
+    assert found["reply_ids"] == codec.tool_turn(["42"])
+    assert found["format"]["template"] == ours().template
+    assert found["source"] == "rstar2_format.json"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["format", "show", "{}"],
+        ["chat", "--question", "x", "--model", "{}"],
+        ["eval"],
+        ["serve", "{}", "--dry-run"],
+    ],
+)
+def test_every_verb_refuses_another_format(model: Path, tmp_path: Path, words: list[str]) -> None:
+    if words[0] == "eval":
+        (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+        words = ["eval", str(tmp_path / "x.jsonl"), "--model", "{}"]
+    error = refused(*[word.format(model) for word in words], "--format", "no-tools")
+    assert f"{model} has another format (rstar2_format.json) than no-tools; different: tools, user" in (
+        error.message
+    )
+    assert "--force-format" in error.hint
+
+
+def test_a_forced_format_is_named(model: Path) -> None:
+    assert "format    no-tools, forced\ntools     none\n" in shown(
+        str(model), "--format", "no-tools", "--force-format"
+    )
+
+
+def test_serve_gives_vllm_the_template_of_the_format_that_is_named(model: Path) -> None:
+    def line(*more: str) -> str:
+        ran = CliRunner().invoke(app, ["serve", str(model), "--dry-run", *more])
+        assert ran.exit_code == 0, ran.output
+        return ran.stdout
+
+    assert "--chat-template" not in line()
+    forced = line("--format", "demo", "--force-format", "--log", "logs/x.log")
+    assert f"--chat-template {Path('logs/x.jinja').absolute()}" in forced
+    assert not Path("logs/x.jinja").exists(), "a dry run writes nothing"
+
+
+def test_a_model_that_disagrees_with_its_own_file_is_refused(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("another")
+    for words in (["format", "show"], ["serve", "--dry-run"]):
+        message = refused(*words, str(model)).message
+        assert message == (
+            f"{model}: the chat template of the tokenizer is not the one in rstar2_format.json"
+        )

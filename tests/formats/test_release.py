@@ -1,0 +1,161 @@
+"""The authors' released template and tools render byte for byte; a server renders ours as rollouts do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rstar2.formats.format import Format, ours, read_format
+from rstar2.prompts import ChatCodec
+
+Message = dict[str, Any]
+
+
+def rendered(template: str, messages: list[Message], tools: Any = None, generation: bool = True) -> str:
+    """What a server renders: Jinja with the settings that chat templates are written for."""
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    jinja.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    return jinja.from_string(template).render(
+        messages=messages, tools=tools, add_generation_prompt=generation
+    )
+
+
+def text_of(codec: ChatCodec, *pieces: list[int]) -> str:
+    return str(codec.tokenizer.decode([token for piece in pieces for token in piece]))
+
+
+PYTHON, NOTEBOOK = "python_code_with_standard_io", "jupyter_code"
+PROBLEMS = [
+    "What is 6 × 7?",
+    "Sei $x \\in \\{1, 2\\}$. Berechne Σ x²; 日本語 🙂",
+    "Quotes \"so\" and 'so', a tab\t, <tools> & {problem} {{ messages }}",
+    "Two\n\nlines\n",
+]
+TURNS: list[tuple[str, list[tuple[str, dict[str, str]]], list[str]]] = [
+    ("Compute.", [(PYTHON, {"code": "print('π')", "input": ""})], ["Tool call success\nstdout: π"]),
+    (
+        "Both at once.",
+        [(NOTEBOOK, {"code": "x = 1\nx"}), (PYTHON, {"code": "print(input())", "input": "ü\n"})],
+        ["Tool call success\nstdout: 1\nexecution time: 0.01s", "Tool call failure\nreason: timeout"],
+    ),
+    ("", [(NOTEBOOK, {"code": ""})], ["Failed to decode tool call: Expecting value"]),
+    ("Quoted.", [(PYTHON, {"code": 'print("a\\n\\t\\\\")', "input": '{"a": 1}'})], ["", "  spaced  ", "…"]),
+]
+
+
+@pytest.fixture(scope="module")
+def release(shared: Path) -> Format:
+    values = {
+        "template": (shared / "formats" / "release_chat_template.jinja").read_text(),
+        "tools": json.loads((shared / "formats" / "release_tools.json").read_text()),
+        "layout": "labelled",
+    }
+    return Format.model_validate(values)
+
+
+def call_text(name: str, arguments: dict[str, str]) -> str:
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def opening(problem: str, system: str | None) -> list[Message]:
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": problem}]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("system", [None, "Be brief, naïve."])
+@pytest.mark.parametrize("with_tools", [True, False])
+def test_prompts(release: Format, tokenizer: Any, problem: str, system: str | None, with_tools: bool) -> None:
+    fmt = release if with_tools else release.model_copy(update={"tools": ()})
+    codec = ChatCodec(tokenizer, fmt)
+    messages = opening(problem, system)
+    tools = list(release.tools) if with_tools else None
+    assert text_of(codec, codec.prompt(messages)) == rendered(release.template, messages, tools)
+    assert codec.turn_start == "<reason>"
+
+
+@pytest.mark.parametrize("outputs", [outputs for _, _, outputs in TURNS])
+def test_replies_are_rendered_alone_with_the_system_text_cut_off(
+    release: Format, tokenizer: Any, outputs: list[str]
+) -> None:
+    codec = ChatCodec(tokenizer, release.model_copy(update={"newline_before_reply": False}))
+    alone = rendered(release.template, [{"role": "tool", "content": output} for output in outputs])
+    _, end, after_system = alone.partition("<|im_end|>\n")
+    assert end
+    assert text_of(codec, codec.tool_turn(outputs)) == after_system
+    assert text_of(codec, codec.user_turn("And π?")) == rendered(
+        release.template, [{"role": "user", "content": "And π?"}]
+    ).removeprefix(alone[: alone.index("<|im_end|>\n")] + "<|im_end|>\n")
+
+
+def conversation(turns: int, json_arguments: bool) -> list[Message]:
+    """Messages as an OpenAI client sends them."""
+    messages = []
+    for thought, calls, outputs in TURNS[:turns]:
+        made = [
+            {
+                "id": f"call-{place}",
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "arguments": json.dumps(given, ensure_ascii=False) if json_arguments else given,
+                },
+            }
+            for place, (name, given) in enumerate(calls)
+        ]
+        content = f"<reason>{thought}</reason>"
+        messages.append({"role": "assistant", "content": content, "tool_calls": made})
+        for place, output in enumerate(outputs):
+            messages.append({"role": "tool", "tool_call_id": f"call-{place}", "content": output})
+    return messages
+
+
+def joined(codec: ChatCodec, messages: list[Message], turns: int) -> str:
+    """The same conversation as a rollout makes it, piece by piece."""
+    pieces = [codec.prompt(messages)]
+    for thought, calls, outputs in TURNS[:turns]:
+        said = "\n".join([f"{thought}</reason>", *(call_text(*call) for call in calls)])
+        pieces += [codec.turn(said), codec.tool_turn(outputs)]
+    return text_of(codec, *pieces)
+
+
+@pytest.mark.parametrize("turns", range(len(TURNS) + 1))
+def test_whole_conversations_of_the_release(release: Format, tokenizer: Any, turns: int) -> None:
+    codec, start = ChatCodec(tokenizer, release), opening(PROBLEMS[1], None)
+    whole = [*start, *conversation(turns, json_arguments=False)]
+    assert joined(codec, start, turns) == rendered(release.template, whole, list(release.tools))
+
+
+@pytest.mark.parametrize("turns", range(len(TURNS) + 1))
+@pytest.mark.parametrize("json_arguments", [True, False])
+@pytest.mark.parametrize("name", ["rstar2", "demo"])
+def test_our_template_on_a_server_renders_what_rollouts_see(
+    tokenizer: Any, turns: int, json_arguments: bool, name: str
+) -> None:
+    fmt = read_format(name)
+    codec, start = ChatCodec(tokenizer, fmt), fmt.messages(PROBLEMS[1])
+    whole = [*start, *conversation(turns, json_arguments)]
+    assert joined(codec, start, turns) == rendered(fmt.template, whole, list(fmt.tools))
+
+
+def test_our_template_takes_what_clients_send_besides(tokenizer: Any) -> None:
+    template, tools = ours().template, list(ours().tools)
+    calls = [{"type": "function", "function": {"name": PYTHON, "arguments": '{"code": "1"}'}}]
+    user, parts = (
+        {"role": "user", "content": "?"},
+        {"role": "user", "content": [{"type": "text", "text": "?"}]},
+    )
+    assert rendered(template, [parts], tools) == rendered(template, [user], tools)
+    silent = rendered(template, [user, {"role": "assistant", "content": None, "tool_calls": calls}], tools)
+    assert f"assistant\n{call_text(PYTHON, {'code': '1'})}<|im_end|>" in silent
+    # What a server returns begins after the generation prompt, and its client sends that back.
+    returned = {"role": "assistant", "content": "so</reason>\n", "tool_calls": calls}
+    assert "assistant\n<reason>so</reason>\n<tool_call>" in rendered(template, [user, returned], tools)
+    plain = rendered(template, [user, {"role": "assistant", "content": "Hi.", "tool_calls": []}], None)
+    assert plain.endswith("assistant\nHi.<|im_end|>\n<|im_start|>assistant\n<reason>")
+    assert "<tools>" not in plain

@@ -1,0 +1,88 @@
+"""The judge as a tool server of the Model Context Protocol, called by the protocol's own client."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.optional import needs
+
+from rstar2.judge.service.start import JudgeHandle
+
+pytestmark = needs("mcp")
+
+
+def assistant(judge: JudgeHandle) -> Any:
+    """A client, in `async with`, of tools that run on the judge."""
+    from mcp import Client
+
+    from rstar2.judge.client.mcp_server import mcp_server
+
+    return Client(mcp_server(judge.url, judge.token))
+
+
+async def test_the_tools_say_what_they_take(judge: JudgeHandle) -> None:
+    async with assistant(judge) as client:
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+    assert set(tools) == {"run_python", "open_session", "run_cell", "close_session"}
+    assert tools["run_python"].input_schema["required"] == ["code"]
+    assert all(tool.description for tool in tools.values())
+
+
+async def test_a_program_runs_with_input_and_says_how_it_ended(judge: JudgeHandle) -> None:
+    async with assistant(judge) as client:
+        done = await client.call_tool("run_python", {"code": "print(input())\n6 * 7", "stdin": "hello\n"})
+        failed = await client.call_tool("run_python", {"code": "1 / 0"})
+        endless = await client.call_tool("run_python", {"code": "while True: pass", "timeout_s": 0.2})
+    result = done.structured_content
+    assert not done.is_error
+    assert (result["outcome"], result["stdout"], result["value"]) == ("ok", "hello\n", "42")
+    assert failed.structured_content["outcome"] == "error"
+    assert "ZeroDivisionError" in failed.structured_content["stderr"]
+    assert endless.structured_content["outcome"] == "timeout"
+
+
+async def test_a_session_keeps_its_variables_until_it_is_closed(judge: JudgeHandle) -> None:
+    async with assistant(judge) as client:
+        id = (await client.call_tool("open_session")).structured_content["id"]
+        await client.call_tool("run_cell", {"session_id": id, "code": "x = 41"})
+        done = await client.call_tool("run_cell", {"session_id": id, "code": "x + 1"})
+        await client.call_tool("close_session", {"session_id": id})
+        again = await client.call_tool("run_cell", {"session_id": id, "code": "x"})
+    assert done.structured_content["value"] == "42"
+    assert again.is_error
+    assert "open_session" in again.content[0].text
+
+
+async def test_sessions_left_open_end_with_the_server(judge: JudgeHandle) -> None:
+    async with assistant(judge) as client:
+        id = (await client.call_tool("open_session")).structured_content["id"]
+    async with httpx.AsyncClient(base_url=judge.url, trust_env=False) as http:
+        cell = (await http.post(f"/v1/sessions/{id}/cells", json={"code": "1"})).json()
+    assert (cell["outcome"], cell["session_alive"]) == ("lost", False)
+
+
+async def test_a_judge_that_refuses_is_told_in_the_tools_answer(judge: JudgeHandle) -> None:
+    async with assistant(judge.model_copy(update={"url": f"{judge.url}/nothing"})) as client:
+        for tool in ("run_python", "open_session"):
+            done = await client.call_tool(tool, {"code": "1"} if tool == "run_python" else {})
+            assert done.is_error
+            assert judge.url in done.content[0].text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [True, False])
+async def test_the_command_speaks_the_protocol_on_its_streams(
+    judge: JudgeHandle, tmp_path: Path, named: bool
+) -> None:
+    from mcp import Client
+    from mcp.client.stdio import StdioServerParameters
+
+    words = ["-m", "rstar2", "judge", "mcp", *(["--url", judge.url] if named else [])]
+    server = StdioServerParameters(command=sys.executable, args=words, env={"RSTAR2_STATE": str(tmp_path)})
+    async with Client(server) as client:
+        done = await client.call_tool("run_python", {"code": "6 * 7"})
+    assert done.structured_content["value"] == "42"

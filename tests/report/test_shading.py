@@ -1,0 +1,112 @@
+"""Traces shaded by entropy on the report page, and the panel with a run's analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.browser import Browser
+from support.made_runs import made_run
+from support.report_page import click, open_report, texts
+
+from rstar2.analysis.stored import FORKING, REFLECTION, TokenEntropies, write_entropies
+from rstar2.files import write_json
+from rstar2.trace import Trace, read_traces
+
+pytestmark = pytest.mark.slow
+
+CHART = {
+    "title": "aime24: entropy after a tool reply", "x": "tokens after a tool reply", "y": "nats", "unit": "",
+    "table": "entropy_around", "marks": [],
+    "series": [{"name": "ok", "points": [[-1, 0.1], [0, 0.5, 0.4, 0.6], [1, 0.2]]},
+               {"name": "failed", "points": [[-1, 0.1], [0, 0.9], [1, 0.3]]}],
+}  # fmt: skip
+TABLE = {"name": "calls_kinds", "title": "How calls ended", "columns": ["kind", "calls", "share"],
+         "rows": [["NameError, in full", 3, 0.25], ["ok", 9, None]]}  # fmt: skip
+
+
+def _shade(trace: Trace) -> tuple[list[int], list[int]]:
+    """Characters and marks for made tokens of four letters; the first of each turn is marked."""
+    characters: list[int] = []
+    marks: list[int] = []
+    for number, turn in enumerate(trace.turns):
+        sizes = [len(turn.text[at : at + 4]) for at in range(0, len(turn.text), 4)]
+        sizes = (sizes + [0] * (turn.end - turn.start))[: turn.end - turn.start]
+        characters += sizes
+        marks += [REFLECTION if number else FORKING, *[0] * (len(sizes) - 1)]
+    return characters, marks
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = made_run(tmp_path_factory.mktemp("shaded") / "night", problems=4, samples=2)
+    path = folder / "aime24" / "traces.jsonl"
+    shaded = [_shade(trace) for trace in read_traces(path)]
+    sizes = np.array([len(characters) for characters, _ in shaded])
+    entropy = np.tile([0.0, 0.5, 3.0], int(sizes.sum()) // 3 + 1)[: int(sizes.sum())].astype(np.float32)
+    held = TokenEntropies(
+        about={"source": "model", "bytes": path.stat().st_size},
+        sizes=sizes,
+        entropy=entropy,
+        upper=None,
+        characters=np.array([each for characters, _ in shaded for each in characters], dtype=np.uint16),
+        marks=np.array([each for _, marks in shaded for each in marks], dtype=np.uint8),
+    )
+    write_entropies(path, held)
+    write_json(folder / "analysis" / "analysis.json", {"tables": [TABLE], "charts": [CHART]})
+    return folder
+
+
+def test_a_switch_shades_the_tokens_and_stays_on_for_the_next_trace(browser: Browser, run: Path) -> None:
+    open_report(browser, run)
+    trace = next(read_traces(run / "aime24" / "traces.jsonl"))
+    assert texts(browser, ".tokens") == []
+    click(browser, ".shade")
+    assert browser.run("return document.querySelector('.shade').getAttribute('aria-pressed')") == "true"
+    shown = browser.run("return [...document.querySelectorAll('.tokens')].map((node) => node.textContent)")
+    assert shown == [turn.text[: 4 * (turn.end - turn.start)] for turn in trace.turns]
+    assert texts(browser, ".thought") in ([], [""] * len(texts(browser, ".thought")))
+    levels = browser.run(
+        "return [...document.querySelectorAll('.tokens .token')].slice(0, 3)"
+        ".map((node) => node.style.getPropertyValue('--level'))"
+    )
+    assert levels == ["0%", "39%", "95%"]
+    marks = browser.run(
+        "return ['.forking', '.reflection'].map((name) => document.querySelectorAll(`.tokens ${name}`).length)"
+    )
+    assert marks == [1, len(trace.turns) - 1]
+    click(browser, ".row[aria-current=false]")
+    browser.wait("document.querySelectorAll('.tokens').length > 0")
+    click(browser, ".shade")
+    assert browser.run("return document.querySelector('.shaded').hidden") is True
+    assert browser.errors() == []
+
+
+def test_a_trace_without_entropies_has_no_switch(browser: Browser, tmp_path: Path) -> None:
+    open_report(browser, made_run(tmp_path / "plain", problems=2, samples=1))
+    assert texts(browser, ".shade") == []
+    assert texts(browser, "summary") == [text for text in texts(browser, "summary") if "Inside" not in text]
+
+
+def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser: Browser, run: Path) -> None:
+    open_report(browser, run)
+    click(browser, "summary", "Inside the traces")
+    browser.run("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
+    browser.wait("document.querySelectorAll('.plots.small circle').length === 6")
+    cells = browser.run(
+        "return [...document.querySelectorAll('details details td')].slice(0, 6).map((node) => node.textContent)"
+    )
+    assert cells == ["NameError, in full", "3", "25.0 %", "ok", "9", "–"]
+    saved = browser.run(
+        "return [...document.querySelectorAll('a[download]')].map((node) => "
+        "[node.download, decodeURIComponent(node.href.split(',', 2)[1])])"
+    )
+    assert saved[0][0] == f"{CHART['title']}.csv"
+    assert saved[0][1].splitlines()[:3] == [
+        "line,tokens after a tool reply,nats,low,high",
+        "ok,-1,0.1",
+        "ok,0,0.5,0.4,0.6",
+    ]
+    assert saved[1] == ["calls_kinds.csv", 'kind,calls,share\n"NameError, in full",3,0.25\nok,9,\n']
+    assert browser.errors() == []

@@ -1,0 +1,28 @@
+"""VERL's own reading of a trainer's command line: its defaults, its overrides, and the checks it makes at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def composed(config: str, argv: list[str]) -> Any:
+    """What VERL would see: its own defaults under our command line."""
+    import verl.trainer
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(verl.trainer.__file__).parent / "config"
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        return compose(config_name=config, overrides=argv)
+
+
+def accepted(argv: list[str]) -> Any:
+    """The config of an RL trainer, once VERL has validated it; raises what VERL raises."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = composed("ppo_trainer", argv)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    omega_conf_to_dataclass(config.algorithm)
+    return config

