@@ -39,6 +39,7 @@ hypothesis.settings.load_profile("suite")
 
 LONGEST_FIRST = [
     "demo/test_whole_demo.py",
+    "train/test_verl_update.py",
     "judge/test_faults.py",
     "judge/sandbox/test_attacks.py",
     "report/test_viewer.py",

@@ -10,12 +10,11 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from rstar2.prompts import TOOL_NAME
-
 if TYPE_CHECKING:
     import torch
 
 ANSWER = "42"
+TOOL = "python_code_with_standard_io"
 Labels = Literal["as they are", "tool output changed", "own tokens changed"]
 
 
@@ -36,7 +35,7 @@ class Group:
         outcome = self.rollouts[session]
         if number == 0:
             thought = "So. " * ((len(self.name) + 3 * session) % 5) + (self.says or {}).get(outcome, "")
-            call = json.dumps({"name": TOOL_NAME, "arguments": {"code": f"print({session})", "input": ""}})
+            call = json.dumps({"name": TOOL, "arguments": {"code": f"print({session})", "input": ""}})
             return f"{thought}</reason>\n<tool_call>\n{call}\n</tool_call>"
         return f"Seen {session}.</reason>\n<answer>\\boxed{{{int(ANSWER) - (outcome == '0')}}}</answer>"
 

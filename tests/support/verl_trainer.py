@@ -16,13 +16,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ray
 import torch
 import transfer_queue as tq
 import verl.trainer
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
+from support.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -31,19 +30,21 @@ from verl.workers.rollout.replica import TokenOutput
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
+from rstar2.processes import die_with
 from rstar2.prompts import load_codec
-from rstar2.train.command import agent_loop_yaml, stage_command
+from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe
+from rstar2.train.stages import write_stage_inputs
 from rstar2.train.verl import agent_loop
 from rstar2.train.verl.agent_loop_manager import AgentLoopWorker
 
 _ROLLOUT: ContextVar[tuple[Group, int]] = ContextVar("rollout")
 
 
-def start() -> None:
-    """Make the process ready for `train`: VERL's queue, and a judge."""
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, logging_level="ERROR")
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+def start(parent: int) -> None:
+    """Make the process ready for `train`, for as long as its parent lives: VERL's queue, and a judge."""
+    die_with(parent)()
+    start_queue()
     agent_loop._judge = lambda *address: _Judge()
 
 
@@ -186,8 +187,8 @@ class _Trainer(PPOTrainerSync):
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     """What VERL makes of our command line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "agent_loop.yaml").write_text(agent_loop_yaml(recipe, folder, "http://127.0.0.1:1", None))
+    rows = [{"prompt": [{"role": "user", "content": "?"}]}]
+    write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
     defaults = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(config_dir=str(defaults), version_base=None):
         config = compose("ppo_trainer", overrides=stage_command(recipe, folder, model).argv[3:])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
+from support.verl_queue import start_queue
 
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.service.start import JudgeHandle
@@ -136,11 +137,8 @@ def test_a_step_whose_groups_are_all_dropped_trains_on_one_without_advantage(tmp
 def verls_queue() -> Iterator[Any]:
     """The queue between VERL's agent loops and its trainer."""
     import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
 
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, logging_level="ERROR")
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+    tq = start_queue()
     yield tq
     tq.close()
     ray.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ ONE_RANK = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "0",
     "RAY_ADDRESS": "local",
+    "RAY_raylet_start_wait_time_s": "60",
 }
 Train = Callable[..., Trained]
 SMALL = [
@@ -52,13 +54,13 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """`support.verl_trainer.train` of a tiny model, in a process with the laptop profile's environment."""
     root = tmp_path_factory.mktemp("verl")
     size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.PROMPT, seed=1)
+    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, spawn)
-        pool.submit(in_trainer, "start").result(BOUND_S)
+        pool.submit(in_trainer, "start", os.getpid()).result(BOUND_S)
     count = 0
 
     def run(recipe: StageRecipe, steps: list[list[Group]], *more: Any, folder: Path | None = None) -> Any:
@@ -154,7 +156,7 @@ def test_a_batch_with_lost_calls_trains_on_none_of_them(train: Train) -> None:
     assert not same(update, other, tolerance=0.01)
 
 
-def test_adamw_and_the_warm_up_go_on_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
+def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tmp_path: Path) -> None:
     whole = ["optim.warmup_steps=4", "rollout.rollouts=4"]
     steps = [[Group("a", f"{i:04b}"), Group("bb", f"{15 - i:04b}")] for i in (5, 6, 9, 10, 12)]
     uninterrupted = train(recipe(2, *whole, "steps=5"), steps)
