@@ -196,7 +196,7 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     if named is None:
         return ChatCodec(tokenizer, own, source)
     wanted = read_format(named, _own_template(tokenizer) or own.template)
-    differing = _disagreements(own, wanted, source)
+    differing = differences(own, wanted, source)
     if differing and not choice.forced:
         raise UserError(
             f"{model} has another format ({source}) than {named}; different: {', '.join(differing)}",
@@ -261,8 +261,11 @@ def _format_file(model: str | Path) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _disagreements(own: Format, wanted: Format, source: str) -> list[str]:
-    """What differs between a model's format and another; a model without a format file has a template alone."""
+def differences(own: Format, wanted: Format, source: str) -> list[str]:
+    """What differs between a model's format, as of `model_format`, and another.
+
+    Of a model without a format file only the template counts.
+    """
     if source == FORMAT_FILE:
         return changed_keys(own.model_dump(exclude={"examples"}), wanted.model_dump(exclude={"examples"}))
     return [] if source == OURS or own.template == wanted.template else ["template"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rstar2.agent import Limits, RolloutError, parse_calls, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
-from rstar2.formats.format import ours
+from rstar2.formats.format import ours, read_format
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall, Trace
@@ -167,6 +167,31 @@ async def test_a_call_that_does_not_parse_goes_back_to_the_model_and_nothing_run
 def test_a_call_left_open_at_the_end_of_the_turn_still_counts() -> None:
     body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "input": ""}})
     assert parse_calls(f"<tool_call>{body}", ours()) == [(TOOL_NAME, {"code": "1", "input": ""})]
+
+
+def test_the_releases_rules_for_calls() -> None:
+    release = read_format("release")
+    body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1"}})
+    call, run = f"<tool_call>{body}</tool_call>", (TOOL_NAME, {"code": "1"})
+    assert parse_calls(f"<tool_call>{body}", release) == [], "a call needs its end"
+    assert parse_calls(call + call, release) == [run], "one call a turn"
+    assert parse_calls(call + call, ours()) == [run, run]
+    (broken,) = parse_calls("<tool_call>{oops}</tool_call>", release)
+    assert isinstance(broken, ToolCall)
+    assert broken.output.startswith("Failed to decode tool call: ")
+
+
+def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:
+    body = json.dumps({"name": "jupyter_code", "arguments": {"code": "1"}})
+    (call,) = parse_calls(f"<tool_call>{body}</tool_call>", ours())
+    assert isinstance(call, ToolCall)
+    assert (call.status, call.output) == (
+        "unknown_tool",
+        f"Unknown tool jupyter_code. Tools: {TOOL_NAME}.",
+    )
+    assert parse_calls(f"<tool_call>{body}</tool_call>", read_format("release")) == [
+        ("jupyter_code", {"code": "1"})
+    ]
 
 
 @given(text=st.text(max_size=200) | st.builds("<tool_call>{}</tool_call>".format, st.text(max_size=100)))

@@ -9,12 +9,20 @@ import typer
 from rstar2.cli import common
 from rstar2.cli.common import examples, out
 
-app = typer.Typer(name="format", rich_markup_mode="rich", add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    name="format",
+    help="Show what a model sees: its prompt, its tools and their replies.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    epilog=examples(("the demo's model", "rstar2 format show runs/demo")),
+)
 
 
 @app.callback()
 def _group() -> None:
-    """Show what a model sees: its prompt, its tools and their replies."""
+    # With it, the one command keeps its name.
+    pass
 
 
 @app.command(

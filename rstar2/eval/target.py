@@ -39,8 +39,9 @@ class Target:
         if not (self.model or self.url or self.oracle):
             hint = "Give --model MODEL, --url URL of a vLLM server, or --oracle."
             raise UserError("no model to measure", hint)
-        if self.oracle and (self.model or self.url):
-            raise UserError("--oracle stands in for a model", "Leave out --model and --url, or --oracle.")
+        if self.oracle and (self.model or self.url or self.format.named):
+            hint = "Leave out --model, --url and --format, or --oracle."
+            raise UserError("--oracle stands in for a model", hint)
         if self.model is not None:
             find_model(self.model)
         if self.model_name and not self.url:

@@ -13,7 +13,7 @@ from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
 from rstar2.judge.queue.embedded_redis import server_binary
-from rstar2.prompts import ChatCodec, FormatChoice, load_codec, load_tokenizer, model_format
+from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of, traces_of_eval
@@ -123,7 +123,7 @@ def taught_codec(named: str | None, model: Path) -> ChatCodec:
     """The codec of the format that SFT teaches a model: the one that is named, else of its format file, else ours."""
     tokenizer = load_tokenizer(model)
     own, source = model_format(model, tokenizer)
-    if named is not None:
+    if named:
         return ChatCodec(tokenizer, read_format(named, own.template), named)
     return ChatCodec(tokenizer, own, source) if source == FORMAT_FILE else ChatCodec(tokenizer)
 
@@ -134,8 +134,18 @@ def rl_format(named: str | None, model: Path) -> Format:
     A format may be named for a model without a format file, whose own chat template is taken otherwise. A UserError
     where the model has another one.
     """
-    _, source = model_format(model, load_tokenizer(model))
-    return load_codec(model, FormatChoice(named, forced=source != FORMAT_FILE)).format
+    tokenizer = load_tokenizer(model)
+    own, source = model_format(model, tokenizer)
+    if not named:
+        return ChatCodec(tokenizer, own, source).format
+    wanted = ChatCodec(tokenizer, read_format(named, own.template), named).format
+    differing = differences(own, wanted, source) if source == FORMAT_FILE else []
+    if differing:
+        raise UserError(
+            f"the recipe's format {named} is not that of {model}; different: {', '.join(differing)}",
+            f"Teach it (rstar2 sft --set format={named}), or keep to the model's: --set format=''",
+        )
+    return wanted
 
 
 def check_model(model: Path) -> None:

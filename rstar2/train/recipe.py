@@ -120,7 +120,7 @@ class StageRecipe(Strict):
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
     format: str | None = None
-    """The format of a model that has no format file, by name or file; by default the model's own chat template."""
+    """The format of a model that has no format file, by name or file; by default, or empty, its own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
     traces_per_step: int = Field(64, ge=-1)
@@ -195,7 +195,7 @@ class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
     format: str | None = None
-    """The format that is taught, by name or file; by default that of the model's format file, else ours."""
+    """The format that is taught, by name or file; by default, or empty, that of the model's format file, else ours."""
     epochs: int = Field(3, ge=1)
     batch: int = Field(128, ge=1)
     lr: float = Field(5e-6, gt=0)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.vllm_standin import StandIn, serving
 
+from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_server
 from rstar2.files import write_json
+from rstar2.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.prompts import MODELS_OWN, FormatChoice
 
 
 def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
@@ -23,3 +27,22 @@ def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
         target = Target(None, standin.url, None, False)
         opened = open_target(target, [], 1, reach_server(target, 5.0))
     assert opened.identity["name"] == "demo-stage3"
+
+
+def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    save_format(ours(), tmp_path)
+    standin = StandIn(lambda prompt: [])
+    standin.root = str(tmp_path)
+
+    def identity(choice: FormatChoice) -> dict[str, Any]:
+        target = Target(None, standin.url, format=choice)
+        return open_target(target, [], 1, reach_server(target, 5.0)).identity
+
+    with serving(standin):
+        own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
+        forced = identity(FormatChoice("demo", forced=True))
+        with pytest.raises(UserError, match="has another format"):
+            identity(FormatChoice("demo"))
+    assert [found["format"] for found in (own, same, forced)] == [FORMAT_FILE, "rstar2", "demo, forced"]
+    assert own["format_sha256"] == same["format_sha256"] != forced["format_sha256"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.kept_traces import training_traces
 from support.optional import needs
+from support.tools import SharedTools
 
 from rstar2.agent import Limits, RolloutError
 from rstar2.prompts import ChatCodec
@@ -31,7 +32,7 @@ def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
     made: RStarAgentLoop = RStarAgentLoop.__new__(RStarAgentLoop)
     made.server_manager = BrokenServer()
     made.rollout_config = SimpleNamespace(name="vllm")
-    made._codec, made._limits, made._tools = codec, Limits(), None
+    made._codec, made._limits, made._tools = codec, Limits(), SharedTools()
     made._traces, made._trace_share, made._seed = traces, trace_share, 1
     return made
 

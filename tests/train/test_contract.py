@@ -37,6 +37,14 @@ def test_rollout_classes_are_looked_up_by_name_and_mode() -> None:
     assert "_ROLLOUT_REGISTRY[(rollout_name, mode)]" in inspect.getsource(base.get_rollout_class)
 
 
+def test_sft_takes_a_dataset_of_ours() -> None:
+    from verl.trainer import sft_trainer
+
+    source = inspect.getsource(sft_trainer.create_sft_dataset)
+    assert "load_extern_object(data_config.custom_cls.path, data_config.custom_cls.name)" in source
+    assert "parquet_files=data_paths" in source
+
+
 def test_the_replay_buffer_hands_groups_to_one_method() -> None:
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 

@@ -221,7 +221,8 @@ def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) 
     base = with_format(model, ours(), tmp_path / "base")
     with pytest.raises(UserError) as refused:
         rl_format("release", base)
-    assert "another format (rstar2_format.json) than release; different: " in refused.value.message
+    assert f"the recipe's format release is not that of {base}; different: " in refused.value.message
+    assert rl_format("", base) == ours()
     assert "layout, limits.characters" in refused.value.message
 
 
