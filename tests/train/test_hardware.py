@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import secrets
-import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.waiting import wait_until
+from support.ray_nodes import ray_nodes
 
 from rstar2.errors import UserError
-from rstar2.processes import free_port, start_bound, stop_group
+from rstar2.processes import free_port
 from rstar2.train import hardware
 from rstar2.train.recipe import Hardware
 
@@ -75,39 +72,20 @@ def test_several_nodes_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware.check_hardware([Hardware(nodes=8)])
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Ray cluster of one node that believes it has four GPUs; its address."""
-    folder = tmp_path_factory.mktemp("ray")
-    port = free_port()
-    # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"),
-        *("--num-gpus=4", "--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats"),
-        *(f"--temp-dir={folder}", "--object-store-memory=80000000"),
-    ]
-    process = start_bound(command, folder / "log", env=token)
-    address = f"127.0.0.1:{port}"
-    try:
-        wait_until(lambda: _listens(port), timeout_s=240)
-        with pytest.MonkeyPatch.context() as patched:
-            for name, value in token.items():
-                patched.setenv(name, value)
-            yield address
-    finally:
-        stop_group(process, 20)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a Ray cluster of one node that believes it has four GPUs."""
+    with ray_nodes(tmp_path_factory.mktemp("ray"), [4]) as environment:
+        yield environment
 
 
 @pytest.mark.slow
 @needs("ray")
-def test_what_a_ray_cluster_lacks_is_said_at_once(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
+def test_what_a_ray_cluster_lacks_is_said_at_once(
+    cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
     hardware.check_hardware([Hardware(gpus_per_node=4), Hardware(device="cpu")])
     for wanted, said in (
         (Hardware(gpus_per_node=8), "needs 1 nodes with 8 GPUs each, .* has 0 such: its 1 nodes have 4 GPUs"),
