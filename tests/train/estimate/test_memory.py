@@ -91,10 +91,10 @@ def counted_attention() -> Iterator[str]:
         def backward(ctx: Any, _: Any) -> Any:
             return tuple(torch.zeros_like(each) for each in ctx.saved_tensors[:3])
 
-    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **how: Any) -> Any:
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **how: Any) -> Any:
         return Counted.apply(query, key, value), None
 
-    ALL_ATTENTION_FUNCTIONS.register("counted", attend)
+    ALL_ATTENTION_FUNCTIONS.register("counted", attention)
     yield "counted"
     del ALL_ATTENTION_FUNCTIONS._global_mapping["counted"]
 
