@@ -47,6 +47,7 @@ $(VENV)/.docs-installed: $(STAMP)
 
 docs: $(VENV)/.docs-installed
 	$(BIN)/python docs/generate_cli_reference.py
+	$(BIN)/python docs/generate_recipe_reference.py
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/docs
 	@echo "build/docs/index.html"
 

@@ -83,6 +83,15 @@ def test_the_reference_of_the_command_line_is_current() -> None:
     assert page == generator["reference"](), "run: python docs/generate_cli_reference.py"
 
 
+def test_the_reference_of_recipe_keys_is_current_and_says_what_each_key_means() -> None:
+    generator = runpy.run_path(str(ROOT / "docs/generate_recipe_reference.py"), run_name="recipe_reference")
+    page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
+    assert page == generator["page"](page), "run: python docs/generate_recipe_reference.py"
+    rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", generator["reference"](), re.MULTILINE)
+    assert len(rows) > 55
+    assert [key for key, meaning in rows if not meaning] == []
+
+
 _CODE_PATH = re.compile(
     r"`((?:rstar2|tests|recipes|examples|benchmarks|docs|deploy)/(?:[\w./-]*(?:/|\.\w+))?)(?::([\w.]+))?`"
 )

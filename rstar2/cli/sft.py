@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 
 from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, examples, out
-from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for
+from rstar2.cli.training import (
+    ProgressRows,
+    model_here,
+    need_training_extra,
+    profile_for,
+    worker_environment_line,
+)
 
 EPILOG = examples(
     ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data sft.parquet --run runs/sft"),
@@ -50,6 +56,7 @@ def command(
         from rstar2.cli.plan import show_sft
 
         show_sft(here, resolved)
+        out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
@@ -71,6 +78,7 @@ def command(
         number = counted(plan.too_long, "conversation")
         out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
     with open_run(run, "sft", plan.config()) as opened:
+        out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:
             trained = run_sft_plan(plan, opened, progress)

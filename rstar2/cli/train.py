@@ -10,7 +10,14 @@ import typer
 
 from rstar2.cli.common import Change, Profile, RunFolder, examples, out
 from rstar2.cli.plan import warn_before_start
-from rstar2.cli.training import ProgressRows, model_here, need_training_extra, profile_for, timing_table
+from rstar2.cli.training import (
+    ProgressRows,
+    model_here,
+    need_training_extra,
+    profile_for,
+    timing_table,
+    worker_environment_line,
+)
 
 EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data train.parquet"),
@@ -55,7 +62,10 @@ def command(
     ] = None,
     profile: Profile = None,
     judge: Annotated[
-        str | None, typer.Option(help="A running judge's URL. [default: one is started for the run]")
+        str | None,
+        typer.Option(
+            envvar="RSTAR2_JUDGE", help="A running judge's URL. [default: one is started for the run]"
+        ),
     ] = None,
     judge_token: Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="Its token.")] = None,
     judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge started for the run.")] = 2,
@@ -82,6 +92,7 @@ def command(
         from rstar2.cli.plan import show_run
 
         show_run(here, recipes, None if judge else judge_workers)
+        out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
@@ -106,6 +117,7 @@ def command(
     from rstar2.train.records.timing import run_timing
 
     with open_run(run, "train", plan.config()) as opened:
+        out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:
             trained = run_train_plan(plan, opened, progress)

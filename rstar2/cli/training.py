@@ -90,6 +90,16 @@ class ProgressRows:
         self._progress.stop()
 
 
+def worker_environment_line() -> str:
+    """The names of the environment variables that workers on other nodes get from here."""
+    import os
+
+    from rstar2.train.command import worker_environment
+
+    plain, secret = (", ".join(found) or "none" for found in worker_environment(os.environ))
+    return f"workers get of this environment: {plain}; by a file that only you may read: {secret}"
+
+
 _TIMING_ROWS = (
     ("start_up_s", "start-up", "judge, Python, VERL, Ray and its actors"),
     ("rollout_s", "rollout", "until all rollouts of a step are graded"),

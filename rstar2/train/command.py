@@ -6,16 +6,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.parquet import AGENT_NAME
+from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
+SECRETS_FILE = "worker_secrets.json"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
 CPU_ENVIRONMENT = {
@@ -32,6 +34,13 @@ CPU_ENVIRONMENT = {
 """What VERL's and Ray's processes need to know of a machine without accelerators."""
 
 
+_FORWARDED = re.compile(
+    r"(NCCL|RCCL|TORCH_NCCL|GLOO|UCX|FI|HF|HUGGING_FACE|TRANSFORMERS|WANDB|VLLM)_|(?i:https?_proxy|no_proxy)$"
+)
+_SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)$|(?i:proxy)$")
+"""A proxy's address may hold a password."""
+
+
 @dataclass(frozen=True)
 class Command:
     """What to start."""
@@ -39,6 +48,9 @@ class Command:
     argv: list[str]
     env: dict[str, str]
     """On top of the caller's environment."""
+    nodes: int = 1
+    """Nodes of a Ray cluster that it runs on, by `rstar2.train.verl.every_node`; VERL's RL trainer spreads itself."""
+    gpus_per_node: int = 0
 
 
 class _InHydrasGrammar(str):
@@ -128,9 +140,11 @@ def sft_command(
             "MASTER_PORT": "0",
         }
     else:
+        # On several nodes `rstar2.train.launch` starts this on each, with a rendezvous.
         ranks = [f"--nnodes={hardware.nodes}", f"--nproc-per-node={hardware.gpus_per_node}"]
         start = ["-m", "torch.distributed.run", *ranks, *(["--standalone"] if hardware.nodes == 1 else [])]
-    return Command([sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)], env)
+    argv = [sys.executable, *start, "-m", "verl.trainer.sft_trainer", *_hydra(overrides)]
+    return Command(argv, env, hardware.nodes, hardware.gpus_per_node)
 
 
 def stage_commands(
@@ -227,8 +241,27 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if hardware.device == "cpu":
-        env |= CPU_ENVIRONMENT
+        return env | CPU_ENVIRONMENT
+    plain, secret = worker_environment(os.environ)
+    env |= plain
+    env["RSTAR2_NCCL_TIMEOUT_S"] = str(hardware.nccl_timeout_s)
+    env["VERL_USE_EXTERNAL_MODULES"] = "rstar2.train.verl.worker_setup"
+    if secret:
+        env["RSTAR2_SECRETS_FILE"] = str(metrics.absolute().with_name(SECRETS_FILE))
     return env
+
+
+def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What of an environment workers on other nodes need: what may be seen, and keys and tokens, which may not."""
+    found = {name: value for name, value in sorted(environ.items()) if _FORWARDED.match(name)}
+    secret = {name: value for name, value in found.items() if _SECRET.search(name)}
+    return {name: value for name, value in found.items() if name not in secret}, secret
+
+
+def write_secrets(command: Command, environ: Mapping[str, str]) -> None:
+    """Write keys and tokens for a command's workers to the file it names, if any, which only this user may read."""
+    if path := command.env.get("RSTAR2_SECRETS_FILE"):
+        write_text(Path(path), json.dumps(worker_environment(environ)[1]), mode=0o600)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

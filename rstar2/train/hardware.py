@@ -88,17 +88,16 @@ def _gpus_by_node(address: str) -> list[float]:
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=False)
-    except subprocess.TimeoutExpired:
-        answer = None
-    else:
-        answer = asked.stdout.strip().splitlines()[-1:] if asked.returncode == 0 else None
-    if not answer:
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=True)
+        return [float(count) for count in json.loads(asked.stdout.splitlines()[-1])]
+    except (subprocess.SubprocessError, LookupError, ValueError) as error:
+        said = getattr(error, "stderr", None) or b""
+        lines = (said if isinstance(said, str) else said.decode(errors="replace")).strip().splitlines()
+        why = f": {lines[-1][:200]}" if lines else ""
         raise UserError(
-            f"no Ray cluster answers at RAY_ADDRESS = {address}",
-            "Start it (ray start --head), or unset RAY_ADDRESS.",
-        )
-    return [float(count) for count in json.loads(answer[0])]
+            f"no Ray cluster answers at RAY_ADDRESS = {address}{why}",
+            "Start it (ray start --head), with the same RAY_AUTH_MODE and token as here, or unset RAY_ADDRESS.",
+        ) from error
 
 
 def _cluster() -> str:

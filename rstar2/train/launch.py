@@ -50,6 +50,8 @@ def run_trainer(
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
+    if command.nodes > 1:
+        command = _on_every_node(command)
     for start in range(1, RAY_STARTS + 1):
         code = _run_once(command, log, metrics, on_step, stall_s)
         if code == 0:
@@ -112,6 +114,14 @@ def _forked(command: Command) -> Command:
     if "verl.trainer.main_ppo" in argv:
         argv.append(f"+ray_kwargs.ray_init.runtime_env.py_executable='{shlex.join(client)}'")
     return Command(argv, command.env)
+
+
+def _on_every_node(command: Command) -> Command:
+    """The same command, on each of its nodes."""
+    where = [str(command.nodes), str(command.gpus_per_node), ",".join(command.env)]
+    return Command(
+        [sys.executable, "-m", "rstar2.train.verl.every_node", *where, *command.argv[1:]], command.env
+    )
 
 
 def cause(log: Path) -> str:

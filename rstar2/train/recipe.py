@@ -69,18 +69,22 @@ class RolloutSettings(Strict):
     prompt_tokens: int = Field(2048, ge=1)
     """Longer prompts are left out."""
     max_turns: int = Field(10, ge=1)
+    """Turns of the model; a rollout that ends in a call at the last has no answer."""
     temperature: float = Field(1.0, gt=0)
+    """At which tokens are drawn; log-probabilities are computed at the same."""
 
 
 class OptimSettings(Strict):
     """AdamW and the clipped objective."""
 
     lr: float = Field(1e-6, gt=0)
+    """Learning rate, constant after the warm-up."""
     warmup_steps: int = Field(20, ge=0)
     """The first step has 1 / warmup_steps of `lr`."""
     state: Literal["fresh", "continued"] = "fresh"
     """continued: AdamW's moments and the warm-up go on from where the stage left them that made the model."""
     weight_decay: float = Field(0.01, ge=0)
+    """AdamW's; neither paper nor release names one."""
     clip_low: float | None = Field(None, gt=0)
     """By default the algorithm's own, see `rstar2.train.algorithms`; 0.2 for most."""
     clip_high: float | None = Field(None, gt=0)
@@ -93,6 +97,7 @@ class CheckpointSettings(Strict):
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
+    """How many of the last checkpoints stay."""
 
 
 class JudgeSettings(Strict):
@@ -111,6 +116,7 @@ class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
+    """Each rolls out `rollout.prompts` problems and makes one update."""
     rollout: RolloutSettings = RolloutSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     roc: RocSettings = RocSettings()
@@ -128,6 +134,7 @@ class StageRecipe(Strict):
     Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to
     a fault of the judge. A rollout that is merely wrong is not a failed one."""
     seed: int = 1
+    """Of the order of problems, of what RoC draws, and on a CPU of the rollouts."""
     wandb: bool = False
     """Log to Weights & Biases too."""
     verl: dict[str, Any] = Field(default_factory=dict)
@@ -197,17 +204,24 @@ class SftRecipe(Strict):
     format: str | None = None
     """The format that is taught, by name or file; by default, or empty, that of the model's format file, else ours."""
     epochs: int = Field(3, ge=1)
+    """Passes over the data."""
     batch: int = Field(128, ge=1)
+    """Conversations of an update."""
     lr: float = Field(5e-6, gt=0)
+    """Learning rate after the warm-up; it falls as a cosine."""
     warmup_ratio: float = Field(0.04, ge=0, le=1)
+    """Share of all steps in which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0)
+    """AdamW's."""
     max_tokens: int = Field(16384, ge=1)
+    """Of a conversation, as the model sees it."""
     too_long: Literal["drop", "cut"] = "drop"
     """What becomes of a conversation of more tokens: left out, or cut at its end. Either way they are counted."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     seed: int = 1
+    """Of the order of conversations."""
     wandb: bool = False
     """Log to Weights & Biases too."""
     verl: dict[str, Any] = Field(default_factory=dict)

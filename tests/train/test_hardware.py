@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.optional import needs
+from support.ray_nodes import ray_nodes
 
 from rstar2.errors import UserError
+from rstar2.processes import free_port
 from rstar2.train import hardware
 from rstar2.train.recipe import Hardware
 
@@ -50,12 +54,53 @@ def test_missing_gpus_are_told_with_what_to_type(
     with pytest.raises(UserError) as refused:
         hardware.check_hardware(wanted)
     assert re.search(said, f"{refused.value.message}\n{refused.value.hint}")
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    hardware.check_hardware(wanted)
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    with pytest.raises(UserError):
+        hardware.check_hardware(wanted)
 
 
 def test_what_needs_no_gpu_here_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 8)
     hardware.check_hardware([Hardware()])
     with_gpus(monkeypatch, 0)
-    hardware.check_hardware([Hardware(device="cpu"), Hardware(nodes=8)])
+    hardware.check_hardware([Hardware(device="cpu")])
+
+
+def test_several_nodes_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(monkeypatch, 8)
+    with pytest.raises(UserError, match="needs 8 nodes, and RAY_ADDRESS names no Ray cluster"):
+        hardware.check_hardware([Hardware(nodes=8)])
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a Ray cluster of one node that believes it has four GPUs."""
+    with ray_nodes(tmp_path_factory.mktemp("ray"), [4]) as environment:
+        yield environment
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_what_a_ray_cluster_lacks_is_said_at_once(
+    cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.items():
+        monkeypatch.setenv(name, value)
+    hardware.check_hardware([Hardware(gpus_per_node=4), Hardware(device="cpu")])
+    for wanted, said in (
+        (Hardware(gpus_per_node=8), "needs 1 nodes with 8 GPUs each, .* has 0 such: its 1 nodes have 4 GPUs"),
+        (Hardware(nodes=2, gpus_per_node=4), "needs 2 nodes with 4 GPUs each, .* has 1 such"),
+    ):
+        with pytest.raises(UserError, match=said):
+            hardware.check_hardware([wanted])
+        assert re.search(said, hardware.cluster_shortage([wanted]) or "")
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_a_cluster_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(hardware, "CLUSTER_S", 5.0)
+    with pytest.raises(UserError, match=f"no Ray cluster answers at RAY_ADDRESS = {address}"):
+        hardware.check_hardware([Hardware()])

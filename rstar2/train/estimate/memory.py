@@ -24,6 +24,9 @@ ENGINE_FIXED = int(2.5 * GIB)
 """CUDA, NCCL and the graphs of an engine that is awake."""
 PREFILL_TOKENS = 8192
 """VERL's default of what an engine prefills at a time."""
+CPU_LOGITS = 3
+"""Copies of the logits on a CPU: their log-softmax, and the gradients of both. On a GPU flash-attn's loss writes
+the gradient over the logits."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 
@@ -60,7 +63,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
     hardware = recipe.hardware
     on_gpu = hardware.device == "cuda"
     # The engine's probabilities are divided by the temperature, in a copy of all logits.
-    logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else 3
+    logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else CPU_LOGITS
     # No micro-batch holds more than a rank's part of a step.
     kept_rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
     part = -(-kept_rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
@@ -99,7 +102,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
 def sft_memory(shape: ModelShape, recipe: SftRecipe) -> Memory:
     """A GPU's memory in SFT."""
     on_gpu = recipe.hardware.device == "cuda"
-    return _update(shape, recipe.hardware, recipe.update_tokens, 1 if on_gpu else 3, 0)
+    return _update(shape, recipe.hardware, recipe.update_tokens, 1 if on_gpu else CPU_LOGITS, 0)
 
 
 def _update(shape: ModelShape, hardware: Hardware, tokens: int, logits: int, log_prob_tokens: int) -> Memory:

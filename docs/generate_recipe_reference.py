@@ -1,0 +1,150 @@
+"""Writes the reference of recipe keys at the end of docs/training.md, from the models that check the recipes.
+
+Run it after a change of a key, its description or a shipped recipe: `python docs/generate_recipe_reference.py`.
+`make docs` runs it too, and tests/test_docs.py fails while the committed page is not current.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml
+
+PAGE = Path(__file__).with_name("training.md")
+MARK = "<!-- From here on written by docs/generate_recipe_reference.py from the models; do not edit. -->\n"
+UNITS = (
+    (r"_s$", "seconds"),
+    (r"tokens$", "tokens"),
+    (r"characters$", "characters"),
+    (r"^steps$|steps$|every$", "steps"),
+    (r"^(epochs)$", "epochs"),
+    (r"share$", "share, 0 to 1"),
+    (r"^rollouts$|in_flight$|to_n$|_num$|per_step$", "rollouts"),
+    (r"prompts$", "problems"),
+    (r"^nodes$", "machines"),
+    (r"gpus_per_node$|parallel$", "GPUs"),
+)
+STATED = {"optim.clip_low": "0.2", "optim.clip_high": "0.28", "algorithm.name": "grpo-roc"}
+"""What the paper states and the recipes leave to the algorithm."""
+
+
+def reference() -> str:
+    """The reference as Markdown."""
+    stages = [read_toml(find(f"stage{number}")) for number in STAGES]
+    # The paper names its machines and nothing of how the model is spread over them.
+    machine = read_toml(find("64xmi300x"))["stage"]["hardware"]
+    named = {key: machine[key] for key in ("nodes", "gpus_per_node", "gpu")}
+    stages = [{**stage, "hardware": named} for stage in stages]
+    parts = [
+        "## Every key of a stage's recipe\n",
+        "The paper's value is that of stages 1, 2 and 3 where they differ, and – where it states none.\n",
+        *_tables(StageRecipe, "", stages),
+        "## Every key of SFT's recipe\n",
+        *_tables(SftRecipe, "", [read_toml(find("sft"))], leave_out={"hardware"}),
+        "`hardware` is that of a stage; of its keys `nodes`, `gpus_per_node`, `sequence_parallel`, `update_tokens`, "
+        "`gradient_checkpointing` and `nccl_timeout_s` apply to SFT.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _tables(
+    model: type[BaseModel], prefix: str, paper: list[dict[str, Any]], leave_out: set[str] | None = None
+) -> Iterator[str]:
+    """A table for a model's own keys, then one for each table within it."""
+    described = _described(model)
+    rows, inner = [], []
+    for name, field in model.model_fields.items():
+        if name in (leave_out or ()):
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            inner.append((name, field.annotation))
+            continue
+        key = f"{prefix}{name}"
+        cells = [
+            f"`{key}`",
+            described.get(name, ""),
+            _unit(name, field),
+            _value(_default(field)),
+            _stated(key, field, paper),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    if prefix:
+        yield f"### [{prefix.rstrip('.')}]\n\n{_oneline(inspect.getdoc(model) or '')}\n"
+    yield "\n".join(["| key | meaning | unit | default | paper |", "|---|---|---|---|---|", *rows]) + "\n"
+    for name, table in inner:
+        yield from _tables(table, f"{prefix}{name}.", [each.get(name, {}) for each in paper])
+
+
+def _described(model: type[BaseModel]) -> dict[str, str]:
+    """The text below each field of a model, and of what it inherits from."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+        ):
+            found[field.target.id] = _oneline(str(text.value.value))
+    return found
+
+
+def _unit(name: str, field: FieldInfo) -> str:
+    """The unit of a key's value, or the values there are."""
+    if get_origin(field.annotation) is Literal:
+        return f"one of {', '.join(get_args(field.annotation))}"
+    if field.annotation is bool:
+        return "true or false"
+    return next((unit for pattern, unit in UNITS if re.search(pattern, name)), "")
+
+
+def _default(field: FieldInfo) -> Any:
+    if field.default_factory is not None:
+        return {}
+    return field.default
+
+
+def _stated(key: str, field: FieldInfo, paper: list[dict[str, Any]]) -> str:
+    """The paper's value: one, or one for each stage; a stage whose recipe does not name it has the default."""
+    name = key.rpartition(".")[2]
+    if not any(name in each for each in paper):
+        return STATED.get(key, "–")
+    values = [_value(each.get(name, _default(field))) for each in paper]
+    return " / ".join(values if len(set(values)) > 1 else values[:1])
+
+
+def _value(value: Any) -> str:
+    if value is PydanticUndefined:
+        return "needed"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "–" if value is None or value == {} else str(value)
+
+
+def _oneline(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def page(current: str) -> str:
+    """The page with the reference as it should be."""
+    written, mark, _ = current.partition(MARK)
+    assert mark, f"{PAGE} has lost the line that the reference begins with"
+    return f"{written}{MARK}\n{reference()}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

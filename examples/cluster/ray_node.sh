@@ -1,0 +1,27 @@
+#!/bin/bash
+# Without Slurm: makes this machine a node of a Ray cluster, until Ctrl-C.
+#
+#   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)    # the same on every machine
+#   examples/cluster/ray_node.sh head             # on the first
+#   examples/cluster/ray_node.sh 10.0.0.1:6379    # on every other, with the first one's address
+#
+# Then on the first, with a judge that all of them reach:
+#
+#   export RAY_ADDRESS=10.0.0.1:6379
+#   rstar2 train --stage 1..3 --model runs/sft --data train.parquet --profile 64xh100 --judge http://10.0.0.1:8088
+#
+# or from elsewhere, by Ray's own jobs, where Ray sets RAY_ADDRESS:
+#
+#   ray job submit --address http://10.0.0.1:8265 -- rstar2 train --stage 1..3 ...
+set -euo pipefail
+
+if [ $# -ne 1 ]; then
+    echo "usage: $0 head | $0 ADDRESS:PORT" >&2
+    exit 2
+fi
+: "${RAY_AUTH_TOKEN:?set it to the same long random text on every machine}"
+export RAY_AUTH_MODE=token
+if [ "$1" = head ]; then
+    exec ray start --head --block --port="${RAY_PORT:-6379}" --disable-usage-stats
+fi
+exec ray start --block --address="$1" --disable-usage-stats

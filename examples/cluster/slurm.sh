@@ -1,0 +1,82 @@
+#!/bin/bash
+# A Slurm job: a Ray cluster over the job's nodes, a judge on the first of them, and then the command that is given.
+#
+#   sbatch --nodes 8 examples/cluster/slurm.sh rstar2 sft --model Qwen3-14B-Base --data sft.parquet \
+#          --profile 64xh100 --run runs/sft
+#   sbatch --nodes 8 examples/cluster/slurm.sh rstar2 train --stage 1..3 --model runs/sft --data train.parquet \
+#          --profile 64xh100 --run runs/rl
+#
+# The same line resumes a job that ended early; Slurm repeats it by itself where the partition allows to requeue.
+# The run's folder, the model and the environment that has rstar2 must be on a file system that all nodes share.
+#SBATCH --job-name=rstar2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --time=2-00:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:INT@300
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+set -m # so that the command below can be interrupted
+
+# What workers need. rstar2 hands on WANDB_*, HF_*, NCCL_* and their like; `--dry-run` lists them.
+export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
+export WANDB_MODE=${WANDB_MODE:-offline}
+
+port=${RAY_PORT:-6379}
+judge_port=${JUDGE_PORT:-8088}
+# Half of the first node's cores: Ray's own processes need the others. `rstar2 plan` says how many a step asks for.
+judge_workers=${JUDGE_WORKERS:-$((SLURM_CPUS_ON_NODE / 2))}
+# Nobody else on the network may use this cluster, or have programs run by this judge.
+export RAY_AUTH_MODE=token
+RAY_AUTH_TOKEN=$(openssl rand -hex 32)
+RSTAR2_JUDGE_TOKEN=$(openssl rand -hex 32)
+export RAY_AUTH_TOKEN RSTAR2_JUDGE_TOKEN
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head")
+address=$("${on_head[@]}" hostname --ip-address | awk '{print $1}')
+started=()
+finish() {
+    trap - EXIT
+    kill -TERM "${started[@]}" 2>/dev/null || true
+    wait || true
+}
+trap finish EXIT
+
+wait_for() { # what, command...: at most five minutes
+    local what=$1
+    shift
+    for _ in $(seq 150); do
+        if "$@" >/dev/null 2>&1; then return; fi
+        sleep 2
+    done
+    echo "no $what after five minutes" >&2
+    exit 1
+}
+
+"${on_head[@]}" ray start --head --block --port="$port" --disable-usage-stats &
+started+=($!)
+wait_for "Ray on $head" ray status --address="$address:$port"
+if ((SLURM_JOB_NUM_NODES > 1)); then
+    others=$((SLURM_JOB_NUM_NODES - 1))
+    srun --overlap --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$head" \
+        ray start --block --address="$address:$port" --disable-usage-stats &
+    started+=($!)
+fi
+"${on_head[@]}" rstar2 judge up --host 0.0.0.0 --port "$judge_port" --workers "$judge_workers" &
+started+=($!)
+wait_for "judge on $head" rstar2 judge status --url "http://$address:$judge_port"
+
+export RAY_ADDRESS=$address:$port RSTAR2_JUDGE=http://$address:$judge_port
+"$@" &
+command=$!
+# Slurm's signal before the end of the time goes to this script; training then ends, and its checkpoints are kept.
+trap 'kill -INT $command 2>/dev/null || true' INT TERM
+code=0
+wait "$command" || code=$?
+while kill -0 "$command" 2>/dev/null; do # a signal ended the wait, not the command
+    code=0
+    wait "$command" || code=$?
+done
+exit "$code"

@@ -1,0 +1,67 @@
+"""Runs torchrun on every node of a Ray cluster, which SFT on several nodes needs, and ends when one of them ends.
+
+`python -m rstar2.train.verl.every_node NODES GPUS NAMES -m torch.distributed.run …` adds the rendezvous to torchrun's
+command line. NAMES are the environment variables, with commas between, that the nodes get from here. What torchrun
+prints is printed here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rstar2.processes import die_with, free_port
+
+PLACEMENT_S = 600.0
+"""How long the cluster may take to have the GPUs free."""
+TORCHRUN = ["-m", "torch.distributed.run"]
+
+
+class Node:
+    """An actor on one node, holding its GPUs."""
+
+    def rendezvous(self) -> tuple[str, int]:
+        """This node's address, and a port that is free there."""
+        return ray.util.get_node_ip_address(), free_port()
+
+    def run(self, rank: int, address: tuple[str, int], words: list[str]) -> int:
+        """Run torchrun to its end; returns its exit code. It is asked to end where this actor is killed."""
+        where = [f"--node-rank={rank}", f"--master-addr={address[0]}", f"--master-port={address[1]}"]
+        process = subprocess.Popen(
+            [sys.executable, *TORCHRUN, *where, *words], preexec_fn=die_with(os.getpid(), signal.SIGTERM)
+        )
+        return process.wait()
+
+
+def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
+    """The exit code of the first torchrun that failed, else 0; raises what Ray raises without the nodes."""
+    ray.init(runtime_env={"env_vars": {name: os.environ[name] for name in names}})
+    group = placement_group([{"CPU": 1, "GPU": gpus}] * nodes, strategy="STRICT_SPREAD")
+    ray.get(group.ready(), timeout=PLACEMENT_S)
+    actor: Any = ray.remote(Node)
+    actors = [
+        actor.options(
+            num_cpus=1, num_gpus=gpus, scheduling_strategy=PlacementGroupSchedulingStrategy(group, rank)
+        ).remote()
+        for rank in range(nodes)
+    ]
+    address = ray.get(actors[0].rendezvous.remote())
+    running = [each.run.remote(rank, address, words) for rank, each in enumerate(actors)]
+    while running:
+        (ended, *_), running = ray.wait(running)
+        if code := ray.get(ended):
+            return int(code)
+    return 0
+
+
+if __name__ == "__main__":
+    torchrun = sys.argv[4:]
+    assert torchrun[:2] == TORCHRUN, "only torchrun is started on every node"
+    sys.exit(run(int(sys.argv[1]), int(sys.argv[2]), [*filter(None, sys.argv[3].split(","))], torchrun[2:]))

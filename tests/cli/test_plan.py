@@ -1,0 +1,106 @@
+"""`rstar2 plan`, and the same at the top of every dry run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rstar2.cli import app
+from rstar2.errors import UserError
+
+QWEN3_14B: dict[str, Any] = {
+    "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,
+    "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a config.json and nothing else."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Qwen3-14B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3_14B))
+    return folder
+
+
+def rstar2(*args: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, args)])
+
+
+def test_json_needs_no_weights_and_no_training_packages(model: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'verl', 'ray', 'transformers'): sys.modules[name] = None\n"
+        "from rstar2.cli import main; main()"
+    )
+    line = ["plan", "--model", str(model), "--stage", "1..3", "--profile", "64xmi300x", "--json"]
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *line], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    record = json.loads(ran.stdout)
+    assert record["model"]["parameters"] == 14_768_307_200
+    assert set(record["hours"]) >= {"stage1", "stage2", "stage3"}
+
+
+def test_the_table_shows_every_stage_and_what_does_not_fit(model: Path) -> None:
+    ran = rstar2("plan", "--model", model, "--stage", "1..2", "--profile", "1xh200")
+    assert ran.exit_code == 0, ran.output
+    assert "14,768,307,200 parameters" in ran.stdout
+    assert "stage 1" in ran.stdout
+    assert "stage 2" in ran.stdout
+    assert "KV cache" in ran.stdout
+    assert "! the update needs" in ran.stdout
+
+
+def test_stated_tokens_per_second_are_taken(model: Path) -> None:
+    line = ["plan", "--model", model, "--stage", "1", "--profile", "8xh100", "--json"]
+    slow, fast = (
+        json.loads(rstar2(*line, "--generate-tps", tps, "--update-tps", tps).stdout)["hours"]["stage1"]
+        for tps in (100, 1000)
+    )
+    assert 9 < slow / fast < 10.1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--model", "nowhere"], "no model folder at nowhere"),
+        (["--model", "Qwen3-14B", "--profile", "9xh100"], "no recipe 9xh100"),
+        (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
+        (["--model", "Qwen3-14B", "--set", "algorithm.name=grop"], "the nearest is 'grpo'"),
+        (["--model", "Qwen3-14B", "--set", "hardware.gpu=h1000"], "the nearest is 'h100'"),
+    ],
+)
+def test_a_mistake_is_refused_by_name(args: list[str], said: str, model: Path) -> None:
+    error = rstar2("plan", *args).exception
+    assert isinstance(error, UserError), error
+    assert said in error.message
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
+    stage = ["--stage", "1..3"] if verb == "train" else []
+    ran = rstar2(verb, *stage, "--model", model, "--data", "d", "--profile", "8xh100", "--dry-run")
+    assert ran.exit_code == 0, ran.output
+    assert "14,768,307,200" in ran.stdout.splitlines()[0]
+    assert "hours" in ran.stdout or verb == "sft"
+    if verb == "train":
+        assert "the judge has 2 workers" in ran.stdout
+
+
+def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:
+    ran = rstar2("train", "--stage", "1", "--model", "Qwen/Qwen3-99B", "--data", "d", "--dry-run")
+    assert ran.exit_code == 0, ran.output
+    assert "no plan: cannot read Qwen/Qwen3-99B/config.json" in ran.output
+    assert "verl.trainer.main_ppo" in ran.stdout

@@ -1,0 +1,183 @@
+"""The memory that is calculated is what PyTorch takes: counted on the CPU, and on its meta device at full size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.optional import needs
+
+from rstar2.train.estimate.gpus import GIB
+from rstar2.train.estimate.memory import CPU_LOGITS, activation_bytes, sft_memory, stage_memory
+from rstar2.train.estimate.model import ModelShape, shape_of
+from rstar2.train.recipe import sft_recipe, stage_recipe
+
+from .test_model import PUBLISHED
+
+
+def shape(name: str) -> ModelShape:
+    return shape_of(PUBLISHED[name][0], name)
+
+
+def test_the_trainers_state_is_sixteen_bytes_a_parameter_over_all_ranks() -> None:
+    memory = stage_memory(shape("Qwen3-14B"), stage_recipe(1, "64xh100", []))
+    state = memory.weights + memory.gradients + memory.optimizer
+    assert state == pytest.approx(16 * 14_768_307_200 / 64, rel=1e-6)
+
+
+def test_offloading_leaves_the_gpu_to_the_engine_and_fills_the_host() -> None:
+    model = shape("Qwen3-8B")
+    kept = {
+        name: stage_memory(model, stage_recipe(1, "8xh100", [f"hardware.offload={name}"]))
+        for name in ("none", "optimizer", "all")
+    }
+    parameters = model.parameters
+    assert kept["none"].kept_by_trainer == pytest.approx(12 * parameters / 8, rel=1e-6)
+    assert kept["optimizer"].kept_by_trainer == pytest.approx(4 * parameters / 8, rel=1e-6)
+    assert kept["all"].kept_by_trainer == 0
+    assert [kept[name].host_offload / parameters for name in kept] == pytest.approx([0, 8, 12], rel=1e-6)
+
+
+def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> None:
+    """Half of an H100 for 14B, whose 14,336 tokens take 2.2 GiB: what the profiles are there to prevent."""
+    starved = ["hardware.engine_memory_share=0.5", "hardware.sequences_in_flight=256"]
+    model = shape("Qwen3-14B")
+    assert stage_memory(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
+    filled = stage_memory(model, stage_recipe(3, "64xh100", []))
+    assert filled.full_length_rollouts >= 40
+    assert filled.full_length_rollouts == int(filled.kv_cache / (14336 * 80 * 1024))
+
+
+def test_sequence_parallelism_divides_the_activations() -> None:
+    model = shape("Qwen3-14B")
+    one, four = (
+        stage_memory(model, stage_recipe(3, None, [f"hardware.sequence_parallel={count}"])).activations
+        for count in (1, 4)
+    )
+    assert four == pytest.approx(one / 4, rel=1e-3)
+
+
+def test_a_small_step_takes_no_more_than_its_tokens_need() -> None:
+    """The laptop's micro-batch could hold 16,384 tokens; two rollouts of 32 tokens do not fill it."""
+    small = ["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2", "rollout.tokens=16"]
+    recipe = stage_recipe(1, "laptop", [*small, "rollout.prompt_tokens=16"])
+    model = shape("Qwen3-0.6B")
+    assert stage_memory(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
+
+
+def test_sft_has_no_engine() -> None:
+    memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []))
+    assert (memory.engine_weights, memory.kv_cache, memory.rollout_total) == (0, 0, 0)
+    assert memory.update_total < 79 * GIB
+
+
+@pytest.fixture
+def counted_attention() -> Iterator[str]:
+    """An attention that allocates and keeps what flash attention does, on any device; the numbers are not computed."""
+    torch = pytest.importorskip("torch")
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    class Counted(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+            batch, heads, tokens, size = query.shape
+            made = query.new_zeros(batch, tokens, heads, size)
+            sums = query.new_zeros(batch, heads, tokens, dtype=torch.float32)
+            ctx.save_for_backward(query, key, value, made, sums)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, _: Any) -> Any:
+            return tuple(torch.zeros_like(each) for each in ctx.saved_tensors[:3])
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **how: Any) -> Any:
+        return Counted.apply(query, key, value), None
+
+    ALL_ATTENTION_FUNCTIONS.register("counted", attention)
+    yield "counted"
+    del ALL_ATTENTION_FUNCTIONS._global_mapping["counted"]
+
+
+def counted_bytes(
+    config: dict[str, Any],
+    layers: int,
+    tokens: int,
+    dtype: str,
+    checkpointing: bool,
+    device: str,
+    attention: str,
+) -> int:
+    """What a forward and a backward pass over tokens take at most, beyond weights and their gradients."""
+    import torch
+    from support.tensor_memory import TensorMemory
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {**config, "num_hidden_layers": layers, "attn_implementation": attention}
+    built = AutoConfig.for_model(values.pop("model_type"), **values)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(built).to(getattr(torch, dtype)).train()
+        ids = torch.zeros(1, tokens, dtype=torch.long)
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    given = [*parameters, *(parameter.grad for parameter in parameters), *model.buffers(), ids]
+
+    def loss() -> Any:
+        """As in VERL, nobody holds the logits but the graph when the backward pass begins."""
+        logits = model(input_ids=ids, position_ids=ids, use_cache=False).logits.squeeze(0)
+        return torch.nn.functional.cross_entropy(logits, ids[0], reduction="none").sum()
+
+    with TensorMemory(*given) as memory:
+        loss().backward()
+    return memory.peak
+
+
+@pytest.mark.slow
+@needs("transformers")
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "Qwen3-14B", "Qwen3-32B", "Qwen2.5-7B"])
+def test_the_activations_of_full_size_layers_are_within_a_tenth(
+    name: str, checkpointing: bool, counted_attention: str
+) -> None:
+    """On the meta device, in bf16. Few tokens of the vocabulary: flash-attn's loss, which needs a GPU, keeps less."""
+    config = {**PUBLISHED[name][0], "vocab_size": 512, "tie_word_embeddings": False}
+    tokens = 65_536  # so many that the gradients of single weights do not matter
+    counted = counted_bytes(config, 6, tokens, "bfloat16", checkpointing, "meta", counted_attention)
+    planned = tokens * activation_bytes(
+        shape_of({**config, "num_hidden_layers": 6}, name), 2, 1, checkpointing
+    )
+    assert planned == pytest.approx(counted, rel=0.1)
+
+
+@pytest.mark.slow
+@needs("transformers")
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("vocab", [512, 8_192])
+def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
+    vocab: int, checkpointing: bool, counted_attention: str
+) -> None:
+    """Real tensors on the CPU, in fp32, with the loss as it is computed there."""
+    config = {
+        "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "head_dim": 32, "vocab_size": vocab, "tie_word_embeddings": True,
+    }  # fmt: skip
+    tokens = 4_096
+    counted = counted_bytes(config, 3, tokens, "float32", checkpointing, "cpu", counted_attention)
+    planned = tokens * activation_bytes(
+        shape_of({**config, "num_hidden_layers": 3}, ""), 4, CPU_LOGITS, checkpointing
+    )
+    assert planned == pytest.approx(counted, rel=0.1)
+
+
+@pytest.mark.slow
+@needs("verl")
+def test_verl_still_offloads_shards_and_computes_as_is_assumed() -> None:
+    """The constants of the calculation, where VERL has them."""
+    from verl.workers.config import FSDPEngineConfig, RolloutConfig
+
+    assert RolloutConfig(name="vllm").max_num_batched_tokens == 8192
+    engine = FSDPEngineConfig(strategy="fsdp2")
+    assert (engine.model_dtype, engine.dtype, engine.fsdp_size) == ("fp32", "bfloat16", -1)

@@ -1,0 +1,152 @@
+"""The estimate of a run: steps, judge, disk and hours by hand, and a warning for each thing that does not fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rstar2.train.estimate.model import ModelShape, shape_of
+from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
+from rstar2.train.estimate.work import Rates
+from rstar2.train.recipe import sft_recipe, stage_recipes
+
+from .test_model import PUBLISHED
+
+
+def shape(name: str) -> ModelShape:
+    return shape_of(PUBLISHED[name][0], name)
+
+
+def estimated(
+    name: str, profile: str | None, *changes: str, stages: tuple[int, ...] = (1,), **given: Any
+) -> RunEstimate:
+    return estimate_run(shape(name), stage_recipes(list(stages), profile, list(changes)), **given)
+
+
+def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[str]:
+    return estimated(name, profile, *changes, **given).warnings
+
+
+def test_the_papers_run_comes_out_at_the_week_that_it_took() -> None:
+    hours = estimated("Qwen3-14B", "64xmi300x", stages=(1, 2, 3)).hours
+    trained = sum(hours[f"stage{number}"] for number in (1, 2, 3))
+    assert 150 < trained < 190, "arXiv 2508.20722: 510 steps in one week, 168 hours"
+
+
+def test_a_papers_step_by_hand() -> None:
+    step = estimated("Qwen3-14B", "64xmi300x").stages[1].step
+    assert (step.rollouts, step.kept_rollouts, step.tool_calls) == (512 * 32, 512 * 16, 45_056)
+    assert step.tokens == 16_384 * 4096
+    assert step.most_tokens == 16_384 * 8192
+    assert step.updated_tokens == 8192 * (4096 + 250)
+
+
+def test_hours_follow_from_the_tokens_per_second_that_are_stated() -> None:
+    estimate = estimated("Qwen3-14B", "8xh100", rates=Rates(generate=2000.0, update=1000.0))
+    step = estimate.stages[1].step
+    assert step.generate_s == pytest.approx(16_384 * 4096 / (8 * 2000 * 0.5))
+    assert step.update_s == pytest.approx(8192 * 4346 / (8 * 1000))
+    assert estimate.hours["stage1"] == pytest.approx(300 * (step.generate_s + step.update_s + 20) / 3600)
+
+
+def test_a_step_is_never_shorter_than_its_longest_rollout() -> None:
+    """Two problems do not keep 64 GPUs busy: a rollout of 8K tokens takes its time nevertheless."""
+    few = estimated("Qwen3-14B", "64xh100", "rollout.prompts=2").stages[1].step
+    assert few.generate_s > 60
+
+
+def test_the_disk_of_a_stage_by_hand() -> None:
+    disk = estimated("Qwen3-14B", "64xh100").stages[1].disk
+    assert disk.checkpoint == 16 * 14_768_307_200, "236 GB, as runs of this size show"
+    assert disk.total == 3 * disk.checkpoint + 4 * 14_768_307_200
+
+
+def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -> None:
+    estimate = estimated("Qwen3-14B", "64xmi300x", judge_workers=2)
+    judge = estimate.stages[1].judge
+    assert 10 < judge.cores < 100
+    (warning,) = estimate.warnings
+    assert warning.startswith("the judge has 2 workers, and the 45,056 tool calls of a step need about")
+    assert f"--judge-workers {judge.cores}" in warning
+    assert warned("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
+
+
+@pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])
+def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
+    said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
+    assert [warning for warning in said if "samples the training problems" not in warning] == []
+    assert list(sft_warnings(shape("Qwen3-14B"), sft_recipe(profile, []))) == []
+
+
+def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
+    assert warned("Qwen3-4B", "1xh200") == []
+    (warning,) = warned("Qwen3-14B", "1xh200")
+    assert "the update needs" in warning
+    assert "hardware.gpus_per_node" in warning
+    assert any(
+        "the update needs" in said for said in sft_warnings(shape("Qwen3-14B"), sft_recipe("1xh200", []))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "key"),
+    [
+        (["hardware.offload=none"], "engine and trainer need", "hardware.offload=optimizer"),
+        (["hardware.engine_memory_share=0.3"], "less than one rollout", "hardware.tensor_parallel=4"),
+        (["hardware.sequences_in_flight=1024"], "is sent 1024", "hardware.sequences_in_flight="),
+        (["hardware.tensor_parallel=3"], "8 GPUs cannot be split", "hardware.tensor_parallel"),
+        (["hardware.tensor_parallel=3"], "attention heads cannot be split by 3", "hardware.tensor_parallel"),
+        (["hardware.update_tokens=131072"], "the update needs", "hardware.update_tokens"),
+        (
+            ["hardware.gradient_checkpointing=false"],
+            "the update needs",
+            "hardware.gradient_checkpointing=true",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_told_with_the_key_to_change(changes: list[str], said: str, key: str) -> None:
+    found = [warning for warning in warned("Qwen3-32B", "8xh100", *changes) if said in warning]
+    assert len(found) == 1
+    assert key in found[0]
+
+
+def test_what_a_warning_advises_ends_it() -> None:
+    """The share that is named when engine and trainer do not fit together is one at which they do."""
+    (warning,) = warned("Qwen3-14B", "8xh100", "hardware.offload=none")
+    share = warning.split("hardware.engine_memory_share=")[1]
+    assert (
+        warned("Qwen3-14B", "8xh100", "hardware.offload=none", f"hardware.engine_memory_share={share}") == []
+    )
+
+
+def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
+    (warning,) = warned("Qwen3-4B", "laptop", machine_memory=24 << 30)
+    assert "this machine has 24.0 GiB" in warning
+    assert warned("Qwen3-0.6B", "laptop", *["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2"],
+                  "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
+
+
+def test_a_warning_about_one_stage_names_it() -> None:
+    said = warned("Qwen3-14B", "64xh100", stages=(1, 2, 3))
+    assert [warning.split(":")[0] for warning in said] == ["stage 3"]
+    assert "--solved" in said[0]
+
+
+def test_the_record_has_every_part_and_is_json() -> None:
+    estimate = estimated("Qwen3-14B", "64xh100", stages=(1, 2, 3), judge_workers=4)
+    record = json.loads(json.dumps(estimate.record()))
+    assert record["model"]["parameters"] == 14_768_307_200
+    assert {"memory_per_gpu", "step", "judge", "disk", "hours", "warnings", "assumptions"} <= set(record)
+    assert {"weights", "gradients", "optimizer", "activations", "kv_cache", "full_length_rollouts"} <= set(
+        record["memory_per_gpu"]
+    )
+    assert {"rollouts", "tokens", "tool_calls"} <= set(record["step"])
+    assert set(record["hours"]) == {"stage1", "stage2", "stage3", "stage3_filter", "total"}
+    assert record["hours"]["total"] == pytest.approx(
+        sum(hours for name, hours in record["hours"].items() if name != "total")
+    )
+    assert record["stage"] == 3, "the largest step, of two equal ones the later"
+    assert record["memory_per_gpu"] == record["stages"]["stage3"]["memory_per_gpu"]
+    assert record["judge"]["workers"] == 4
