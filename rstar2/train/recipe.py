@@ -19,8 +19,6 @@ from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
 RewardRule = ReadingRule | Literal["constant"]
-"""The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
-constant: every trace gets 1, a control that cannot learn; the paper's rule tells which are correct."""
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
@@ -125,6 +123,8 @@ class StageRecipe(Strict):
     checkpoint: CheckpointSettings = CheckpointSettings()
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
+    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
+    constant: every trace gets 1, a control that cannot learn; the paper's rule tells which are correct."""
     format: str | None = None
     """The format of a model that has no format file, by name or file; by default, or empty, its own chat template."""
     drop_solved: int = Field(0, ge=0)

@@ -1,1 +1,1 @@
-"""What a training run leaves to be looked at: curves, where its time went, and rollouts kept as traces."""
+"""What a training run leaves to be looked at: where its time went, and rollouts kept as traces."""
