@@ -142,9 +142,9 @@ class Uncertainty:
                     rows.append((self.label, what, name, each.count, *interval(each)))
         return rows
 
-    def contrasts(self) -> dict[tuple[str, int], Estimate]:
+    def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
         """By what is compared and over how many tokens: the entropy after tool replies with that elsewhere."""
-        compared: dict[tuple[str, int], Estimate] = {}
+        compared: dict[tuple[str, int | None], Estimate] = {}
         elsewhere = self.sums.estimate("elsewhere")
         for window in sorted({self.window() or WINDOW, WINDOW}):
             after = slice(REACH, REACH + window)
@@ -157,6 +157,11 @@ class Uncertainty:
                 ("failed reply − ok reply", window): failed - ok,
             }
         return {name: each for name, each in compared.items() if each.count}
+
+    def compared(self) -> dict[tuple[str, int | None], Estimate]:
+        """What is compared between two sets: the mean entropy of all tokens and of prose, and the contrasts."""
+        means = {"all tokens": self.sums.estimate("all"), "prose": self.sums.estimate("kind prose")}
+        return {**{(name, None): each for name, each in means.items() if each.count}, **self.contrasts()}
 
     def curves(self) -> list[Row]:
         return [
