@@ -11,6 +11,7 @@ The entropy of each token goes beside the traces (`rstar2.analysis.stored`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -86,9 +87,10 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         Failure: the server does not answer or gives no log-probabilities, or a file cannot be written.
     """
     sets = find_sets(paths)
+    models = _Models()
     measured = []
     for each in sets:
-        one = _Set(each, _Entropies(each, source))
+        one = _Set(each, _Entropies(each, source, models))
         one.run(on_progress)
         measured.append(one)
     with_entropy = [one for one in measured if one.kind]
@@ -109,22 +111,39 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     )
 
 
-class _Entropies:
-    """Computes the entropies of a set's traces from one source; loads the model when it is first needed."""
+class _Models:
+    """Loads a model when it is first needed and keeps the last one: several sets may be of the same."""
 
-    def __init__(self, traces: TraceSet, source: EntropySource) -> None:
+    def __init__(self) -> None:
+        self.digest = functools.cache(model_hash)
+        self._folder: Path | None = None
+        self._loaded: Any = None
+
+    def load(self, folder: Path) -> Any:
+        from rstar2.analysis import forward
+
+        if folder != self._folder:
+            self._loaded = None  # before the next one takes memory
+            self._loaded, self._folder = forward.load_model(folder), folder
+        return self._loaded
+
+
+class _Entropies:
+    """Computes the entropies of a set's traces from one source."""
+
+    def __init__(self, traces: TraceSet, source: EntropySource, models: _Models) -> None:
         self._source = source
+        self._models = models
         self.about: dict[str, Any] = {"source": "", "temperature": source.temperature}
         folder: Path | None = None
         self._codec: ChatCodec | None = None
-        self._model: Any = None
         if source.url is not None:
             self.about |= {"source": "server", "url": source.url, "model": source.model_name}
             self._codec = _server_codec(source)
         elif source.model is not None or traces.model is not None:
             folder = local_model(source.model) if source.model is not None else traces.model
             assert folder is not None
-            self.about |= {"source": "model", "model": str(folder.resolve()), "sha256": model_hash(folder)}
+            self.about |= {"source": "model", "model": str(folder.resolve()), "sha256": models.digest(folder)}
         elif traces.tokenizer is not None:
             self.about["source"] = "kept"
             folder = traces.tokenizer
@@ -138,8 +157,9 @@ class _Entropies:
         if self.about["source"] == "model":
             from rstar2.analysis import forward
 
-            self._model = self._model or forward.load_model(self._folder or Path())
-            found = forward.entropies(self._model, traces, self._source.temperature, on_done)
+            assert self._folder is not None
+            model = self._models.load(self._folder)
+            found = forward.entropies(model, traces, self._source.temperature, on_done)
             return [(each, None) for each in found]
         if self.about["source"] == "server":
             from rstar2.analysis import server
@@ -250,21 +270,21 @@ def _held(stored: TokenEntropies | None, start: int, count: int) -> list[tuple[A
 
 
 def _entropy_steps(sets: list[_Set]) -> Table:
-    rows = [
+    rows: list[Row] = [
         (one.set.label, step, each.count, *interval(each))
         for one in sets
         for step, each in one.uncertainty.steps().items()
     ]
     columns = ("traces of", "step", "tokens", "mean", "low", "high")
-    return Table("entropy_steps", "Entropy by training step", columns, list(rows), shown="file")
+    return Table("entropy_steps", "Entropy by training step", columns, rows, shown="file")
 
 
 def _arms(sets: list[_Set]) -> Table:
-    """The contrasts of each set beside those of the set of the same name in another arm, and their difference."""
+    """What a set and the set of the same name in another arm show, side by side, and their difference."""
     rows: list[Row] = []
     for place, a in enumerate(sets):
         for b in (one for one in sets[place + 1 :] if one.set.name == a.set.name and one.kind == a.kind):
-            ours, theirs = a.uncertainty.contrasts(), b.uncertainty.contrasts()
+            ours, theirs = a.uncertainty.compared(), b.uncertainty.compared()
             for name in (name for name in ours if name in theirs):
                 difference = theirs[name].minus_independent(ours[name])
                 values = (number(ours[name].value), number(theirs[name].value))
@@ -272,7 +292,7 @@ def _arms(sets: list[_Set]) -> Table:
     columns = (
         "first",
         "second",
-        "contrast",
+        "what",
         "first tokens",
         "in first",
         "in second",

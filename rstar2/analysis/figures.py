@@ -30,6 +30,7 @@ def draw(charts: Sequence[Chart], folder: Path) -> None:
 
     # The same charts give the same files.
     matplotlib.rcParams["svg.hashsalt"] = "rstar2"
+    matplotlib.rcParams["svg.fonttype"] = "none"
     for chart in charts:
         figure, axes = pyplot.subplots(figsize=(6.4, 3.4))
         for number, series in enumerate(chart["series"]):

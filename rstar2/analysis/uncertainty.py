@@ -21,7 +21,7 @@ from rstar2.trace import Trace
 TOP_SHARE = 0.2
 OUTCOMES = ("ok", "failed")
 WINDOW = 8
-"""Tokens after a reply that are compared beside the first k, whose number differs between sets."""
+"""Tokens after a reply that are compared beside the first one and the first k, which differs between sets."""
 _USUAL = 0.1
 """Share of the replies that must have a token at a place for the place to count in k."""
 _FEW = 10
@@ -142,11 +142,11 @@ class Uncertainty:
                     rows.append((self.label, what, name, each.count, *interval(each)))
         return rows
 
-    def contrasts(self) -> dict[tuple[str, int], Estimate]:
+    def contrasts(self) -> dict[tuple[str, int | None], Estimate]:
         """By what is compared and over how many tokens: the entropy after tool replies with that elsewhere."""
-        compared: dict[tuple[str, int], Estimate] = {}
+        compared: dict[tuple[str, int | None], Estimate] = {}
         elsewhere = self.sums.estimate("elsewhere")
-        for window in sorted({self.window() or WINDOW, WINDOW}):
+        for window in sorted({1, WINDOW, self.window() or WINDOW}):
             after = slice(REACH, REACH + window)
             ok, failed = (self.sums.estimate(f"reply {outcome}", after) for outcome in OUTCOMES)
             start = self.sums.estimate("start", slice(window))
@@ -157,6 +157,11 @@ class Uncertainty:
                 ("failed reply − ok reply", window): failed - ok,
             }
         return {name: each for name, each in compared.items() if each.count}
+
+    def compared(self) -> dict[tuple[str, int | None], Estimate]:
+        """What is compared between two sets: the mean entropy of all tokens and of prose, and the contrasts."""
+        means = {"all tokens": self.sums.estimate("all"), "prose": self.sums.estimate("kind prose")}
+        return {**{(name, None): each for name, each in means.items() if each.count}, **self.contrasts()}
 
     def curves(self) -> list[Row]:
         return [

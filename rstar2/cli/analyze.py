@@ -58,7 +58,7 @@ def command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look inside traces: where the model was uncertain, how its calls failed, how it behaved.
+    """Look inside traces: uncertain tokens, failed calls, behaviour.
 
     Without --model and --url, the entropies of what a training run measured come from the run's own models, and those
     of its rollouts from the log-probabilities that were kept as they were sampled. The entropies are stored beside

@@ -127,7 +127,11 @@ def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
 
 @pytest.fixture
 def standin() -> Iterator[StandIn]:
-    with serving(StandIn(lambda prompt: [1])) as server:
+    class WithoutStops(StandIn):
+        def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
+            return [1], "length"
+
+    with serving(WithoutStops(lambda prompt: [1])) as server:
         yield server
 
 
