@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.parquet import read_rows, write_parquet
+from rstar2.data.parquet import prepared_file, read_rows, stage_rows, write_parquet
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import read_objects
@@ -75,7 +75,8 @@ def plan_training(
     A UserError where model, data or `solved` cannot be used, the data is too small, or no judge can be started.
     """
     check_model(model)
-    rows = read_rows(data, "prompt")
+    data = prepared_file(data)
+    rows = stage_rows(data, load_codec(model).format, recipes[min(recipes)].rollout.rollouts)
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
@@ -101,6 +102,7 @@ def plan_training(
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model or data cannot be used, or fill no batch."""
     check_model(model)
+    data = prepared_file(data)
     rows = read_conversations(data)
     fitting = [
         row for row, count in zip(rows, _tokens(rows, model), strict=True) if count <= recipe.max_tokens
@@ -121,7 +123,7 @@ def _tokens(rows: list[dict[str, Any]], model: Path) -> Iterator[int]:
     for start in range(0, len(rows), 1000):
         texts = [
             tokenizer.apply_chat_template(
-                [_written_out(message) for message in row["messages"]],
+                [written_out(message) for message in row["messages"]],
                 chat_template=CHAT_TEMPLATE,
                 tokenize=False,
             )
@@ -181,10 +183,11 @@ def write_conversations(path: Path, rows: list[dict[str, Any]]) -> None:
     and the trainer masks what generation is given. Calls in `tool_calls`, as OpenAI's API writes them, follow the
     message's text, as the model will write them.
     """
-    write_parquet(path, [{"messages": [_written_out(m) for m in row["messages"]]} for row in rows])
+    write_parquet(path, [{"messages": [written_out(m) for m in row["messages"]]} for row in rows])
 
 
-def _written_out(message: dict[str, Any]) -> dict[str, str]:
+def written_out(message: dict[str, Any]) -> dict[str, str]:
+    """A message of a conversation as role and text alone, its calls written as the model will write them."""
     role = message["role"]
     calls = [_call_text(call["function"]) for call in message.get("tool_calls") or []]
     content = "\n".join([*filter(None, [message.get("content")]), *calls])
