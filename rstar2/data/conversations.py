@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from typing import Any
 
 import jsonschema_rs
@@ -17,6 +16,7 @@ from rstar2.data.rows import Refused, unicode_text
 
 Message = dict[str, Any]
 BAD_CALL = "bad call"
+_AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 _TYPES = {
     "dict": "object",
@@ -97,7 +97,10 @@ def _type(name: Any) -> str | None:
 
 
 def call(name: Any, arguments: Any) -> dict[str, Any]:
-    """A call of a tool; `arguments` is an object or its JSON text. Refused where it is neither."""
+    """A call of a tool; `arguments` is an object or its JSON text. Refused where it is neither.
+
+    `conversation_row` writes the arguments as text, once it has checked them.
+    """
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments, strict=False)
@@ -105,8 +108,7 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
             raise Refused(BAD_CALL, f"{name}: its arguments are not JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise Refused(BAD_CALL, f"{name}: its arguments are no object")
-    text = json.dumps(arguments, ensure_ascii=False)
-    return {"type": "function", "function": {"name": name, "arguments": unicode_text(text, "a call")}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def said(role: str, content: Any) -> Message:
@@ -127,7 +129,7 @@ def called(calls: list[dict[str, Any]], content: str = "") -> Message:
 
 def replied(content: Any) -> Message:
     """A tool's reply: text, or a value that becomes JSON."""
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    text = content if isinstance(content, str) else _AS_JSON(content)
     return {"role": "tool", "content": unicode_text(text, "a tool's reply")}
 
 
@@ -142,6 +144,7 @@ def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> di
     if not any(message["role"] == "user" for message in messages):
         raise Refused("malformed", "no assistant's message that answers a user")
     by_name = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    validators: dict[str, Any] = {}
     number = 0
     waiting: list[str] = []
     for message in messages:
@@ -156,27 +159,24 @@ def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> di
             number += 1
             each["id"] = f"call_{number}"
             waiting.append(each["id"])
-            _check(each["function"], by_name)
-    listed = json.dumps(tools, ensure_ascii=False)
-    return {"messages": messages, "tools": unicode_text(listed, "the tools")}
+            function = each["function"]
+            name = function["name"]
+            if name not in validators:
+                validators[name] = _validator(name, by_name)
+            try:
+                validators[name].validate(function["arguments"])
+            except jsonschema_rs.ValidationError as error:
+                raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
+            function["arguments"] = unicode_text(_AS_JSON(function["arguments"]), "a call")
+    return {"messages": messages, "tools": unicode_text(_AS_JSON(tools), "the tools")}
 
 
-def _check(function: dict[str, str], by_name: Mapping[str, Any]) -> None:
-    name = function["name"]
+def _validator(name: str, by_name: Mapping[str, Any]) -> Any:
+    """Refused where there is no such tool, or its parameters are no JSON Schema."""
     if name not in by_name:
         raise Refused(BAD_CALL, f"{name} is none of the tools ({', '.join(by_name) or 'there are none'})")
     try:
-        validator = _validator(json.dumps(by_name[name]))
-        validator.validate(json.loads(function["arguments"]))
-    except jsonschema_rs.ValidationError as error:
-        raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
-
-
-@lru_cache(maxsize=1024)
-def _validator(schema: str) -> Any:
-    """Refused where a tool's parameters are no JSON Schema."""
-    try:
-        return jsonschema_rs.validator_for(json.loads(schema))
+        return jsonschema_rs.validator_for(by_name[name])
     except jsonschema_rs.ValidationError as error:
         raise Refused(
             "malformed", f"a tool's parameters are no JSON Schema: {error.message[:120]}"

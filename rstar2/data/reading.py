@@ -306,9 +306,16 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
         text, answer = row["problem"], row["answer"]
         key = key_of(" ".join(words_of(text)))
         return {"key": key, "answer_key": key_of(answer), "characters": len(text)}
-    said = json.dumps([row["messages"], row["tools"]])
-    characters = sum(len(message.get("content") or "") for message in row["messages"])
-    return {"key": key_of(said), "answer_key": 0, "characters": characters}
+    said = [row["tools"]]
+    for message in row["messages"]:
+        calls = [each["function"] for each in message.get("tool_calls") or ()]
+        said += [
+            message["role"],
+            message["content"] or "",
+            *(text for each in calls for text in each.values()),
+        ]
+    characters = sum(len(message["content"] or "") for message in row["messages"])
+    return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
 
 
 def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:

@@ -314,3 +314,8 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"per_problem": [{"id": "a"}]}')
     with pytest.raises(UserError, match="holds no results of an evaluation"):
         measured.rates_of_run(tmp_path)
+
+
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_words_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
+    assert words_of(text) == words_of(f"{text} é")[:-1]

@@ -83,7 +83,7 @@ def prepare(
     try:
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
-            card = _Preparation(plan, output, work, progress, count_tokens).run(config)
+            card = _Preparation(plan, config, output, work, progress, count_tokens).run()
         shutil.rmtree(work)
         return card
     except UserError:
@@ -150,19 +150,21 @@ class _Preparation:
     def __init__(
         self,
         plan: MixturePlan,
+        config: dict[str, Any],
         output: Path,
         work: Path,
         progress: Progress,
         count_tokens: CountTokens | None,
     ) -> None:
         self._plan = plan
+        self._config = config
         self._output = output
         self._work = work
         self._progress = progress
         self._count_tokens = count_tokens
         self._digest = hashlib.sha256(rstar2.__version__.encode())
 
-    def run(self, config: dict[str, Any]) -> Card:
+    def run(self) -> Card:
         files, counts = [], {}
         for origin in self._plan.origins:
             file, counts[origin.name] = self._read(origin)
@@ -176,7 +178,9 @@ class _Preparation:
         digest = self._write_data(rows)
         self._progress.finish(f"{int(rows.alive.sum())} rows")
         examples = self._examples(rows, steps, counts)
-        card = make_card(self._plan, config, counts, dropped, taken, examples, self._shared(steps), digest)
+        card = make_card(
+            self._plan, self._config, counts, dropped, taken, examples, self._shared(steps), digest
+        )
         if self._count_tokens is not None:
             self._progress.start("count tokens")
             card = replace(card, tokens=self._count_tokens(self._output / PREPARED, self._plan.kind))
@@ -191,9 +195,8 @@ class _Preparation:
 
     def _read(self, origin: Origin) -> tuple[Path, ReadCounts]:
         """A source's candidates and counts, and the rows refused beside them."""
-        own = hashlib.sha256(
-            json.dumps([rstar2.__version__, origin.name, origin.identity()]).encode()
-        ).hexdigest()[:16]
+        parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
+        own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         self._digest.update(own.encode())
         file = self._work / f"read-{own}.parquet"
         record = file.with_suffix(".json")
@@ -210,7 +213,7 @@ class _Preparation:
         """Drop what one filter, or several that judge each row by itself, find."""
         recipe = self._plan.recipe
         settings = recipe.model_dump(mode="json", exclude={"sources", "filters", "seed"})
-        name = self._named(names, settings, self._plan.config()["against"], self._plan.config()["measured"])
+        name = self._named(names, settings, self._config["against"], self._config["measured"])
         step = _Counted(names, self._work / f"filter-{name}.parquet")
         self._progress.start(", ".join(names))
         if not step.file.exists():

@@ -20,8 +20,10 @@ def _read(row: Row) -> dict[str, Any]:
     if not isinstance(reward, dict):
         raise Refused("malformed", "reward_model is not an object with ground_truth")
     if isinstance(prompt, list):
-        prompt = prompt[0].get("content") if len(prompt) == 1 and isinstance(prompt[0], dict) else None
-    text = _RAW_WORDS.sub("", text_of({"prompt": prompt}, "prompt"))
+        wrapped = prompt[0].get("content") if len(prompt) == 1 and isinstance(prompt[0], dict) else None
+        text = _RAW_WORDS.sub("", text_of({"prompt": wrapped}, "prompt"))
+    else:
+        text = text_of(row, "prompt")
     return problem_row(text, text_of(reward, "ground_truth"))
 
 

@@ -19,7 +19,7 @@ from rstar2.data.conversations import (
 from rstar2.data.rows import Refused, text_of
 from rstar2.data.source import HubSet, Row, Source
 
-_SPEAKER = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
+_SPEAKER = re.compile(r"\n\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 _CALL = "<functioncall>"
 _ARGUMENTS = re.compile(
     r"""\{\s*"name":\s*"(?P<name>[^"]+)",\s*"arguments":\s*'(?P<arguments>.*)'\s*\}""", re.DOTALL
@@ -28,7 +28,7 @@ _END = "<|endoftext|>"
 
 
 def _read(row: Row) -> dict[str, Any]:
-    parts = _SPEAKER.split(text_of(row, "chat"))
+    parts = _SPEAKER.split("\n" + text_of(row, "chat"))
     if parts[0].strip() or len(parts) < 3:
         raise Refused("malformed", "chat does not begin with USER:")
     messages: list[Message] = []
