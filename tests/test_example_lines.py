@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [{"messages": messages} for messages in builtin.traces(0, 200, {})],
     )
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
-    for name, words in (("rl", []), ("rl2", ["--set", "sources.problems.count=4"]), ("sft", [])):
-        source = root / ("problems.jsonl" if name != "sft" else "conversations.jsonl")
-        assert rstar2("data", "prepare", str(source), "--output", str(root / "data" / name), *words).code == 0
+    for name, source in (("rl", "problems"), ("rl2", "problems"), ("sft", "conversations")):
+        words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
+        assert rstar2("data", "prepare", *words).code == 0
+    measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
+    write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
@@ -148,6 +151,8 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
     verb = words[0]
     if verb in DRY and "--dry-run" not in words:
         words.insert(1, "--dry-run")
+    if words[:2] == ["data", "prepare"]:
+        words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
     if "paper-sft" in words:
         # Its counts cannot be met by a row of each source.
         words.append("--dry-run")
