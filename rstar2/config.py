@@ -7,12 +7,14 @@ import json
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+import rstar2
 from rstar2.errors import UserError
 
 
@@ -189,3 +191,20 @@ def _kind(field: FieldInfo) -> str:
         if hasattr(limit, name)
     ]
     return " ".join([name, " and ".join(bounds)]) if bounds else name
+
+
+def recipes_folder() -> Path:
+    """Where the recipes are: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(rstar2.__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file's values; a UserError where it is missing or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not TOML: {error}", "Fix the line it names.") from error

@@ -57,7 +57,7 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make {path}: {error.strerror}", "Give another folder with --run.") from error
-    with _locked(path):
+    with locked(path):
         if not record.exists():
             write_json(record, {"kind": kind, "config": config})
         run = Run(path, _next_attempt(path))
@@ -161,7 +161,8 @@ def _refuse_other(record: Path, kind: str, config: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder's lock; a UserError where another process holds it."""
     with (path / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import Field, ValidationError
 
-from rstar2.config import Strict, merged, resolve
+from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.demo.recipe import demo_plan
 from rstar2.errors import UserError
-from rstar2.train.recipe import find, read_toml, recipes_folder, sft_recipe, stage_recipe, stage_recipes
+from rstar2.train.recipe import find, sft_recipe, stage_recipe, stage_recipes
 
 
 class Trainer(Strict):

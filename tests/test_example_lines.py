@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ import pytest
 from support.commands import Ran, rstar2
 from support.made_runs import made_run
 from support.optional import needs
+from support.source_rows import ROWS
 from support.vllm_standin import StandIn, serving
 
 from rstar2.cli.verbs import VERBS
 from rstar2.data import builtin
 from rstar2.data.benchmarks import SOURCES
-from rstar2.data.prepare import DAPO
+from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.formats.format import FORMAT_FILE
@@ -42,6 +44,8 @@ MODELS = (
     "runs/sft/model",
     "runs/rl/model",
 )
+TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
+"""A row of every set on the hub."""
 DRY = ("demo", "sft", "train", "serve")
 CHATML = """\
 {%- for message in messages %}
@@ -91,11 +95,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("before", "after"):
         made_run(root / "runs" / name, problems=4, samples=2)
     rows = [{"problem": problem.problem, "answer": problem.answer} for problem in problems]
-    for name in ("aime24", "problems", "mine", "dapo"):
+    for name in ("aime24", "problems", "mine", "euler"):
         _jsonl(
             root / f"{name}.jsonl", rows if name != "aime24" else [{"problem": "What is 1+1?", "answer": "2"}]
         )
+    _jsonl(
+        root / "conversations.jsonl",
+        [{"messages": messages} for messages in builtin.traces(0, 200, {})],
+    )
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
+    for name, source in (("rl", "problems"), ("rl2", "problems"), ("sft", "conversations")):
+        words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
+        assert rstar2("data", "prepare", *words).code == 0
+    measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
+    write_json(root / "runs/agree/rl/results.json", {"per_problem": measured})
     (root / "problem.txt").write_text(problems[0].problem)
     (root / "prog.py").write_text("print(6 * 7)")
     (root / "input.txt").write_text("")
@@ -124,12 +137,12 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     import huggingface_hub
 
     def load_dataset(name: str, config: str | None, split: str) -> Any:
-        [source] = [each for each in (*SOURCES.values(), DAPO) if each.hub_id == name]
+        if name in TRAINING:
+            return datasets.Dataset.from_list(TRAINING[name])
+        [source] = [each for each in SOURCES.values() if each.hub_id == name]
         number = str(config or "")[-1:]
         row = dict.fromkeys(source.columns, f"How much is {number} 1 plus 1?")
         row |= {source.answer: "2"} | ({source.id: "one"} if source.id else {})
-        if source is DAPO:
-            row = {"prompt": "How much is 2 plus 2?", "reward_model": {"ground_truth": "4"}}
         return datasets.Dataset.from_list([row])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -147,6 +160,11 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
     verb = words[0]
     if verb in DRY and "--dry-run" not in words:
         words.insert(1, "--dry-run")
+    if words[:2] == ["data", "prepare"]:
+        words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
+    if "paper-sft" in words:
+        # Its counts cannot be met by a row of each source.
+        words.append("--dry-run")
     if verb in FEW and words[1] != "compare":
         words += [*FEW[verb], "--judge", judge.url]
     if "--url" in words and verb == "judge":

@@ -1,32 +1,56 @@
-"""`rstar2 data`: the data sources of the recipe, and their preparation."""
+"""`rstar2 data`: the data sources of the recipe, their preparation, and a look at what was prepared."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rstar2.cli.common import AsJson, Data, counted, err, examples, out
+from rstar2.cli.common import AsJson, Change, err, examples, out
+
+if TYPE_CHECKING:
+    from rstar2.data.mixture.card import Card
+    from rstar2.data.mixture.look import TOKENS_OF
+    from rstar2.data.mixture.prepare import CountTokens
+    from rstar2.prompts import ChatCodec
 
 app = typer.Typer(
     name="data",
-    help="List the known data sources, and prepare one for training.",
+    help="List the known data sources, and prepare them for training.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
     epilog=examples(
         ("the known sources", "rstar2 data list"),
-        ("the RL problems, kept apart from the benchmarks", "rstar2 data prepare dapo --output data/dapo"),
+        ("the RL problems of the paper", "rstar2 data prepare paper-rl --output data/rl"),
+        ("the SFT mixture of the paper", "rstar2 data prepare paper-sft --output data/sft"),
+        ("what is in it", "rstar2 data inspect data/sft"),
     ),
 )
+
+From = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--from",
+        metavar="NAME=FILE",
+        help="Rows of a source or benchmark in place of the hub: .jsonl or .parquet. Repeat it.",
+    ),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        help="A model's folder, that of a run or stage, or a hub id: its tokenizer and prompt words."
+    ),
+]
 
 
 @app.command(
     "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
 def list_sources(as_json: AsJson = False) -> None:
-    """List what the recipe knows: use, where it is, columns, rows, licence."""
+    """List what the recipe knows: use, where it is, columns, rows, licence; and the shipped mixtures."""
     from rstar2.data.catalog import cards
 
     if as_json:
@@ -40,66 +64,297 @@ def list_sources(as_json: AsJson = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rstar2.data.mixture.recipe import mixtures
+
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("source", no_wrap=True)
     table.add_column("for, where on the hub, columns", min_width=22, overflow="fold")
-    table.add_column("rows", max_width=7)
-    table.add_column("licence", max_width=12, overflow="fold")
-    table.add_column("verb", max_width=7)
+    table.add_column("rows", max_width=12)
+    table.add_column("licence", max_width=16, overflow="fold")
+    table.add_column("verb", max_width=12)
     for card in cards():
-        place = Text("".join(f"\n{line}" for line in (card.hub, card.columns) if line), style="dim")
-        table.add_row(card.name, Text(card.use) + place, card.rows, card.licence, card.verb or "not yet")
+        gated = "gated: accept its terms on the hub" if card.gated else ""
+        place = Text("".join(f"\n{line}" for line in (card.hub, card.columns, gated) if line), style="dim")
+        table.add_row(card.name, Text(card.use) + place, card.rows, card.licence, card.verb)
     out.print(table)
-    out.print("What is on the hub can also be given as a file: --data FILE.jsonl (problem, answer).")
+    out.print(f"Mixtures for `data prepare`: {', '.join(mixtures())}.")
+    out.print("What is on the hub can also be given as a file with its columns: --from NAME=FILE.")
 
 
 @app.command(
     epilog=examples(
+        ("the 42K problems of the paper, from the hub", "rstar2 data prepare paper-rl --output data/rl"),
         (
-            "DAPO from the hub, nothing near what is measured",
-            "rstar2 data prepare dapo --output data/dapo --against aime24 --against aime25 --against math500",
+            "one source with its filters",
+            "rstar2 data prepare dapo --output data/dapo",
         ),
         (
             "without a network, everything from files",
-            "rstar2 data prepare dapo --data dapo.jsonl --against aime24.jsonl --output data/dapo",
+            "rstar2 data prepare mine.jsonl --against aime24 --from aime24=aime24.jsonl --output data/mine",
         ),
         (
-            "problems of your own, 16 rollouts each",
-            "rstar2 data prepare mine.jsonl --rollouts 16 --output data/mine",
+            "another rule, another number of rows",
+            "rstar2 data prepare mine.jsonl --output data/few --set grams.rule=distinctive "
+            "--set sources.mine.count=2",
         ),
     )
 )
 def prepare(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="dapo, or FILE.jsonl with problem, answer.")
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MIXTURE | SOURCE…",
+            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file); or sources by name, and files of your own.",
+        ),
     ],
-    output: Annotated[Path, typer.Option(help="The folder to write train.parquet to.")],
-    data: Data = None,
+    output: Annotated[Path, typer.Option(help="The folder to write; a killed preparation continues in it.")],
+    given: From = None,
     against: Annotated[
         list[str] | None,
-        typer.Option(help="A benchmark, by name or file, that no training problem may resemble. Repeat it."),
+        typer.Option(
+            help="A benchmark, by name or file, that no row may share eight words in a row with. Repeat it. "
+            "[default: the mixture's]"
+        ),
     ] = None,
-    rollouts: Annotated[int, typer.Option(min=2, help="Rollouts per problem, 2G.")] = 32,
-    max_digits: Annotated[int, typer.Option(min=1, help="Longer integer answers are dropped as huge.")] = 12,
-    limit: Annotated[int | None, typer.Option(min=1, help="Keep only the first so many.")] = None,
+    filters: Annotated[
+        str | None, typer.Option(help="Filters by name, with commas, in order. [default: the mixture's]")
+    ] = None,
+    agree: Annotated[
+        Path | None,
+        typer.Option(help="Keep problems on which a `data agree` or `eval` run agrees with the label."),
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="An `eval` run over the rows, for the two options that follow.")
+    ] = None,
+    pass_rate: Annotated[
+        str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with such a pass rate.")
+    ] = None,
+    exclude_solved: Annotated[
+        bool, typer.Option("--exclude-solved", help="Drop problems that were solved every time.")
+    ] = False,
+    tokenizer: Tokenizer = None,
+    change: Change = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved mixture, and end.")] = False,
 ) -> None:
-    """Write the parquet file that a stage of RL trains on.
+    """Prepare data for RL or SFT: read sources, drop what the filters find, and write rows with a data card.
 
-    Keeps problems with integer answers; drops what cannot be verified, repeated problems, and whatever shares
-    eight words in a row with a benchmark given with --against.
+    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, every other row with the reason;
+    and card.md.
     """
-    from rstar2.data.prepare import PrepareSettings
-    from rstar2.data.prepare import prepare as run
+    from rstar2.data.mixture.recipe import plan_mixture
 
-    settings = PrepareSettings(source, data, tuple(against or ()), rollouts, max_digits, limit)
-    prepared = run(settings, output)
-    if not against:
+    changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
+    plan = plan_mixture(sources, given or [], changes, also, change or [])
+    if dry_run:
+        out.print_json(plan.recipe.model_dump_json())
+        return
+    from rstar2.data.mixture.prepare import prepare as run
+
+    with _Steps() as steps:
+        card = run(plan, output, steps, _counter(tokenizer))
+    _print_card(card, output)
+
+
+def _changes(
+    against: list[str] | None,
+    filters: str | None,
+    agree: Path | None,
+    measured: Path | None,
+    pass_rate: str | None,
+    exclude_solved: bool,
+) -> tuple[dict[str, Any], list[str]]:
+    """The recipe's keys that options replace, and the filters that they add."""
+    from rstar2.errors import UserError
+
+    changes: dict[str, Any] = {}
+    also = []
+    if filters is not None:
+        changes["filters"] = [name.strip() for name in filters.split(",") if name.strip()]
+    if against:
+        changes["against"] = against
+        also.append("grams")
+    if agree is not None:
+        changes["agreement"] = {"by": str(agree)}
+        also.append("agreement")
+    if measured is not None:
+        changes["measured"] = {"run": str(measured)}
+    if pass_rate is not None:
+        least, _dots, most = pass_rate.partition("..")
+        try:
+            bounds = {"least": float(least), "most": float(most)}
+        except ValueError as error:
+            message = f"--pass-rate {pass_rate}: not of the form MIN..MAX"
+            raise UserError(message, "Example: --pass-rate 0.1..0.9 --measured runs/eval") from error
+        changes["measured"] = {**changes.get("measured", {}), **bounds}
+        also.append("pass-rate")
+    if exclude_solved:
+        also.append("solved")
+    return changes, also
+
+
+class _Steps:
+    """Shows the steps of a preparation: rows and rate while one runs, and a line when it is done."""
+
+    def __init__(self) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self._task = self._progress.add_task("")
+        self._title = ""
+        self._rows = 0
+        self._started = 0.0
+
+    def start(self, title: str) -> None:
+        self._title, self._rows, self._started = title, 0, time.monotonic()
+        self._progress.update(self._task, description=title)
+
+    def rows(self, count: int) -> None:
+        self._rows += count
+        self._progress.update(self._task, description=f"{self._title}: {self._rows:,} rows, {self._rate()}")
+
+    def finish(self, text: str) -> None:
+        rate = f", {self._rate()}" if self._rows else ""
+        err.print(f"[dim]{self._title}: {text}{rate}[/]", soft_wrap=True)
+
+    def _rate(self) -> str:
+        return f"{self._rows / max(time.monotonic() - self._started, 1e-3):,.0f} rows/s"
+
+    def __enter__(self) -> _Steps:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+def _print_card(card: Card, output: Path) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for head in ("source", "read", "refused", "dropped", "left", "taken"):
+        table.add_column(head, justify="left" if head == "source" else "right")
+    for name, each in card.sources.items():
+        numbers = (
+            each["read"],
+            sum(each["refused"].values()),
+            sum(each["dropped"].values()),
+            each["left"],
+            each["taken"],
+        )
+        table.add_row(name, *(f"{number:,}" for number in numbers))
+    out.print(table)
+    dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
+    out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
+    if not card.config["against"]:
         err.print("[yellow]not checked against any benchmark[/]: name those you measure with --against")
-    dropped = ", ".join(f"{count} {reason}" for reason, count in prepared.dropped.items())
-    out.print(
-        f"{counted(prepared.read, 'problem')} read, {prepared.kept} kept; dropped: {dropped or 'none'}",
-        soft_wrap=True,
+    out.print(f"{card.rows:,} {card.kind}: [cyan]{output / 'data.parquet'}[/]", soft_wrap=True)
+    out.print(f"what was dropped, and why: [cyan]{output / 'card.md'}[/]", soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        ("a table, and three rows", "rstar2 data inspect data/rl"),
+        (
+            "rows as a model will see them, with token counts",
+            "rstar2 data inspect data/rl --tokenizer models/smollm2",
+        ),
     )
-    out.print(f"[cyan]{output / 'train.parquet'}[/]", soft_wrap=True)
-    if dropped:
-        out.print(f"why, by problem: [cyan]{output / 'dropped.jsonl'}[/]", soft_wrap=True)
+)
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A prepared folder, or its data.parquet.")],
+    rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to show, drawn at random.")] = 3,
+    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Show prepared data: rows by source, some of them as the model will see them, and their lengths in tokens."""
+    from rich import box
+    from rich.table import Table
+
+    from rstar2.data.mixture.look import by_source, count_tokens, open_prepared
+
+    prepared = open_prepared(path)
+    table = Table("source", box=box.SIMPLE_HEAD)
+    table.add_column("rows", justify="right")
+    for name, count in by_source(prepared).items():
+        table.add_row(name, f"{count:,}")
+    table.add_row("all", f"{prepared.rows:,}")
+    out.print(table)
+    codec = _codec(tokenizer) if tokenizer else None
+    tokens_of = _tokens_of(codec) if codec else None
+    for row in prepared.sample(rows, seed):
+        tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""
+        out.rule(f"{row['id']}{tokens}", align="left")
+        out.print(_rendered(row, codec), markup=False, soft_wrap=True)
+        if prepared.kind == "problems":
+            out.print(f"answer: {row['answer']}", markup=False, style="dim")
+    if tokens_of and tokenizer:
+        about = count_tokens(tokenizer, tokens_of, prepared.file, prepared.kind)
+        out.rule(align="left")
+        out.print(
+            f"tokens: mean {about['mean']:.0f}, longest {about['most']:,}; "
+            f"{about['over']:.1%} of {about['counted']:,} rows have more than {about['limit']:,}"
+        )
+
+
+@app.command(epilog=examples(("what a rule changed", "rstar2 data diff data/rl data/rl2")))
+def diff(
+    first: Annotated[Path, typer.Argument(help="A prepared folder.")],
+    second: Annotated[Path, typer.Argument(help="Another.")],
+) -> None:
+    """Say which rows two prepared sets do not share, by source; exit code 1 where there are any."""
+    from rstar2.data.mixture.look import difference
+
+    found = difference(first, second)
+    for text, kind, counts in (
+        (f"only in {first}", "first", found.only_first),
+        (f"only in {second}", "second", found.only_second),
+        ("in both, with another content", "changed", found.changed),
+    ):
+        if counts:
+            listed = ", ".join(f"{count:,} of {source}" for source, count in counts.items())
+            out.print(f"{text}: {listed}; such as {', '.join(found.examples[kind])}", soft_wrap=True)
+    out.print(f"the same: {found.same:,}")
+    if found.only_first or found.only_second or found.changed:
+        raise typer.Exit(1)
+
+
+def _codec(tokenizer: str) -> ChatCodec:
+    from rstar2.engines.models import local_model
+    from rstar2.prompts import load_codec
+
+    return load_codec(local_model(tokenizer))
+
+
+def _counter(tokenizer: str | None) -> CountTokens | None:
+    if tokenizer is None:
+        return None
+    from functools import partial
+
+    from rstar2.data.mixture.look import count_tokens
+
+    return partial(count_tokens, tokenizer, _tokens_of(_codec(tokenizer)))
+
+
+def _rendered(row: dict[str, Any], codec: ChatCodec | None) -> str:
+    """What a row becomes for a model, in its format; without one, its text."""
+    if codec is not None:
+        return str(codec.tokenizer.decode(_token_ids(row, codec), skip_special_tokens=False))
+    if "problem" in row:
+        return str(row["problem"])
+    from rstar2.train.conversations import written
+
+    return "\n".join(f"{message['role']}: {written(message)}" for message in row["messages"])
+
+
+def _token_ids(row: dict[str, Any], codec: ChatCodec) -> list[int]:
+    from rstar2.train.conversations import encode
+
+    if "problem" in row:
+        return codec.prompt(codec.format.messages(row["problem"]))
+    return encode(row, codec).input_ids.tolist()
+
+
+def _tokens_of(codec: ChatCodec) -> TOKENS_OF:
+    return lambda rows: [len(_token_ids(row, codec)) for row in rows]

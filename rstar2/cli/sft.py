@@ -18,13 +18,13 @@ from rstar2.cli.training import (
 )
 
 EPILOG = examples(
-    ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data sft.parquet --run runs/sft"),
+    ("the paper's stage 0", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --run runs/sft"),
     (
         "on a laptop, for a tiny model",
         "rstar2 sft --model runs/demo/base --data runs/demo/data/sft.parquet --profile laptop "
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
-    ("what would run", "rstar2 sft --model Qwen3-14B-Base/ --data sft.parquet --dry-run"),
+    ("what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
 )
 
 
@@ -35,7 +35,12 @@ def command(
             help="A model with a ChatML tokenizer: its folder, that of a run or stage, or a hub id."
         ),
     ],
-    data: Annotated[Path, typer.Option(help="Parquet or JSON lines with a `messages` column.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A folder of `rstar2 data prepare`, or parquet or JSON lines with a `messages` column."
+        ),
+    ],
     run: RunFolder = Path("runs/sft"),
     recipe: Recipe = "sft",
     profile: Profile = None,
@@ -84,5 +89,5 @@ def command(
             trained = run_sft_plan(plan, opened, progress)
     out.print(f"model    [cyan]{trained}[/]")
     same = f" --profile {profile}" if profile else ""
-    next_line = f"rstar2 train --stage 1{same} --model {trained} --data train.parquet"
+    next_line = f"rstar2 train --stage 1{same} --model {trained} --data data/rl"
     out.print(f"next     [cyan]{next_line}[/]", soft_wrap=True)

@@ -20,19 +20,19 @@ from rstar2.cli.training import (
 )
 
 EPILOG = examples(
-    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data train.parquet"),
+    ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data data/rl"),
     (
         "stages 1 and 2, on 8 nodes of a Ray cluster, with a judge that runs already",
-        "rstar2 train --stage 1..2 --model runs/sft --data train.parquet --set hardware.nodes=8 "
+        "rstar2 train --stage 1..2 --model runs/sft --data data/rl --set hardware.nodes=8 "
         "--judge http://judge:8090",
     ),
     (
         "all three, each from the model of the one before",
-        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --run runs/rl",
+        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --run runs/rl",
     ),
     (
         "the same, with a longer budget in the second",
-        "rstar2 train --stage 1..3 --model M --data train.parquet --set stage2.rollout.tokens=16384 --dry-run",
+        "rstar2 train --stage 1..3 --model M --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
     ),
     (
         "on a laptop, for a tiny model",
@@ -42,7 +42,7 @@ EPILOG = examples(
     ),
     (
         "the resolved recipe and VERL's command",
-        "rstar2 train --stage 1..3 --model runs/sft --data train.parquet --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --dry-run",
     ),
 )
 
@@ -55,7 +55,9 @@ def command(
             help="The model the first stage starts from: its folder, that of a run or stage, or a hub id."
         ),
     ],
-    data: Annotated[Path, typer.Option(help="Parquet of `rstar2 data prepare`.")],
+    data: Annotated[
+        Path, typer.Option(help="A folder of `rstar2 data prepare`, or parquet in VERL's own form.")
+    ],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
         str | None, typer.Option(help="A recipe file for every stage. [default: stage1, stage2, stage3]")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rstar2.data.parquet import PREPARED, read_rows
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.files import read_objects
@@ -107,7 +108,7 @@ NAMES = (*SOURCES, BUILTIN)
 
 
 def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[Problem]:
-    """The problems of a benchmark, one of `NAMES` or the path of a JSON-lines file, in its own order.
+    """The problems of a benchmark, one of `NAMES`, a JSON-lines file or a prepared folder, in its own order.
 
     `data` is a JSON-lines file to read in place of the hub; `seed` draws the built-in problems alone. UserError
     where the name is unknown, a row is wrong, or the data cannot be loaded.
@@ -127,6 +128,8 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
         return _distinct(_from_hub(name, SOURCES[name]))
     if name.endswith(".jsonl") or Path(name).is_file():
         return read_problems(Path(name))
+    if (Path(name) / PREPARED).is_file():
+        return _prepared(Path(name) / PREPARED)
     raise UserError(f"unknown benchmark: {name}", f"Known: {', '.join(NAMES)}; or a .jsonl file.")
 
 
@@ -141,6 +144,12 @@ def read_problems(path: Path) -> list[Problem]:
     if not problems:
         raise UserError(f"{path} holds no problems", _FORMAT_HINT)
     return problems
+
+
+def _prepared(file: Path) -> list[Problem]:
+    rows = read_rows(file, "problem")
+    placed = ((f"{file}, row {at}", row) for at, row in enumerate(rows, 1))
+    return _distinct((where, Problem(row["id"], row["problem"], row["answer"])) for where, row in placed)
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rstar2.data.benchmarks import BUILTIN, SOURCES, Source
-from rstar2.data.prepare import DAPO, DAPO_NAME
+from rstar2.data.source import Source as TrainingSource
+from rstar2.data.sources import sources
 
 
 @dataclass(frozen=True)
@@ -26,43 +27,40 @@ class Card:
     rows: str
     licence: str
     verb: str
-    """The verb that reads it; empty where none does yet."""
+    """The verb that reads it."""
+    gated: bool = False
+    """Whether its terms must be accepted on the hub first."""
 
     @property
     def needs_hub(self) -> bool:
         return bool(self.hub)
 
 
-_RECIPE = (
-    Card(
-        "openmathreasoning",
-        "RL: 93K AoPS problems before filters",
-        "nvidia/OpenMathReasoning (default, cot)",
-        "problem, expected_answer",
-        "93K",
-        "CC-BY-4.0",
-        "",
-    ),
-    Card("project-euler", "RL", "", "", "937", "not checked", ""),
-    Card("toolace", "SFT: function calls", "", "", "11K", "not checked", ""),
-    Card("apigen-mt", "SFT: function calls", "", "", "5K", "not checked", ""),
-    Card("glaive-v2", "SFT: function calls", "", "", "101K", "not checked", ""),
-    Card("magicoder", "SFT: code, rewritten as JSON calls", "", "", "48K", "not checked", ""),
-    Card("tulu3", "SFT: following instructions", "", "", "30K", "not checked", ""),
-    Card("llama-nemotron", "SFT: chat", "", "", "27K", "not checked", ""),
-)
-
-
 def cards() -> list[Card]:
-    """Every source, those that a verb reads first."""
+    """Every source."""
     made = Card(
         BUILTIN, "demo: RL, SFT, evaluation", "", "", "any number, by seed", "MIT, made here", "demo, eval"
     )
-    dapo = _card(DAPO_NAME, DAPO, "RL, stages 1 to 3", "data prepare")
-    benchmarks = [_card(name, source, "evaluation", "eval") for name, source in SOURCES.items()]
-    return [made, dapo, *benchmarks, *_RECIPE]
+    benchmarks = [_card(name, source) for name, source in SOURCES.items()]
+    return [made, *(_training(name, source) for name, source in sources().items()), *benchmarks]
 
 
-def _card(name: str, source: Source, use: str, verb: str) -> Card:
+def _card(name: str, source: Source) -> Card:
     hub = f"{source.hub_id} ({', '.join([*filter(None, source.configs), source.split])})"
-    return Card(name, use, hub, ", ".join(source.columns), source.rows, source.licence, verb)
+    return Card(
+        name, "evaluation", hub, ", ".join(source.columns), source.rows, source.licence, "eval", source.gated
+    )
+
+
+def _training(name: str, source: TrainingSource) -> Card:
+    stage = "RL, stages 1 to 3" if source.kind == "problems" else f"SFT: {source.family}"
+    return Card(
+        name,
+        stage,
+        ", ".join(map(str, source.hub)),
+        " or ".join(", ".join(form) for form in source.columns),
+        source.rows,
+        source.licence,
+        "data prepare",
+        source.gated,
+    )

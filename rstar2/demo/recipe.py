@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rstar2.config import KeysOf, Strict, merged, resolve
+from rstar2.config import KeysOf, Strict, merged, read_toml, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
 from rstar2.eval.settings import EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
-from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml, sft_recipe, stage_recipe
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, sft_recipe, stage_recipe
 
 StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 

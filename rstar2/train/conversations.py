@@ -62,7 +62,7 @@ def encode(row: dict[str, Any], codec: ChatCodec) -> Encoded:
         if message["role"] != "assistant":
             before.append({"role": message["role"], "content": message.get("content") or ""})
             continue
-        text = _written(message)
+        text = written(message)
         if text.startswith(codec.turn_start):
             started, text = True, text.removeprefix(codec.turn_start)
         elif calls:
@@ -94,7 +94,7 @@ def _empty_thought(turn_start: str) -> str:
     return f"</{tag[1]}>\n" if tag else ""
 
 
-def _written(message: Message) -> str:
+def written(message: Message) -> str:
     """An assistant message as the model has to write it: calls of OpenAI's form follow the text."""
     calls = [_call_text(call["function"]) for call in message.get("tool_calls") or []]
     return "\n".join([*filter(None, [message.get("content")]), *calls])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.parquet import read_rows
+from rstar2.data.parquet import prepared_file, stage_rows
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
@@ -80,7 +80,8 @@ def plan_training(
     """
     check_model(model)
     fmt = rl_format(recipes[min(recipes)].format, model)
-    rows = read_rows(data, "prompt")
+    data = prepared_file(data)
+    rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
@@ -107,6 +108,7 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
     codec = taught_codec(recipe.format, model)
+    data = prepared_file(data)
     conversations = [encode(row, codec) for row in read_conversations(data)]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]

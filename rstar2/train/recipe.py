@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-import rstar2
-from rstar2.config import Strict, merged, resolve
+from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
@@ -231,23 +229,6 @@ class SftRecipe(Strict):
     def update_tokens(self) -> int:
         """Tokens per GPU in a micro-batch."""
         return self.hardware.update_tokens or 2 * self.max_tokens
-
-
-def recipes_folder() -> Path:
-    """Where the recipes are: beside the package in a checkout, inside it in an installed wheel."""
-    package = Path(rstar2.__file__).parent
-    inside = package / "recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file's values; a UserError where it is missing or not TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read the recipe {path}: {error.strerror}", "Check the path.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not TOML: {error}", "Fix the line it names.") from error
 
 
 def find(name: str) -> Path:

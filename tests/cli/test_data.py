@@ -50,54 +50,67 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return list(pyarrow.parquet.read_table(path).to_pylist())
 
 
-def test_every_row_is_what_the_trainer_reads(tmp_path: Path, problems: Path) -> None:
-    ran = _prepare(str(problems), "--output", str(tmp_path / "out"), "--rollouts", "16")
+def test_a_preparation_tells_what_was_read_dropped_and_written(tmp_path: Path, problems: Path) -> None:
+    measured = _jsonl(tmp_path / "measured.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
+    out = tmp_path / "out"
+    ran = _prepare(str(problems), "--against", str(measured), "--output", str(out))
     assert ran.exit_code == 0, ran.output
-    assert _rows(tmp_path / "out" / "train.parquet") == [
-        {
-            "data_source": "mine",
-            "agent_name": "rstar2",
-            "ability": "math",
-            "prompt": [{"role": "user", "content": row["problem"]}],
-            "reward_model": {"style": "rule", "ground_truth": str(row["answer"])},
-            "extra_info": {"index": index, "id": row["id"], "problem": row["problem"]},
-            "__rollout_n__": 16,
-        }
-        for index, row in enumerate((ROWS[0], ROWS[2]))
+    assert "dropped, in order: 1 integer, 1 grams" in ran.stdout
+    assert f"1 problems: {out / 'data.parquet'}" in ran.stdout
+    assert "read mine: 3 rows, 3 usable" in ran.stderr
+    assert "not checked" not in ran.stderr
+    (row,) = _rows(out / "data.parquet")
+    assert (row["id"], row["answer"], row["source"]) == ("mine-three", "25", "mine")
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    shared = {"words": "what is 1 1", "benchmark": str(measured), "benchmark_id": "1"}
+    assert dropped == [
+        {"id": "mine-two", "reason": "integer", "answer": "1/2"},
+        {"id": "mine-one", "reason": "grams", **shared},
     ]
-    assert "3 problems read, 2 kept; dropped: 1 not an integer" in ran.stdout
+
+
+def test_no_benchmark_is_told(tmp_path: Path, problems: Path) -> None:
+    ran = _prepare(str(problems), "--output", str(tmp_path / "out"))
     assert "not checked against any benchmark" in ran.stderr
 
 
-def test_the_counts_and_settings_lie_beside_the_data(tmp_path: Path, problems: Path) -> None:
-    measured = _jsonl(tmp_path / "measured.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
-    words = ["--against", str(measured), "--output", str(tmp_path / "out")]
-    ran = _prepare("dapo", "--data", str(problems), *words)
+def test_files_stand_in_for_the_hub(tmp_path: Path) -> None:
+    row = {"prompt": "What is 6 times 7?", "reward_model": {"ground_truth": "42"}}
+    dapo = _jsonl(tmp_path / "d.jsonl", [row])
+    measured = _jsonl(tmp_path / "m.jsonl", [{"problem": "what is 1+1", "answer": "2"}])
+    names = ("math500", "aime24", "aime25", "hmmt25")
+    given = [word for name in names for word in ("--from", f"{name}={measured}")]
+    ran = _prepare("dapo", "--from", f"dapo={dapo}", *given, "--output", str(tmp_path / "out"))
     assert ran.exit_code == 0, ran.output
-    assert "not checked" not in ran.stderr
-    written = json.loads((tmp_path / "out" / "prepared.json").read_text())
-    assert (written["read"], written["kept"]) == (3, 1)
-    assert written["dropped"] == {"contaminated": 1, "not an integer": 1}
-    assert written["settings"]["against"] == [str(measured)]
-    assert str(tmp_path / "out" / "dropped.jsonl") in ran.stdout
-    dropped = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in dropped] == [
-        {
-            "reason": "contaminated",
-            "words": "what is 1 1",
-            "benchmark": str(measured),
-            "benchmark_id": "1",
-            **ROWS[0],
-        },
-        {"reason": "not an integer", **ROWS[1]},
-    ]
-    (row,) = _rows(tmp_path / "out" / "train.parquet")
-    assert row["data_source"] == "dapo"
+    assert [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")] == ["dapo-1"]
 
 
-def test_a_limit_keeps_the_first(tmp_path: Path, problems: Path) -> None:
-    _prepare(str(problems), "--output", str(tmp_path / "out"), "--limit", "1")
-    assert [row["extra_info"]["id"] for row in _rows(tmp_path / "out" / "train.parquet")] == ["one"]
+@pytest.fixture
+def evaluated(tmp_path: Path) -> Path:
+    """An evaluation run over the problems: the first was solved every time, the third in 3 of 16."""
+    counts = {"mine-one": 16, "mine-three": 3}
+    rows = [{"id": name, "correct": correct, "samples": 16} for name, correct in counts.items()]
+    (tmp_path / "run" / "mine").mkdir(parents=True)
+    (tmp_path / "run" / "mine" / "results.json").write_text(json.dumps({"per_problem": rows}))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["--exclude-solved", "--measured"], ["mine-three"]),
+        (["--pass-rate", "0.1..0.5", "--measured"], ["mine-three"]),
+        (["--pass-rate", "0.5..1", "--measured"], ["mine-one"]),
+        (["--agree"], ["mine-one", "mine-three"]),
+        (["--set", "agreement.least=0.5", "--agree"], ["mine-one"]),
+    ],
+)
+def test_problems_are_chosen_by_what_a_model_made_of_them(
+    tmp_path: Path, problems: Path, evaluated: Path, words: list[str], kept: list[str]
+) -> None:
+    ran = _prepare(str(problems), *words, str(evaluated), "--output", str(tmp_path / "out"))
+    assert ran.exit_code == 0, ran.output
+    assert [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")] == kept
 
 
 def test_bad_input_is_one_message_and_writes_nothing(tmp_path: Path, problems: Path) -> None:
@@ -105,34 +118,76 @@ def test_bad_input_is_one_message_and_writes_nothing(tmp_path: Path, problems: P
     assert "unknown source: deepmath" in _refused(out, "deepmath")
     assert "cannot read" in _refused(out, str(tmp_path / "absent.jsonl"))
     assert "unknown benchmark: aime26" in _refused(out, str(problems), "--against", "aime26")
-    assert "stands in for dapo" in _refused(out, str(problems), "--data", str(problems))
+    assert "not of the form MIN..MAX" in _refused(out, str(problems), "--pass-rate", "half")
     torn = tmp_path / "torn.jsonl"
     torn.write_text('{"problem": "x", "answer": "1"}\n{"problem"\n')
     assert "torn.jsonl, line 2: not JSON" in _refused(out, str(torn))
-    words = _jsonl(tmp_path / "words.jsonl", [{"problem": "Why?", "answer": "because"}])
-    assert "nothing of" in _refused(out, str(words))
-    assert "is a file, not a folder" in str(_prepare(str(problems), "--output", str(words)).exception)
 
 
-@pytest.mark.parametrize("words", [["--rollouts", "-1"], ["--limit", "0"], ["--max-digits", "0"]])
-def test_counts_that_make_no_sense_are_refused(tmp_path: Path, problems: Path, words: list[str]) -> None:
+def test_a_tokenizer_that_cannot_render_the_format_is_refused(tmp_path: Path, problems: Path) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    model = tmp_path / "model"
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    said = _refused(tmp_path / "out", str(problems), "--tokenizer", str(model))
+    assert "has no <|im_end|> token" in said
+
+
+def test_a_dry_run_prints_the_resolved_mixture(tmp_path: Path, problems: Path) -> None:
+    words = ["--dry-run", "--filters", "integer, huge"]
     ran = _prepare(str(problems), "--output", str(tmp_path / "out"), *words)
-    assert ran.exit_code == 2
+    assert json.loads(ran.stdout)["filters"] == ["integer", "huge"]
     assert not (tmp_path / "out").exists()
+
+
+def test_rows_are_inspected_as_the_model_sees_them(tmp_path: Path, problems: Path, tokenizer: Any) -> None:
+    model = tmp_path / "model"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    out = tmp_path / "out"
+    ran = _prepare(str(problems), "--output", str(out), "--tokenizer", str(model))
+    assert ran.exit_code == 0, ran.output
+    assert "## Tokens, by" in (out / "card.md").read_text()
+    ran = CliRunner().invoke(app, ["data", "inspect", str(out), "-n", "1", "--tokenizer", str(model)])
+    assert ran.exit_code == 0, ran.output
+    assert "<|im_start|>user\n" in ran.stdout
+    assert ran.stdout.rstrip().endswith("0.0% of 2 rows have more than 2,048")
+
+
+def test_calls_are_inspected_as_the_model_will_write_them(tmp_path: Path) -> None:
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}]
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    source = _jsonl(tmp_path / "calls.jsonl", [{"messages": said, "tools": [{"name": "f"}]}])
+    assert _prepare(str(source), "--output", str(tmp_path / "sft")).exit_code == 0
+    ran = CliRunner().invoke(app, ["data", "inspect", str(tmp_path / "sft")])
+    assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>' in ran.stdout
+
+
+def test_two_sets_are_compared(tmp_path: Path, problems: Path) -> None:
+    for name, words in (("a", []), ("b", ["--set", "sources.mine.count=1"])):
+        assert _prepare(str(problems), "--output", str(tmp_path / name), *words).exit_code == 0
+    ran = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert ran.exit_code == 1
+    assert f"only in {tmp_path / 'a'}: 1 of mine; such as mine-" in ran.stdout
+    assert "the same: 1" in ran.stdout
+    same = CliRunner().invoke(app, ["data", "diff", str(tmp_path / "a"), str(tmp_path / "a")])
+    assert same.exit_code == 0
 
 
 @pytest.mark.slow
 def test_without_hub_and_cache_the_file_option_is_told(tmp_path: Path) -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "rstar2", "data", "prepare", "dapo", "--output", str(tmp_path / "out")],
+        [sys.executable, "-m", "rstar2", "data", "prepare", "toolace", "--output", str(tmp_path / "out")],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert ran.returncode == 2
-    assert "cannot load open-r1/DAPO-Math-17k-Processed" in ran.stderr
-    assert "--data FILE.jsonl" in ran.stderr
+    assert "cannot load Team-ACE/ToolACE" in ran.stderr
+    assert "--from toolace=FILE" in ran.stderr
     assert "Traceback" not in ran.stderr
     assert not (tmp_path / "out").exists()
 
@@ -141,18 +196,20 @@ def test_the_hubs_own_columns_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     """The rows as the hub's set has them, put where `datasets` looks; the hub itself cannot be reached here."""
     import datasets
 
-    rows = [{"prompt": row["problem"], "reward_model": {"ground_truth": str(row["answer"])}} for row in ROWS]
+    rows = [
+        {"prompt": row["problem"], "reward_model": {"ground_truth": str(row["answer"])}, "more": 1}
+        for row in ROWS
+    ]
     held = datasets.Dataset.from_list(rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: held)
-    ran = _prepare("dapo", "--output", str(tmp_path / "out"))
+    words = ["--filters", "integer", "--set", "against=[]"]
+    ran = _prepare("dapo", *words, "--output", str(tmp_path / "out"))
     assert ran.exit_code == 0, ran.output
-    written = _rows(tmp_path / "out" / "train.parquet")
-    assert [row["extra_info"]["id"] for row in written] == ["dapo-0", "dapo-2"]
-    assert [row["reward_model"]["ground_truth"] for row in written] == ["2", "25"]
-    monkeypatch.setattr(
-        datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_list([{"prompt": "x"}])
-    )
-    assert "row 0 has no prompt and reward_model.ground_truth" in _refused(tmp_path / "none", "dapo")
+    written = _rows(tmp_path / "out" / "data.parquet")
+    assert [(row["id"], row["answer"]) for row in written] == [("dapo-1", "2"), ("dapo-3", "25")]
+    held = datasets.Dataset.from_list([{"prompt": "x"}])
+    said = _refused(tmp_path / "none", "dapo", *words)
+    assert "dapo: open-r1/DAPO-Math-17k-Processed (en, train) has no column reward_model" in said
 
 
 def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
@@ -163,6 +220,7 @@ def test_the_list_holds_every_benchmark_and_says_what_needs_the_hub() -> None:
     assert listed["math500"]["needs_hub"]
     assert not listed["builtin"]["needs_hub"]
     assert listed["dapo"]["verb"] == "data prepare"
+    assert listed["apigen-mt"]["gated"]
     table = CliRunner().invoke(app, ["data", "list"], env={"COLUMNS": "120"})
     for name in listed:
         assert name in table.stdout
@@ -178,5 +236,22 @@ def test_real_benchmarks_are_dropped_from_training_when_they_are_measured(
     mixed = _jsonl(tmp_path / "mixed.jsonl", [*measured, *own])
     ran = _prepare(str(mixed), "--against", str(aime), "--output", str(tmp_path / "out"))
     assert ran.exit_code == 0, ran.output
-    kept = [row["extra_info"]["id"] for row in _rows(tmp_path / "out" / "train.parquet")]
-    assert kept == ["own-one", "own-three"]
+    kept = [row["id"] for row in _rows(tmp_path / "out" / "data.parquet")]
+    assert kept == ["mixed-own-one", "mixed-own-three"]
+
+
+@pytest.mark.parametrize(("rule", "dropped"), [("literal", 345), ("distinctive", 192)])
+def test_the_contest_problems_near_the_benchmarks_are_as_many_as_were_counted(
+    tmp_path: Path, shared: Path, rule: str, dropped: int
+) -> None:
+    data = shared / "data"
+    names = ("aime24", "aime25", "math500")
+    against = [
+        word for name in names for word in ("--against", name, "--from", f"{name}={data / name}.jsonl")
+    ]
+    words = ["--filters", "grams", "--set", f"grams.rule={rule}", "--output", str(tmp_path / "out")]
+    ran = _prepare(str(data / "aime_1983_2023_train.jsonl"), *against, *words)
+    assert ran.exit_code == 0, ran.output
+    lines = (tmp_path / "out" / "dropped.jsonl").read_text().splitlines()
+    assert len(lines) == dropped
+    assert all({"words", "benchmark", "benchmark_id"} <= set(json.loads(line)) for line in lines)

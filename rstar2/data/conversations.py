@@ -1,0 +1,183 @@
+"""Turns a source's tools, calls and turns into messages as OpenAI's API writes them, and checks every call.
+
+Sources write types as `dict`, `float` or `list of strings`; they become JSON Schema, and a row is refused whose call
+does not fit its tool's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jsonschema_rs
+
+from rstar2.data.rows import Refused, unicode_text
+
+Message = dict[str, Any]
+BAD_CALL = "bad call"
+_AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
+
+_TYPES = {
+    "dict": "object",
+    "map": "object",
+    "hashmap": "object",
+    "float": "number",
+    "double": "number",
+    "decimal": "number",
+    "long": "integer",
+    "int": "integer",
+    "str": "string",
+    "char": "string",
+    "date": "string",
+    "bool": "boolean",
+    "list": "array",
+    "tuple": "array",
+    "set": "array",
+}
+_JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+
+
+def tools_of(schemas: Iterable[Any]) -> list[dict[str, Any]]:
+    """Tools as OpenAI's API lists them, from `{name, description, parameters}` or OpenAI's own form.
+
+    Refused where one is neither.
+    """
+    found = []
+    for schema in schemas:
+        function = schema.get("function", schema) if isinstance(schema, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refused("malformed", f"a tool without a name: {json.dumps(schema, default=str)[:80]}")
+        parameters = function.get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise Refused("malformed", f"the parameters of {function['name']} are no object")
+        found.append(
+            {
+                "type": "function",
+                "function": {
+                    "name": function["name"],
+                    "description": str(function.get("description") or ""),
+                    "parameters": {"properties": {}, **_schema(parameters), "type": "object"},
+                },
+            }
+        )
+    return found
+
+
+def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A source's schema as JSON Schema: known names of types; what it does not say is not asked of a call."""
+    kept: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "type":
+            kinds = [_type(kind) for kind in (value if isinstance(value, list) else [value])]
+            if None not in kinds:
+                kept["type"] = kinds if isinstance(value, list) else kinds[0]
+        elif key == "properties" and isinstance(value, dict):
+            kept[key] = {
+                name: _schema(part) if isinstance(part, dict) else {} for name, part in value.items()
+            }
+        elif key == "items":
+            kept[key] = _schema(value) if isinstance(value, dict) else {}
+        elif key == "required":
+            if isinstance(value, list):
+                kept[key] = [name for name in dict.fromkeys(value) if isinstance(name, str)]
+        elif key == "enum":
+            if isinstance(value, list) and value:
+                kept[key] = value
+        elif key in ("description", "default", "anyOf", "minimum", "maximum"):
+            kept[key] = value
+    return kept
+
+
+def _type(name: Any) -> str | None:
+    """The JSON type that a source's word means; None where it means any."""
+    word = str(name).lower()
+    word = _TYPES.get(word, word)
+    return word if word in _JSON_TYPES else None
+
+
+def call(name: Any, arguments: Any) -> dict[str, Any]:
+    """A call of a tool; `arguments` is an object or its JSON text. Refused where it is neither.
+
+    `conversation_row` writes the arguments as text, once it has checked them.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except ValueError as error:
+            raise Refused(BAD_CALL, f"{name}: its arguments are not JSON: {error}") from error
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise Refused(BAD_CALL, f"{name}: its arguments are no object")
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def said(role: str, content: Any) -> Message:
+    """A message of the system, the user or the assistant; Refused where it is not text or is empty."""
+    if not isinstance(content, str) or not content.strip():
+        raise Refused("malformed", f"a message of the {role} is {'empty' if content == '' else 'not text'}")
+    return {"role": role, "content": unicode_text(content.strip(), "a message")}
+
+
+def called(calls: list[dict[str, Any]], content: str = "") -> Message:
+    """A message of the assistant that calls tools, perhaps after a text."""
+    return {
+        "role": "assistant",
+        "content": unicode_text(content.strip(), "a message") or None,
+        "tool_calls": calls,
+    }
+
+
+def replied(content: Any) -> Message:
+    """A tool's reply: text, or a value that becomes JSON."""
+    text = content if isinstance(content, str) else _AS_JSON(content)
+    return {"role": "tool", "content": unicode_text(text, "a tool's reply")}
+
+
+def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The columns of a conversation that its source decides.
+
+    What follows the assistant's last message is left out, since nothing is learnt from it. Refused where no assistant's
+    message is left, a call fits no tool, or calls and replies do not correspond.
+    """
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not any(message["role"] == "user" for message in messages):
+        raise Refused("malformed", "no assistant's message that answers a user")
+    by_name = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    validators: dict[str, Any] = {}
+    number = 0
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            if not waiting:
+                raise Refused("malformed", "a tool's reply without a call")
+            message["tool_call_id"] = waiting.pop(0)
+            continue
+        if waiting:
+            raise Refused("malformed", "a call without a reply, and the conversation continues")
+        for each in message.get("tool_calls") or ():
+            number += 1
+            each["id"] = f"call_{number}"
+            waiting.append(each["id"])
+            function = each["function"]
+            name = function["name"]
+            if name not in validators:
+                validators[name] = _validator(name, by_name)
+            try:
+                validators[name].validate(function["arguments"])
+            except jsonschema_rs.ValidationError as error:
+                raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
+            function["arguments"] = unicode_text(_AS_JSON(function["arguments"]), "a call")
+    return {"messages": messages, "tools": unicode_text(_AS_JSON(tools), "the tools")}
+
+
+def _validator(name: str, by_name: Mapping[str, Any]) -> Any:
+    """Refused where there is no such tool, or its parameters are no JSON Schema."""
+    if name not in by_name:
+        raise Refused(BAD_CALL, f"{name} is none of the tools ({', '.join(by_name) or 'there are none'})")
+    try:
+        return jsonschema_rs.validator_for(by_name[name])
+    except jsonschema_rs.ValidationError as error:
+        raise Refused(
+            "malformed", f"a tool's parameters are no JSON Schema: {error.message[:120]}"
+        ) from error

@@ -1,0 +1,93 @@
+"""The filters of a mixture by name, run in the recipe's order; each says of every row it drops why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rstar2.data.candidates import Candidates, Drop
+from rstar2.data.filters import answers, measured, repeats, texts
+from rstar2.data.filters.grams import GramFilter, benchmark_grams
+from rstar2.data.filters.settings import FilterSettings
+from rstar2.data.problem import Problem
+
+
+class RowFilter(Protocol):
+    """Judges each row by itself, in whatever process reads it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What it reads; `text` stands for what the row says."""
+
+    def __call__(self, batch: Any) -> Iterable[tuple[int, dict[str, Any]]]:
+        """The places in a record batch of the rows to drop, with details."""
+
+
+SetFilter = Callable[[Candidates, Path], Iterable[Drop]]
+"""Judges rows by the others; the path is of a scratch file."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What filters are made from."""
+
+    settings: FilterSettings
+    benchmarks: Mapping[str, list[Problem]]
+    """Of `settings.against`."""
+    rates: Mapping[str, measured.Rates]
+    """Of each run that the settings name."""
+
+
+def _grams(inputs: Inputs) -> RowFilter:
+    grams = inputs.settings.grams
+    found = benchmark_grams(inputs.benchmarks, grams.words, grams.rule == "distinctive")
+    return GramFilter(grams.words, found)
+
+
+def _agreement(inputs: Inputs) -> RowFilter:
+    agreement = inputs.settings.agreement
+    rates = inputs.rates.get(agreement.by, None)
+    return measured.AgreementFilter(agreement.least, agreement.sources, rates)
+
+
+def _pass_rate(inputs: Inputs) -> RowFilter:
+    bounds = inputs.settings.measured
+    return measured.PassRateFilter(bounds.least, bounds.most, inputs.rates[bounds.run])
+
+
+ROW_FILTERS: dict[str, Callable[[Inputs], RowFilter]] = {
+    "unverifiable": lambda _: answers.AnswerFilter(answers.unverifiable),
+    "compound": lambda _: answers.AnswerFilter(answers.compound),
+    "huge": lambda inputs: answers.AnswerFilter(answers.TooLarge(inputs.settings.huge.digits)),
+    "integer": lambda _: answers.AnswerFilter(answers.not_an_integer),
+    "language": lambda inputs: texts.LanguageFilter(inputs.settings.language.foreign),
+    "length": lambda inputs: texts.LengthFilter(inputs.settings.length.least, inputs.settings.length.most),
+    "grams": _grams,
+    "agreement": _agreement,
+    "pass-rate": _pass_rate,
+    "solved": lambda inputs: measured.PassRateFilter(
+        0.0, 1.0 - 1e-9, inputs.rates[inputs.settings.measured.run]
+    ),
+}
+
+
+def _near(inputs: Inputs) -> SetFilter:
+    from rstar2.data.filters.near import near_duplicates
+
+    def run(rows: Candidates, scratch: Path) -> Iterable[Drop]:
+        return near_duplicates(rows, inputs.settings.near.similarity, scratch)
+
+    return run
+
+
+SET_FILTERS: dict[str, Callable[[Inputs], SetFilter]] = {
+    "contradicted": lambda _: lambda rows, scratch: repeats.contradicted(rows),
+    "duplicates": lambda _: lambda rows, scratch: repeats.duplicates(rows),
+    "near-duplicates": _near,
+}
+
+NAMES = (*ROW_FILTERS, *SET_FILTERS)
+OF_PROBLEMS = frozenset(NAMES) - {"language", "length", "grams", "duplicates", "near-duplicates"}
+"""Filters that conversations have nothing for."""

@@ -1,0 +1,74 @@
+"""Filters by a problem's answer: a whole number of bearable size, one value, and one that can be verified.
+
+As the paper cleans its data (arXiv 2508.20722): 'The limit does not exist' cannot be verified,
+'Perimeter=54cm, Area=180cm²' is compound, 6.5e27330467 is huge.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rstar2.data.rows import integer_answer
+
+_UNVERIFIABLE = re.compile(
+    r"proof|not ?found|n/?a|none|unknown|undefined|yes|no|true|false"
+    r"|.*\b(?:does not exist|do not exist|no (?:real |integer |such )*solutions?|cannot be|can not be|not enough"
+    r"|impossible|proved|proven|indeterminate|diverges?|not (?:defined|determined|possible|unique))\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
+_PARTS = re.compile(r"[,;]|\\quad|\s(?:and|or)\s|\\text\{\s*(?:and|or)\s*\}")
+_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*(?:[eE]\+?|(?:\\times|\\cdot|\*|×)\s*10\s*(?:\^|\*\*)\s*\{?)(\d+)\}?")
+_TOWER = re.compile(r"(\d+)\s*(?:\^|\*\*)\s*\{?\s*(\d+)")
+
+
+@dataclass(frozen=True)
+class AnswerFilter:
+    """Drops rows by the answer alone; `drops` is whether it does."""
+
+    drops: Callable[[str], bool]
+    columns: tuple[str, ...] = ("answer",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, answer in enumerate(batch.column("answer").to_pylist()):
+            if self.drops(answer):
+                yield at, {"answer": answer[:200]}
+
+
+def not_an_integer(answer: str) -> bool:
+    return integer_answer(answer) is None
+
+
+def unverifiable(answer: str) -> bool:
+    """Words where a value is expected: `proof`, `notfound`, 'no solution'."""
+    bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip().strip("$.").strip()
+    return not bare or _UNVERIFIABLE.fullmatch(bare) is not None
+
+
+def compound(answer: str) -> bool:
+    """Several values in one answer; commas between thousands are none."""
+    if integer_answer(answer) is not None:
+        return False
+    parts = [part for part in _PARTS.split(answer) if re.search(r"\w", part)]
+    return len(parts) > 1 or answer.count("=") > 1
+
+
+@dataclass(frozen=True)
+class TooLarge:
+    """Whole numbers, in digits or as powers, of more than so many digits."""
+
+    digits: int
+
+    def __call__(self, answer: str) -> bool:
+        plain = integer_answer(answer)
+        if plain is not None:
+            return len(plain.lstrip("-")) > self.digits
+        bare = answer.strip().strip("$").strip()
+        if power := _POWER.fullmatch(bare):
+            return int(power[2][:9]) >= self.digits
+        if tower := _TOWER.match(bare):
+            return math.log10(int(tower[1][:300]) or 1) * int(tower[2][:9]) >= self.digits
+        return False

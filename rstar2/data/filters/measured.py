@@ -1,0 +1,75 @@
+"""Filters by what a model made of the problems: agreement with the label, pass rate, solved every time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+
+Rates = Mapping[str, tuple[int, int]]
+"""By problem id: how many samples were correct, of how many."""
+
+
+def rates_of_run(run: Path) -> Rates:
+    """The pass rates that an evaluation run measured, from the results.json of each of its parts.
+
+    A UserError where there is none, or it is damaged.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    files = sorted(run.glob("**/results.json"))
+    for file in files:
+        try:
+            rows = json.loads(file.read_text(encoding="utf-8"))["per_problem"]
+            found |= {row["id"]: (int(row["correct"]), int(row["samples"])) for row in rows}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{file} holds no results of an evaluation", "Run the evaluation again."
+            ) from error
+    if not files:
+        raise UserError(
+            f"no evaluation at {run}",
+            "Give the folder of an `rstar2 eval` or `rstar2 data agree` run over the rows.",
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class AgreementFilter:
+    """Drops problems on which too few samples of a strong model gave the label."""
+
+    least: float
+    sources: tuple[str, ...] | None
+    rates: Rates | None
+    """None to use the rows' column `pass_rate`."""
+    columns: tuple[str, ...] = ("id", "source", "pass_rate")
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        rows = zip(*(batch.column(name).to_pylist() for name in self.columns), strict=True)
+        for at, (name, source, rate) in enumerate(rows):
+            if self.sources is not None and source not in self.sources:
+                continue
+            if self.rates is not None:
+                correct, samples = self.rates.get(name, (0, 0))
+                rate = correct / samples if samples else None
+            if rate is None or rate < self.least:
+                yield at, {"agreement": "not measured" if rate is None else rate}
+
+
+@dataclass(frozen=True)
+class PassRateFilter:
+    """Drops problems whose measured pass rate is not within bounds; one that was not measured is kept."""
+
+    least: float
+    most: float
+    rates: Rates
+    columns: tuple[str, ...] = ("id",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, name in enumerate(batch.column("id").to_pylist()):
+            correct, samples = self.rates.get(name, (0, 0))
+            if samples and not self.least <= correct / samples <= self.most:
+                yield at, {"correct": correct, "samples": samples}

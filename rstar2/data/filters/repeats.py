@@ -1,0 +1,35 @@
+"""Drops rows that repeat an earlier one, and problems whose copies have different answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rstar2.data.candidates import Candidates, Drop
+
+
+def duplicates(rows: Candidates) -> Iterator[Drop]:
+    """All but the first of the problems with the same words, and of the conversations that are the same."""
+    live = rows.live_numbers()
+    _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
+    originals = first[group]
+    repeated = np.flatnonzero(originals != np.arange(len(live)))
+    ids = rows.values("id", live[originals[repeated]])
+    for at in repeated:
+        yield int(live[at]), {"same as": ids[int(live[originals[at]])]}
+
+
+def contradicted(rows: Candidates) -> Iterator[Drop]:
+    """Every problem that stands there with another answer too: one of them is wrong, and nobody knows which."""
+    live = rows.live_numbers()
+    keys = rows.keys("key")[live]
+    pairs = np.unique(np.stack([keys, rows.keys("answer_key")[live]], axis=1), axis=0)
+    texts, answers = np.unique(pairs[:, 0], return_counts=True)
+    bad = np.flatnonzero(np.isin(keys, texts[answers > 1]))
+    given: dict[int, set[str]] = {}
+    found = rows.values("answer", live[bad])
+    for at in bad:
+        given.setdefault(int(keys[at]), set()).add(found[int(live[at])])
+    for at in bad:
+        yield int(live[at]), {"answers": sorted(given[int(keys[at])])[:5]}

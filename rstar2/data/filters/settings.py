@@ -1,0 +1,70 @@
+"""The settings of the filters, as a mixture's recipe holds them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rstar2.config import Strict
+
+
+class Huge(Strict):
+    digits: int = Field(12, ge=1)
+    """A whole number with more is huge. The paper names no limit."""
+
+
+class Length(Strict):
+    """In characters, since a tokenizer is not chosen yet; the card counts tokens."""
+
+    least: int = Field(1, ge=0)
+    most: int = Field(60_000, ge=1)
+
+
+class Language(Strict):
+    foreign: float = Field(0.2, ge=0, le=1)
+    """The share of letters of other scripts than Latin and Greek that a text may have."""
+
+
+class Near(Strict):
+    similarity: float = Field(0.8, gt=0, le=1)
+    """The Jaccard similarity of two texts' three-word shingles from which they are near duplicates."""
+
+
+class Grams(Strict):
+    words: int = Field(8, ge=2)
+    """So many words in a row may not be shared with a benchmark's problem."""
+    rule: Literal["literal", "distinctive"] = "literal"
+    """distinctive: words that two or more benchmark problems share do not count, such as 'm and n are relatively prime
+    positive integers'."""
+
+
+class Agreement(Strict):
+    by: str = "pass_rate"
+    """The column `pass_rate` of the rows, or the folder of an `rstar2 eval` or `data agree` run over them."""
+    least: float = Field(0.125, ge=0, le=1)
+    """The share of tries that must give the label: 2 of 16."""
+    sources: tuple[str, ...] | None = None
+    """The sources that it is asked of; None for all."""
+
+
+class Measured(Strict):
+    run: str = ""
+    """The folder of an `rstar2 eval` run over the rows."""
+    least: float = Field(0.0, ge=0, le=1)
+    most: float = Field(1.0, ge=0, le=1)
+
+
+class FilterSettings(Strict):
+    """Of every filter that has settings; those of filters that are not used are not read."""
+
+    against: tuple[str, ...] = ()
+    """Benchmarks, by name or file, that no row may share `grams.words` words in a row with."""
+    huge: Huge = Huge()
+    length: Length = Length()
+    language: Language = Language()
+    near: Near = Near()
+    grams: Grams = Grams()
+    agreement: Agreement = Agreement()
+    measured: Measured = Measured()
+    """For the filters `pass-rate` and `solved`."""

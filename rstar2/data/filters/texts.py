@@ -1,0 +1,44 @@
+"""Filters by a row's text: its language and its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rstar2.data.rows import texts_of
+
+_LETTER = re.compile(r"[^\W\d_]")
+_FOREIGN = re.compile(r"[^\W\d_\u0000-\u03ff\u1e00-\u1fff\u2070-\u2bff\uff21-\uff5a\U0001d400-\U0001d7ff]")
+"""A letter that is neither Latin nor Greek, nor one of mathematics."""
+
+
+@dataclass(frozen=True)
+class LanguageFilter:
+    """Drops texts mostly in another script than Latin; languages in Latin letters are not told apart."""
+
+    foreign: float
+    columns: tuple[str, ...] = ("text",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, text in enumerate(texts_of(batch)):
+            if text.isascii():
+                continue
+            share = len(_FOREIGN.findall(text)) / max(1, len(_LETTER.findall(text)))
+            if share > self.foreign:
+                yield at, {"letters of other scripts": round(share, 3)}
+
+
+@dataclass(frozen=True)
+class LengthFilter:
+    """Drops texts of fewer or more characters."""
+
+    least: int
+    most: int
+    columns: tuple[str, ...] = ("characters",)
+
+    def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+        for at, characters in enumerate(batch.column("characters").to_pylist()):
+            if not self.least <= characters <= self.most:
+                yield at, {"characters": characters}

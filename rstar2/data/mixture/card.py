@@ -1,0 +1,195 @@
+"""The data card: what went in, what was dropped and why, what came out, and how the paper's numbers compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.mixture.recipe import MixturePlan
+from rstar2.data.reading import ReadCounts
+from rstar2.errors import UserError
+from rstar2.files import write_json, write_text
+
+CARD = "card.json"
+NOT_REWRITTEN = {
+    "tulu3": "the paper had o4-mini rewrite its answers",
+    "llama-nemotron": "the paper had o4-mini rewrite its prompts",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a filter dropped."""
+
+    filter: str
+    dropped: int
+    by_source: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What is left of a source after the filters, and how many rows of it were drawn."""
+
+    left: int
+    taken: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """The facts of a prepared set; JSON-able."""
+
+    name: str
+    kind: str
+    config: dict[str, Any]
+    sources: dict[str, dict[str, Any]]
+    """By name: `family`, `licences`, `paper`, `inputs`, `read`, `refused`, `dropped`, `left`, `taken`, `note`."""
+    steps: list[dict[str, Any]]
+    """In order: `filter`, `dropped` and `by_source`."""
+    examples: list[dict[str, Any]]
+    """Dropped rows: `reason`, `id` or `place`, `text`, `detail`."""
+    shared: list[dict[str, Any]]
+    """What rows share with benchmarks, the most frequent first: `words`, `benchmark`, `benchmark_id`, `rows`."""
+    rows: int
+    sha256: str
+    """Of data.parquet."""
+    tokens: dict[str, Any] = field(default_factory=dict)
+    """Where a tokenizer was given: its `name`, the `counted` rows, `mean`, `most`, `limit`, `over` and a `histogram` of
+    [up to, rows]."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Card:
+        """The card of a prepared folder; a UserError where there is none."""
+        try:
+            return cls(**json.loads((folder / CARD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"no prepared data at {folder}", "`rstar2 data prepare` makes such a folder."
+            ) from error
+
+
+def make_card(
+    plan: MixturePlan,
+    config: dict[str, Any],
+    counts: Mapping[str, ReadCounts],
+    steps: list[Step],
+    taken: Mapping[str, Taken],
+    examples: list[dict[str, Any]],
+    shared: list[dict[str, Any]],
+    digest: str,
+) -> Card:
+    sources = {}
+    for origin in plan.origins:
+        name, read = origin.name, counts[origin.name]
+        sources[name] = {
+            "family": origin.source.family,
+            "licence": origin.source.licence,
+            "paper": origin.source.paper,
+            "inputs": read.hub or config["inputs"][name],
+            "read": read.read,
+            "refused": dict(sorted(read.refused.items())),
+            "dropped": {step.filter: step.by_source[name] for step in steps if name in step.by_source},
+            **asdict(taken[name]),
+            "note": f"not rewritten: {NOT_REWRITTEN[name]}" if name in NOT_REWRITTEN else "",
+        }
+    rows = sum(each.taken for each in taken.values())
+    listed = [asdict(step) for step in steps]
+    return Card(plan.name, plan.kind, config, sources, listed, examples, shared, rows, digest)
+
+
+def write_card(card: Card, folder: Path) -> None:
+    """Write card.md, then card.json, whose presence says that the set is whole."""
+    write_text(folder / "card.md", as_markdown(card))
+    write_json(folder / CARD, asdict(card))
+
+
+def as_markdown(card: Card) -> str:
+    parts = [
+        f"# {card.name}: {card.rows:,} {card.kind}",
+        _sources(card),
+        "## What was dropped, in order",
+        _table(
+            ["filter", "dropped", "by source"],
+            [[each["filter"], f"{each['dropped']:,}", _listed(each["by_source"])] for each in card.steps],
+        ),
+        *_contamination(card),
+        *_lengths(card),
+        "## Examples of dropped rows",
+        *(_example(each) for each in card.examples),
+        "## Settings",
+        f"```json\n{json.dumps(card.config, indent=1, ensure_ascii=False)}\n```",
+        f"`data.parquet`: SHA-256 {card.sha256}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _sources(card: Card) -> str:
+    rows = [
+        [
+            name,
+            each["family"],
+            f"{each['read']:,}",
+            _listed(each["refused"]),
+            f"{each['left']:,}",
+            f"{each['taken']:,}",
+            each["paper"] or "–",
+            each["licence"],
+        ]
+        for name, each in card.sources.items()
+    ]
+    heads = ["source", "family", "read", "refused", "left by the filters", "taken", "the paper", "licence"]
+    notes = [f"- {name}: {each['note']}" for name, each in card.sources.items() if each["note"]]
+    inputs = [
+        f"- {name}: {place.get('file') or place.get('hub')}, SHA-256 {place.get('sha256', 'not known')}"
+        for name, each in card.sources.items()
+        for place in each["inputs"]
+    ]
+    if not card.config["against"]:
+        notes.append("- Not checked against any benchmark.")
+    return "\n".join([_table(heads, rows), "", *notes, *inputs])
+
+
+def _contamination(card: Card) -> list[str]:
+    if not card.shared:
+        return []
+    rows = [
+        [str(each["rows"]), each["words"], f"{each['benchmark']}, {each['benchmark_id']}"]
+        for each in card.shared
+    ]
+    return [
+        "## Words that rows share with benchmarks",
+        "The most frequent; `dropped.jsonl` names them for every row.",
+        _table(["rows", "words", "benchmark, problem"], rows),
+    ]
+
+
+def _lengths(card: Card) -> list[str]:
+    if not card.tokens:
+        return []
+    about = card.tokens
+    rows = [[f"≤ {upto:,}", f"{count:,}"] for upto, count in about["histogram"]]
+    return [
+        f"## Tokens, by {about['name']}",
+        f"{about['counted']:,} rows counted: mean {about['mean']:,.0f}, longest {about['most']:,}; "
+        f"{about['over']:.1%} have more than {about['limit']:,}.",
+        _table(["tokens", "rows"], rows),
+    ]
+
+
+def _example(each: dict[str, Any]) -> str:
+    found = ", ".join(f"{key}: {value}" for key, value in each["detail"].items())
+    text = " ".join(each.get("text", "").split())
+    return f"- **{each['reason']}** {each.get('id') or each['place']}: {found}" + (
+        f"\n  > {text}" if text else ""
+    )
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "–"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in cells)

@@ -1,0 +1,143 @@
+"""Looks at prepared data: counts by source, rows drawn at random, lengths in tokens, and what two sets differ in."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rstar2.data.parquet import prepared_file
+from rstar2.data.reading import sha256
+from rstar2.data.rows import SCHEMAS, Kind
+from rstar2.errors import UserError
+
+TOKENS_OF = Callable[[list[dict[str, Any]]], list[int]]
+"""How many tokens each row has, as a stage would make them."""
+LIMITS: dict[Kind, int] = {"problems": 2048, "conversations": 16384}
+"""The recipe's: of a prompt in RL, of a conversation in SFT."""
+_COUNTED = 20_000
+"""Rows whose tokens are counted; of a larger set, the rows at equal distances."""
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared set's file and what its rows are."""
+
+    file: Path
+    kind: Kind
+    rows: int
+
+    def read(self, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+        """Its rows, a batch in memory at a time."""
+        for batch in pq.ParquetFile(self.file).iter_batches(_BATCH, columns=columns):
+            yield from batch.to_pylist()
+
+    def sample(self, count: int, seed: int) -> list[dict[str, Any]]:
+        """Rows drawn at random, in the order of the file."""
+        chosen = set(random.Random(seed).sample(range(self.rows), min(count, self.rows)))
+        return [row for at, row in enumerate(self.read()) if at in chosen]
+
+
+def open_prepared(path: Path) -> Prepared:
+    """A prepared folder, or its parquet file; a UserError where it is neither."""
+    file = prepared_file(path)
+    hint = "Give a folder that `rstar2 data prepare` made, or its data.parquet."
+    try:
+        opened = pq.ParquetFile(file)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"no prepared data at {path}: {str(error).splitlines()[0]}", hint) from error
+    for kind, schema in SCHEMAS.items():
+        if set(schema.names) <= set(opened.schema_arrow.names):
+            return Prepared(file, kind, opened.metadata.num_rows)
+    found = ", ".join(opened.schema_arrow.names)
+    raise UserError(f"{file} holds neither problems nor conversations, but {found}", hint)
+
+
+def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
+    """The lengths of a set's rows, by the tokenizer `name`, for `Card.tokens`."""
+    prepared = open_prepared(file)
+    step = -(-prepared.rows // _COUNTED)
+    counts: list[int] = []
+    waiting: list[dict[str, Any]] = []
+    for at, row in enumerate(prepared.read()):
+        if at % step == 0:
+            waiting.append(row)
+        if len(waiting) >= _BATCH:
+            counts += tokens_of(waiting)
+            waiting = []
+    counts += tokens_of(waiting) if waiting else []
+    limit = LIMITS[kind]
+    bounds = [2**power for power in range(5, max(counts).bit_length() + 1)]
+    below = [sum(count <= bound for count in counts) for bound in bounds]
+    return {
+        "name": name,
+        "counted": len(counts),
+        "mean": sum(counts) / len(counts),
+        "most": max(counts),
+        "limit": limit,
+        "over": sum(count > limit for count in counts) / len(counts),
+        "histogram": [
+            [bound, upto - before] for bound, upto, before in zip(bounds, below, [0, *below], strict=False)
+        ],
+    }
+
+
+def by_source(prepared: Prepared) -> dict[str, int]:
+    return dict(Counter(row["source"] for row in prepared.read(["source"])))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What two sets differ in, rows told apart by their ids."""
+
+    only_first: Counter[str]
+    """By source."""
+    only_second: Counter[str]
+    changed: Counter[str]
+    """Rows of the same id with another content."""
+    same: int
+    examples: dict[str, list[str]]
+    """A few ids of each kind."""
+
+
+def difference(first: Path, second: Path) -> Difference:
+    """Compare two prepared sets; a UserError where one is none, or they hold rows of two kinds."""
+    one, other = open_prepared(first), open_prepared(second)
+    if one.kind != other.kind:
+        raise UserError(f"{first} holds {one.kind}, {second} {other.kind}", "Compare sets of one kind.")
+    if sha256(one.file) == sha256(other.file):
+        return Difference(Counter(), Counter(), Counter(), one.rows, {})
+    waiting = {row["id"]: _content(row) for row in one.read()}
+    counts: dict[str, Counter[str]] = {"first": Counter(), "second": Counter(), "changed": Counter()}
+    examples: dict[str, list[str]] = {"first": [], "second": [], "changed": []}
+
+    def note(kind: str, name: str, source: str) -> None:
+        counts[kind][source] += 1
+        if len(examples[kind]) < 3:
+            examples[kind].append(name)
+
+    same = 0
+    for row in other.read():
+        held = waiting.pop(row["id"], None)
+        if held is None:
+            note("second", row["id"], row["source"])
+        elif held != _content(row):
+            note("changed", row["id"], row["source"])
+        else:
+            same += 1
+    if waiting:
+        for row in one.read(["id", "source"]):
+            if row["id"] in waiting:
+                note("first", row["id"], row["source"])
+    return Difference(counts["first"], counts["second"], counts["changed"], same, examples)
+
+
+def _content(row: dict[str, Any]) -> int:
+    return hash(repr(sorted(row.items())))

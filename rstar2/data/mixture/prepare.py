@@ -1,0 +1,417 @@
+"""Prepares a mixture: reads its sources, drops what its filters find, draws what its counts ask, writes the set.
+
+```
+OUTPUT/
+  data.parquet     the rows, in the order of the sources; see rstar2.data.rows
+  dropped.jsonl    every other row: its id or place, the reason, and what was found
+  card.md          the data card, and card.json with the same facts
+  .work/           finished steps, while the preparation is under way
+```
+A step's file is named after everything that decides its content, and appears by rename: a killed preparation
+continues after its last finished step, and one with another setting uses the steps that it has in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+import rstar2
+from rstar2.data.candidates import Candidates, Drop, Group
+from rstar2.data.filters import ROW_FILTERS, SET_FILTERS, RowFilter
+from rstar2.data.mixture.card import CARD, Card, Step, Taken, make_card, write_card
+from rstar2.data.mixture.recipe import MixturePlan
+from rstar2.data.parquet import PREPARED
+from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
+from rstar2.data.rows import SCHEMAS, Kind
+from rstar2.data.workers import mapped
+from rstar2.errors import Failure, UserError
+from rstar2.files import whole_file, write_json
+from rstar2.runs import changed_keys, locked
+
+DROPPED = "dropped.jsonl"
+_WORK = ".work"
+_DROPS = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", pa.string())])
+_BATCH = 8192
+MOST_GRAMS = 50
+"""Shared grams that the card lists; dropped.jsonl has them all."""
+
+CountTokens = Callable[[Path, Kind], dict[str, Any]]
+"""Counts the tokens of a written set, for `Card.tokens`."""
+
+
+class Progress(Protocol):
+    """Shows the steps of a preparation. A step is known by its title; its rows are counted while it runs."""
+
+    def start(self, title: str) -> None: ...
+
+    def rows(self, count: int) -> None: ...
+
+    def finish(self, text: str) -> None: ...
+
+
+def prepare(
+    plan: MixturePlan, output: Path, progress: Progress, count_tokens: CountTokens | None = None
+) -> Card:
+    """Write the prepared set to the folder `output`, or continue with what is there of it.
+
+    Raises:
+        UserError: a source cannot be read, nothing is left, a count cannot be met, or the folder holds another set.
+        Failure: the disk is full, or a process died.
+    """
+    if output.exists() and not output.is_dir():
+        raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
+    config = json.loads(json.dumps(plan.config()))
+    done = _done(output, config)
+    if done is not None:
+        return done
+    work = output / _WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with locked(work):
+            card = _Preparation(plan, config, output, work, progress, count_tokens).run()
+        shutil.rmtree(work)
+        return card
+    except UserError:
+        _remove_empty(output, work)
+        raise
+    except OSError as error:
+        raise Failure(
+            f"cannot write to {output}: {os.strerror(error.errno) if error.errno else error}",
+            "Make room and start the same command again: it continues after the last finished step.",
+        ) from error
+
+
+def _done(output: Path, config: dict[str, Any]) -> Card | None:
+    """The card of the set that is there already; a UserError where it is another one, or something else."""
+    if (output / CARD).exists():
+        card = Card.load(output)
+        changed = changed_keys(card.config, config)
+        if changed:
+            raise UserError(
+                f"{output} holds another set; what differs: {', '.join(changed)}",
+                "Give another folder with --output.",
+            )
+        return card
+    others = (
+        [each.name for each in output.iterdir() if each.name not in (_WORK, PREPARED, DROPPED)]
+        if output.exists()
+        else []
+    )
+    if others:
+        raise UserError(f"{output} is not empty: {others[0]}", "Give an empty or new folder with --output.")
+    return None
+
+
+def _remove_empty(output: Path, work: Path) -> None:
+    """Leave nothing of a preparation that was refused before its first step was finished."""
+    if not [each for each in work.iterdir() if each.name != ".lock"]:
+        shutil.rmtree(work)
+        if not any(output.iterdir()):
+            output.rmdir()
+
+
+@contextmanager
+def _by_rename(path: Path) -> Iterator[Path]:
+    """Where to write a file that appears whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """What a step of filters dropped."""
+
+    filters: Sequence[str]
+    file: Path
+
+
+class _Preparation:
+    def __init__(
+        self,
+        plan: MixturePlan,
+        config: dict[str, Any],
+        output: Path,
+        work: Path,
+        progress: Progress,
+        count_tokens: CountTokens | None,
+    ) -> None:
+        self._plan = plan
+        self._config = config
+        self._output = output
+        self._work = work
+        self._progress = progress
+        self._count_tokens = count_tokens
+        self._digest = hashlib.sha256(rstar2.__version__.encode())
+
+    def run(self) -> Card:
+        files, counts = [], {}
+        for origin in self._plan.origins:
+            file, counts[origin.name] = self._read(origin)
+            files.append((origin.name, file))
+        rows = Candidates(self._plan.kind, files)
+        steps = [self._filter(rows, names) for names in _together(self._plan.recipe.filters)]
+        dropped = self._count(rows, steps)
+        taken = self._choose(rows, counts, dropped)
+        self._progress.start("write")
+        self._write_dropped(rows, steps)
+        digest = self._write_data(rows)
+        self._progress.finish(f"{int(rows.alive.sum())} rows")
+        examples = self._examples(rows, steps, counts)
+        card = make_card(
+            self._plan, self._config, counts, dropped, taken, examples, self._shared(steps), digest
+        )
+        if self._count_tokens is not None:
+            self._progress.start("count tokens")
+            card = replace(card, tokens=self._count_tokens(self._output / PREPARED, self._plan.kind))
+            self._progress.finish(f"{card.tokens['counted']} rows")
+        write_card(card, self._output)
+        return card
+
+    def _named(self, *parts: object) -> str:
+        """A name that stands for the parts and for all steps before."""
+        self._digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
+        return self._digest.hexdigest()[:16]
+
+    def _read(self, origin: Origin) -> tuple[Path, ReadCounts]:
+        """A source's candidates and counts, and the rows refused beside them."""
+        parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
+        own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        self._digest.update(own.encode())
+        file = self._work / f"read-{own}.parquet"
+        record = file.with_suffix(".json")
+        self._progress.start(f"read {origin.name}")
+        if not record.exists():
+            with _by_rename(file) as part, whole_file(file.with_suffix(".refused")) as refused:
+                counts = read_source(origin, part, refused, self._progress.rows)
+            write_json(record, asdict(counts))
+        counts = ReadCounts(**json.loads(record.read_text(encoding="utf-8")))
+        self._progress.finish(f"{counts.read} rows, {counts.read - sum(counts.refused.values())} usable")
+        return file, counts
+
+    def _filter(self, rows: Candidates, names: Sequence[str]) -> _Counted:
+        """Drop what one filter, or several that judge each row by itself, find."""
+        recipe = self._plan.recipe
+        settings = recipe.model_dump(mode="json", exclude={"sources", "filters", "seed"})
+        name = self._named(names, settings, self._config["against"], self._config["measured"])
+        step = _Counted(names, self._work / f"filter-{name}.parquet")
+        self._progress.start(", ".join(names))
+        if not step.file.exists():
+            with _by_rename(step.file) as part, pq.ParquetWriter(part, _DROPS, compression="zstd") as writer:
+                for chunk in _chunks(self._found(rows, names)):
+                    writer.write_batch(chunk)
+        dropped = pq.read_table(step.file, columns=["number"])["number"].to_numpy()
+        rows.drop(dropped)
+        self._progress.finish(f"{len(dropped)} dropped, {int(rows.alive.sum())} left")
+        return step
+
+    def _found(self, rows: Candidates, names: Sequence[str]) -> Iterator[tuple[int, Drop]]:
+        inputs = self._plan.inputs
+        if names[0] in SET_FILTERS:
+            judge = SET_FILTERS[names[0]](inputs)
+            for drop in judge(rows, self._work / "scratch.npy"):
+                yield 0, drop
+            return
+        judges = [ROW_FILTERS[name](inputs) for name in names]
+        for read, found in mapped(
+            _RowPass(judges, "problem" if rows.kind == "problems" else "messages"), rows.groups()
+        ):
+            self._progress.rows(read)
+            yield from found
+
+    def _count(self, rows: Candidates, steps: Sequence[_Counted]) -> list[Step]:
+        """How many rows of each source each filter dropped."""
+        found = []
+        for step in steps:
+            table = pq.read_table(step.file, columns=["filter", "number"])
+            which, numbers = table["filter"].to_numpy(), table["number"].to_numpy()
+            for at, name in enumerate(step.filters):
+                counts, _ = np.histogram(numbers[which == at], bins=rows.starts)
+                by_source = {
+                    source: int(count) for source, count in zip(rows.names, counts, strict=True) if count
+                }
+                found.append(Step(name, int(counts.sum()), by_source))
+        return found
+
+    def _choose(
+        self, rows: Candidates, counts: dict[str, ReadCounts], dropped: list[Step]
+    ) -> dict[str, Taken]:
+        """Draw as many rows of each source as the recipe asks; a UserError where a source has fewer."""
+        taken = {}
+        keys: Any = None
+        for at, (name, wanted) in enumerate(self._plan.recipe.sources.items()):
+            first, end = int(rows.starts[at]), int(rows.starts[at + 1])
+            left = first + np.flatnonzero(rows.alive[first:end])
+            if wanted.count is not None and wanted.count > len(left):
+                reasons = {
+                    **counts[name].refused,
+                    **{step.filter: step.by_source.get(name, 0) for step in dropped},
+                }
+                listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+                raise UserError(
+                    f"the mixture cannot be met: it asks for {wanted.count} rows of {name}, and {len(left)} of "
+                    f"{counts[name].read} are left",
+                    f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.count={len(left) or 1}, or give "
+                    "more rows.",
+                )
+            if wanted.count is not None and wanted.count < len(left):
+                keys = rows.keys("key") if keys is None else keys
+                order = np.lexsort((left, _mixed(keys[left], self._plan.recipe.seed)))
+                rows.drop(left[order[wanted.count :]])
+            taken[name] = Taken(len(left), int(rows.alive[first:end].sum()))
+        if not rows.alive.any():
+            listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
+            raise UserError(
+                f"nothing of {self._plan.name} is left: {listed or 'no usable row'}", "Give other data."
+            )
+        return taken
+
+    def _write_data(self, rows: Candidates) -> str:
+        """Write the chosen rows. → the file's SHA-256."""
+        schema = SCHEMAS[rows.kind]
+        file = self._output / PREPARED
+        with _by_rename(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
+            waiting: list[Any] = []
+            for numbers, table in rows.batches(schema.names, rows.live_numbers()):
+                waiting.append(table)
+                self._progress.rows(len(numbers))
+                if sum(each.num_rows for each in waiting) >= _BATCH:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
+        return sha256(file)
+
+    def _write_dropped(self, rows: Candidates, steps: Sequence[_Counted]) -> None:
+        with whole_file(self._output / DROPPED) as file:
+            for name, read in zip(rows.names, rows.files, strict=True):
+                with read.with_suffix(".refused").open(encoding="utf-8") as refused:
+                    for line in refused:
+                        row = {"source": name, **json.loads(line)}
+                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            for step in steps:
+                for row in _detailed(rows, step):
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def _examples(
+        self, rows: Candidates, steps: Sequence[_Counted], counts: dict[str, ReadCounts]
+    ) -> list[dict[str, Any]]:
+        """A few dropped rows of each reason, with what they say."""
+        found = [
+            {"reason": each["reason"], "place": each["place"], "detail": {"what": each["detail"]}}
+            for count in counts.values()
+            for each in count.examples
+        ]
+        text = "problem" if rows.kind == "problems" else "messages"
+        for step in steps:
+            seen: dict[int, list[tuple[int, str]]] = {}
+            for batch in pq.ParquetFile(step.file).iter_batches(_BATCH):
+                for row in batch.to_pylist():
+                    if len(listed := seen.setdefault(row["filter"], [])) < 3:
+                        listed.append((row["number"], row["detail"]))
+            numbers = np.array([number for listed in seen.values() for number, _ in listed], dtype=np.int64)
+            ids, said = rows.values("id", numbers), rows.values(text, numbers)
+            found += [
+                {
+                    "reason": step.filters[which],
+                    "id": ids[number],
+                    "text": (said[number] if text == "problem" else _first_question(said[number]))[:400],
+                    "detail": json.loads(detail),
+                }
+                for which, listed in sorted(seen.items())
+                for number, detail in listed
+            ]
+        return found
+
+    def _shared(self, steps: Sequence[_Counted]) -> list[dict[str, Any]]:
+        """The benchmark problems that rows share words with, and by which words: those of the most rows first."""
+        found: Counter[str] = Counter()
+        for step in steps:
+            if "grams" in step.filters:
+                which = step.filters.index("grams")
+                for batch in pq.ParquetFile(step.file).iter_batches(_BATCH):
+                    found.update(batch.filter(pc.equal(batch["filter"], which))["detail"].to_pylist())
+        return [{**json.loads(detail), "rows": rows} for detail, rows in found.most_common(MOST_GRAMS)]
+
+
+def _first_question(messages: list[dict[str, Any]]) -> str:
+    return next((str(each["content"]) for each in messages if each["role"] == "user"), "")
+
+
+def _detailed(rows: Candidates, step: _Counted) -> Iterator[dict[str, Any]]:
+    """Id, reason and what was found of every row that a step dropped."""
+    for batch in pq.ParquetFile(step.file).iter_batches(_BATCH * 8):
+        ids = rows.values("id", batch.column("number").to_numpy())
+        for row in batch.to_pylist():
+            reason = step.filters[row["filter"]]
+            yield {"id": ids[row["number"]], "reason": reason, **json.loads(row["detail"])}
+
+
+def _together(filters: Sequence[str]) -> Iterator[list[str]]:
+    """Filters that follow each other and judge rows by themselves run in one pass; each other one by itself."""
+    for by_row, group in groupby(filters, lambda name: name in ROW_FILTERS):
+        names = list(group)
+        yield from [names] if by_row else [[name] for name in names]
+
+
+def _chunks(found: Iterator[tuple[int, Drop]]) -> Iterator[Any]:
+    """Drops as record batches, by ascending row number."""
+    waiting: list[dict[str, Any]] = []
+    for which, (number, detail) in found:
+        waiting.append({"filter": which, "number": number, "detail": json.dumps(detail, ensure_ascii=False)})
+        if len(waiting) >= _BATCH:
+            yield pa.RecordBatch.from_pylist(waiting, schema=_DROPS)
+            waiting = []
+    if waiting:
+        yield pa.RecordBatch.from_pylist(waiting, schema=_DROPS)
+
+
+@dataclass(frozen=True)
+class _RowPass:
+    """Applies filters to a row group, in the process that reads it: a row is dropped by the first that finds it."""
+
+    judges: Sequence[RowFilter]
+    text: str
+    """The column that `text` stands for."""
+
+    def __call__(self, group: Group) -> tuple[int, list[tuple[int, Drop]]]:
+        columns = {self.text if name == "text" else name for judge in self.judges for name in judge.columns}
+        numbers, batch = group.read(sorted(columns))
+        read = batch.num_rows
+        found: list[tuple[int, Drop]] = []
+        for which, judge in enumerate(self.judges):
+            drops = dict(judge(batch))
+            found += [(which, (int(numbers[at]), detail)) for at, detail in drops.items()]
+            if drops:
+                keep = np.ones(batch.num_rows, dtype=np.bool_)
+                keep[list(drops)] = False
+                numbers, batch = numbers[keep], batch.filter(pa.array(keep))
+        return read, sorted(found, key=lambda each: each[1][0])
+
+
+def _mixed(keys: Any, seed: int) -> Any:
+    """Keys in an order that the seed decides, as whole numbers: splitmix64."""
+    mixed = keys + np.uint64(seed % 2**63) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

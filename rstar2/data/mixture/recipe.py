@@ -1,0 +1,205 @@
+"""A mixture's recipe: which sources, which filters in which order, how many rows of each source."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rstar2.config import Strict, read_toml, recipes_folder, resolve
+from rstar2.data.benchmarks import NAMES as BENCHMARKS
+from rstar2.data.benchmarks import fingerprint, load_benchmark
+from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
+from rstar2.data.filters.measured import rates_of_run
+from rstar2.data.filters.settings import FilterSettings
+from rstar2.data.own import own_source
+from rstar2.data.reading import Origin
+from rstar2.data.rows import Kind
+from rstar2.data.sources import sources
+from rstar2.errors import UserError
+
+DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
+    "problems": (
+        *("unverifiable", "compound", "contradicted", "huge", "integer"),
+        *("language", "length", "duplicates", "near-duplicates", "grams"),
+    ),
+    "conversations": ("length", "duplicates", "grams"),
+}
+"""Where sources are named, and no recipe."""
+_OWN = (".jsonl", ".parquet")
+
+
+class SourceSettings(Strict):
+    """What is taken of a source."""
+
+    count: int | None = Field(None, ge=1)
+    """So many rows, drawn at random from those that the filters leave; None for all of them."""
+
+
+class MixtureRecipe(FilterSettings):
+    """A mixture, whole."""
+
+    sources: dict[str, SourceSettings] = Field(min_length=1)
+    """By name, in the order in which they are read: of two copies the first is kept."""
+    filters: tuple[str, ...]
+    """By name, in order."""
+    seed: int = 1
+    """Draws the rows where a source has more than its `count`."""
+
+
+@dataclass(frozen=True)
+class MixturePlan:
+    """A mixture with everything that decides its bytes."""
+
+    name: str
+    recipe: MixtureRecipe
+    kind: Kind
+    origins: list[Origin]
+    inputs: Inputs
+
+    def config(self) -> dict[str, Any]:
+        """What was resolved, for the card; another one makes another set."""
+        return {
+            "recipe": self.recipe.model_dump(mode="json"),
+            "inputs": {origin.name: origin.identity() for origin in self.origins},
+            "against": {name: fingerprint(problems) for name, problems in self.inputs.benchmarks.items()},
+            "measured": {name: _digest(rates) for name, rates in self.inputs.rates.items()},
+        }
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def mixtures() -> dict[str, Path]:
+    """The shipped recipes of mixtures, by name."""
+    return {file.stem: file for file in sorted((recipes_folder() / "data").glob("*.toml"))}
+
+
+def plan_mixture(
+    wanted: list[str],
+    given: list[str],
+    changes: Mapping[str, Any],
+    also: list[str],
+    overrides: list[str],
+) -> MixturePlan:
+    """What to prepare, checked as far as it can be before a row is read.
+
+    Args:
+        wanted: one recipe, by name or .toml file; or sources, by name or as files of one's own.
+        given: `NAME=FILE`: rows of a source or problems of a benchmark in place of the hub.
+        changes: top-level keys that replace those of the recipe.
+        also: filters that come last where the recipe does not name them.
+        overrides: `a.b=c`, what a user typed after `--set`.
+
+    Raises:
+        UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
+            nothing to work on.
+    """
+    values, name, own = _values(wanted)
+    values = {**values, **changes}
+    values["filters"] = [*values.get("filters", ()), *(f for f in also if f not in values.get("filters", ()))]
+    recipe = resolve(MixtureRecipe, values, overrides, f"the mixture {name}")
+    files = _given(given, recipe, own)
+    origins = [_origin(each, files.get(each, ()), own) for each in recipe.sources]
+    kind = _kind(origins)
+    _check_filters(recipe, kind)
+    benchmarks = {
+        each: load_benchmark(each, next(iter(files.get(each, ())), None)) for each in recipe.against
+    }
+    return MixturePlan(name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe)))
+
+
+def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
+    """The recipe's values, its name, and the user's own files among the sources."""
+    shipped = mixtures()
+    if len(wanted) == 1 and (wanted[0] in shipped or wanted[0].endswith(".toml")):
+        path = shipped.get(wanted[0], Path(wanted[0]))
+        return read_toml(path), path.stem, {}
+    own = {Path(each).stem: Path(each) for each in wanted if each.endswith(_OWN)}
+    names = [Path(each).stem if each.endswith(_OWN) else each for each in wanted]
+    if len(set(names)) < len(names) or set(own) & sources().keys():
+        twice = next((each for each in names if names.count(each) > 1 or each in sources()), "")
+        raise UserError(f"two sources are called {twice}", "Name each once; rename one of the files.")
+    unknown = [each for each in names if each not in own and each not in sources()]
+    if unknown:
+        _refuse_unknown(unknown[0], shipped)
+    kind = _kind([_origin(each, (), own) for each in names])
+    return {"sources": {each: {} for each in names}, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own
+
+
+def _refuse_unknown(name: str, shipped: Iterable[str]) -> None:
+    known = [*shipped, *sources()]
+    near = difflib.get_close_matches(name, known, n=1)
+    raise UserError(
+        f"unknown source: {name}" + (f"; did you mean {near[0]}?" if near else ""),
+        f"Known: {', '.join(dict.fromkeys(known))}; or a .jsonl or .parquet file of your own, or a .toml recipe.",
+    )
+
+
+def _given(given: list[str], recipe: MixtureRecipe, own: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
+    """The files of `--from`, by source or benchmark."""
+    files: dict[str, tuple[Path, ...]] = {}
+    for each in given:
+        name, equals, path = each.partition("=")
+        if not equals or not path:
+            raise UserError(f"--from {each}: not of the form NAME=FILE", "Example: --from dapo=dapo.jsonl")
+        if name not in recipe.sources and name not in recipe.against:
+            used = ", ".join([*recipe.sources, *recipe.against])
+            raise UserError(f"--from {each}: {name} is not in the mixture", f"It uses {used}.")
+        if name in recipe.against and name not in BENCHMARKS:
+            raise UserError(f"--from {each}: {name} is a file already", "Name the other file with --against.")
+        files[name] = (*files.get(name, ()), Path(path))
+    return files
+
+
+def _origin(name: str, files: tuple[Path, ...], own: Mapping[str, Path]) -> Origin:
+    if name in own:
+        return Origin(name, own_source(own[name]), (own[name],))
+    if name in sources():
+        return Origin(name, sources()[name], files)
+    if len(files) == 1:
+        # A recipe's own name for a file that the user gives.
+        return Origin(name, own_source(files[0]), files)
+    raise UserError(
+        f"the recipe's source {name} is not known", f"Give its file: --from {name}=FILE (.jsonl or .parquet)."
+    )
+
+
+def _kind(origins: list[Origin]) -> Kind:
+    kinds = {origin.source.kind: origin.name for origin in origins}
+    if len(kinds) > 1:
+        one, other = kinds.values()
+        raise UserError(
+            f"{one} and {other} hold rows of two kinds, {' and '.join(kinds)}", "Prepare each kind by itself."
+        )
+    return origins[0].source.kind
+
+
+def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
+    for name in recipe.filters:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, n=1)
+            raise UserError(
+                f"unknown filter: {name}" + (f"; did you mean {near[0]}?" if near else ""),
+                f"Known: {', '.join(NAMES)}.",
+            )
+        if kind == "conversations" and name in OF_PROBLEMS:
+            raise UserError(f"the filter {name} is for problems, not for conversations", "Leave it out.")
+        if recipe.filters.count(name) > 1:
+            raise UserError(f"the filter {name} is named twice", "Name it once.")
+        if name in ("pass-rate", "solved") and not recipe.measured.run:
+            raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
+
+
+def _rates(recipe: MixtureRecipe) -> dict[str, Any]:
+    runs = {recipe.measured.run} if {"pass-rate", "solved"} & set(recipe.filters) else set()
+    if "agreement" in recipe.filters and recipe.agreement.by != "pass_rate":
+        runs.add(recipe.agreement.by)
+    return {run: rates_of_run(Path(run)) for run in sorted(runs)}

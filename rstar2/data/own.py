@@ -1,0 +1,99 @@
+"""Reads a user's own file, whose columns say what it holds: problems, or conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.conversations import (
+    BAD_CALL,
+    Message,
+    call,
+    called,
+    conversation_row,
+    replied,
+    said,
+    tools_of,
+)
+from rstar2.data.reading import columns_of
+from rstar2.data.rows import Refused, list_of, problem_row, text_of
+from rstar2.data.source import Row, Source
+from rstar2.errors import UserError
+
+_HINT = (
+    'A row is {"problem": …, "answer": …} or {"messages": [{"role": …, "content": …}, …], "tools": […]}; '
+    '"id" may be added.'
+)
+
+
+def own_source(file: Path) -> Source:
+    """How a user's file is read; a UserError where it cannot be, or has neither problems nor conversations."""
+    columns = columns_of(file)
+    if "messages" in columns:
+        return _CONVERSATIONS
+    if "problem" in columns:
+        return _PROBLEMS
+    raise UserError(
+        f"{file} has neither problem nor messages; it has {', '.join(columns) or 'no rows'}", _HINT
+    )
+
+
+def _about(row: Row) -> dict[str, Any]:
+    return {name: text_of(row, name) for name in ("id", "licence") if row.get(name) is not None}
+
+
+def _read_problem(row: Row) -> dict[str, Any]:
+    rate = row.get("pass_rate")
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+        raise Refused("malformed", f"pass_rate is {rate!r}, not a number")
+    return {**problem_row(text_of(row, "problem"), text_of(row, "answer"), rate), **_about(row)}
+
+
+def _read_conversation(row: Row) -> dict[str, Any]:
+    tools = row.get("tools") or []
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as error:
+            raise Refused("malformed", f"tools is not JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise Refused("malformed", "tools is not a list")
+    messages = [_message(message) for message in list_of(row, "messages")]
+    return {**conversation_row(messages, tools_of(tools)), **_about(row)}
+
+
+def _message(message: Any) -> Message:
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == "tool":
+        return replied(message.get("content"))
+    if role not in ("system", "user", "assistant"):
+        raise Refused("malformed", f"a message has role {role!r}")
+    if not message.get("tool_calls"):
+        return said(role, message.get("content"))
+    try:
+        functions = [each["function"] for each in message["tool_calls"]]
+        calls = [call(function["name"], function["arguments"]) for function in functions]
+    except (KeyError, TypeError) as error:
+        raise Refused(BAD_CALL, "tool_calls are not [{function: {name, arguments}}, …]") from error
+    return called(calls, message.get("content") or "")
+
+
+_PROBLEMS = Source(
+    kind="problems",
+    family="math",
+    licence="the user's",
+    columns=(("problem", "answer"),),
+    more=("id", "licence", "pass_rate"),
+    read=_read_problem,
+    rows="",
+)
+_CONVERSATIONS = Source(
+    kind="conversations",
+    family="own",
+    licence="the user's",
+    columns=(("messages",),),
+    more=("id", "licence", "tools"),
+    read=_read_conversation,
+    rows="",
+)

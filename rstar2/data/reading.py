@@ -1,0 +1,328 @@
+"""Reads a source's rows from files or the hub into one parquet file of candidates, a piece at a time.
+
+JSON lines and parquet are read. A file that lacks a column is refused as a whole; a row that cannot be used is
+counted with its reason, and the others are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rstar2.data.rows import SCHEMAS, Refused, key_of, words_of
+from rstar2.data.source import HubSet, Row, Source
+from rstar2.data.workers import mapped
+from rstar2.errors import UserError
+
+PIECE_BYTES = 1 << 21
+"""Of JSON lines in one piece."""
+PIECE_ROWS = 2048
+"""Of a table in one piece."""
+EXAMPLES = 3
+"""Refused rows of each reason that are kept to be shown."""
+_WORKING = {
+    "key": pa.uint64(),
+    "answer_key": pa.uint64(),
+    "characters": pa.int32(),
+}
+"""Columns that only the preparation uses: the same key for rows with the same text, and for the same answer."""
+
+OnRows = Callable[[int], None]
+"""Called with how many rows more were read."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a source's rows are: files that stand in for the hub, or sets on the hub."""
+
+    name: str
+    """The source's."""
+    source: Source
+    files: tuple[Path, ...] = ()
+
+    def identity(self) -> list[dict[str, Any]]:
+        """What is read, with SHA-256 of each file; a UserError where a file cannot be read."""
+        if not self.files:
+            return [{"hub": str(part)} for part in self.source.hub]
+        return [{"file": file.name, "bytes": _size(file), "sha256": sha256(file)} for file in self.files]
+
+
+@dataclass
+class ReadCounts:
+    """What became of a source's rows."""
+
+    read: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    examples: list[dict[str, str]] = field(default_factory=list)
+    """A few refused rows: `place`, `reason` and `detail`."""
+    hub: list[dict[str, str]] = field(default_factory=list)
+    """What the hub gave: `hub` and `sha256`."""
+
+    def add(self, example: dict[str, str]) -> None:
+        """Count a refused row."""
+        reason = example["reason"]
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+        if self.refused[reason] <= EXAMPLES:
+            self.examples.append(example)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of one file or set that follow each other."""
+
+    place: str
+    first: int
+    """The number of its first row or line, from 1."""
+    before: int
+    """Rows or lines of the source in the files before this one."""
+    given: Any
+    """JSON lines, as bytes, or a record batch."""
+
+
+@dataclass(frozen=True)
+class _Converted:
+    place: str
+    batch: Any
+    refused: list[tuple[int, str, str]]
+    """Row number, reason, detail."""
+    rows: int
+
+
+def sha256(path: Path) -> str:
+    """A file's SHA-256; a UserError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "Check the path.") from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "Check the path.") from error
+
+
+def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) -> ReadCounts:
+    """Write a source's candidates to the parquet file `part`, a row group per piece. → what was read and refused.
+
+    Rows that are refused go to `refused`, as JSON lines of `place`, `reason` and `detail`.
+
+    UserError where a file cannot be read, lacks a column or has no rows, or the hub does not answer.
+    """
+    counts = ReadCounts()
+    convert = _Convert(origin.name, origin.source)
+    schema = working_schema(origin.source)
+    with pq.ParquetWriter(part, schema, compression="zstd", compression_level=1) as writer:
+        for done in mapped(convert, _pieces(origin, counts)):
+            counts.read += done.rows
+            for number, reason, detail in done.refused:
+                example = {"place": f"{done.place}, row {number}", "reason": reason, "detail": detail}
+                refused.write(json.dumps(example, ensure_ascii=False) + "\n")
+                counts.add(example)
+            if done.batch.num_rows:
+                writer.write_batch(done.batch, row_group_size=1 << 20)
+            on_rows(done.rows)
+    if not counts.read:
+        raise UserError(f"{origin.name}: no rows in {_named(origin)}", "Give a file that has rows.")
+    return counts
+
+
+def working_schema(source: Source) -> Any:
+    """The columns of candidates: those of the row schema, and those that the filters use."""
+    schema = SCHEMAS[source.kind]
+    for name, kind in _WORKING.items():
+        schema = schema.append(pa.field(name, kind))
+    return schema
+
+
+def _named(origin: Origin) -> str:
+    return ", ".join(map(str, origin.files or origin.source.hub))
+
+
+def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
+    name, source = origin.name, origin.source
+    if not origin.files and not source.hub:
+        raise UserError(f"{name}: {source.missing}", "The file is JSON lines or parquet.")
+    before = 0
+    for place in origin.files or source.hub:
+        first = 1
+        for rows, given in _given(name, source, place, counts):
+            yield _Piece(str(place), first, before, given)
+            first += rows
+        before += first - 1
+
+
+_Given = Iterator[tuple[int, Any]]
+"""How many rows or lines, and they themselves: JSON lines as bytes, or a record batch."""
+
+
+def columns_of(file: Path) -> list[str]:
+    """The columns of a parquet file, or the keys of the first line of JSON lines; a UserError where it is neither."""
+    try:
+        if file.suffix == ".parquet":
+            return list(pq.read_schema(file).names)
+        if file.suffix == ".jsonl":
+            with file.open("rb") as opened:
+                return list(_first_row(file, opened.readlines(PIECE_BYTES)))
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"cannot read {file}: {_line(error)}", "Check the path.") from error
+    raise UserError(f"{file} is neither .jsonl nor .parquet", "Convert it to one of these.")
+
+
+def _line(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text.splitlines()[0]
+
+
+def _given(name: str, source: Source, place: Path | HubSet, counts: ReadCounts) -> _Given:
+    if isinstance(place, HubSet):
+        return _from_hub(name, source, place, counts)
+    if place.suffix == ".parquet":
+        return _from_parquet(name, source, place)
+    if place.suffix == ".jsonl":
+        return _from_lines(name, source, place)
+    raise UserError(f"{place} is neither .jsonl nor .parquet", "Convert it to one of these.")
+
+
+def _from_parquet(name: str, source: Source, file: Path) -> _Given:
+    try:
+        opened = pq.ParquetFile(file)
+        columns = _columns(name, source, str(file), opened.schema_arrow.names)
+        for batch in opened.iter_batches(PIECE_ROWS, columns=columns):
+            yield batch.num_rows, batch
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"cannot read {file}: {_line(error)}", "Is it parquet?") from error
+
+
+def _from_lines(name: str, source: Source, file: Path) -> _Given:
+    checked = False
+    try:
+        with file.open("rb") as opened:
+            while lines := opened.readlines(PIECE_BYTES):
+                if not checked:
+                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+                    _columns(name, source, str(file), list(_first_row(file, lines)))
+                    checked = True
+                yield len(lines), b"".join(lines)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
+
+
+def _first_row(file: Path, lines: list[bytes]) -> Row:
+    place = next((at for at, line in enumerate(lines) if line.strip()), None)
+    return _object(file, place + 1, lines[place]) if place is not None else {}
+
+
+def _object(place: object, number: int, line: bytes) -> dict[str, Any]:
+    """The object on a line; a UserError where there is none."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        hint = "Each line is one JSON object. Is the file whole?"
+        raise UserError(f"{place}, line {number}: not JSON: {error}", hint) from error
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{place}, line {number}: not a JSON object but {type(value).__name__}", "Fix the line."
+        )
+    return value
+
+
+def _columns(name: str, source: Source, place: str, found: list[str]) -> list[str]:
+    """The columns to read of those found; a UserError names what is missing."""
+    for form in source.columns:
+        if set(form) <= set(found):
+            return [column for column in found if column in form or column in source.more]
+    missing = min((sorted(set(form) - set(found)) for form in source.columns), key=len)
+    forms = " or ".join(", ".join(form) for form in source.columns)
+    raise UserError(
+        f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(found) or 'none'}",
+        f"{name} is read from {forms}. Was a column renamed? Rename it back, or name the file alone as your own.",
+    )
+
+
+def _from_hub(name: str, source: Source, part: HubSet, counts: ReadCounts) -> _Given:
+    import datasets
+
+    # Without a network each of its retries would be logged.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        rows = datasets.load_dataset(part.hub_id, part.config, split=part.split)
+    # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
+    except Exception as error:
+        cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        terms = " Its terms must be accepted on the hub, and `hf auth login` done." if source.gated else ""
+        raise UserError(
+            f"{name}: cannot load {part.hub_id} from the dataset hub or the local cache: {cause[:200]}",
+            f"Without a network give its rows as a file: --from {name}=FILE (.jsonl or .parquet).{terms}",
+        ) from error
+    columns = _columns(name, source, str(part), rows.column_names)
+    digest = hashlib.sha256("".join(sha256(Path(each["filename"])) for each in rows.cache_files).encode())
+    counts.hub.append({"hub": str(part), "sha256": digest.hexdigest() if rows.cache_files else "in memory"})
+    for table in rows.select_columns(columns).with_format("arrow").iter(PIECE_ROWS):
+        for batch in table.combine_chunks().to_batches():
+            yield batch.num_rows, batch
+
+
+@dataclass(frozen=True)
+class _Convert:
+    """Makes candidates of a piece, in whatever process it runs."""
+
+    name: str
+    source: Source
+
+    def __call__(self, piece: _Piece) -> _Converted:
+        rows: list[dict[str, Any]] = []
+        refused = []
+        read = 0
+        for number, row in _rows_of(piece):
+            read += 1
+            try:
+                rows.append(self._candidate(row, piece.before + number))
+            except Refused as error:
+                refused.append((number, error.reason, error.detail))
+        batch = pa.RecordBatch.from_pylist(rows, schema=working_schema(self.source))
+        return _Converted(piece.place, batch, refused, read)
+
+    def _candidate(self, row: Row, number: int) -> dict[str, Any]:
+        source = self.source
+        found = source.read(row)
+        own = {"source": self.name, "family": source.family, "licence": source.licence, **found}
+        own["id"] = f"{self.name}-{found.get('id', number)}"
+        return {**own, **_working(own)}
+
+
+def _working(row: Mapping[str, Any]) -> dict[str, int]:
+    if "problem" in row:
+        text, answer = row["problem"], row["answer"]
+        key = key_of(" ".join(words_of(text)))
+        return {"key": key, "answer_key": key_of(answer), "characters": len(text)}
+    said = [row["tools"]]
+    for message in row["messages"]:
+        calls = [each["function"] for each in message.get("tool_calls") or ()]
+        said += [
+            message["role"],
+            message["content"] or "",
+            *(text for each in calls for text in each.values()),
+        ]
+    characters = sum(len(message["content"] or "") for message in row["messages"])
+    return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
+
+
+def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:
+    if not isinstance(piece.given, bytes):
+        yield from enumerate(piece.given.to_pylist(), piece.first)
+        return
+    # Not splitlines(): it would split at a carriage return too.
+    for number, line in enumerate(piece.given.split(b"\n"), piece.first):
+        if line.strip():
+            yield number, _object(piece.place, number, line)

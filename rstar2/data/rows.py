@@ -1,0 +1,149 @@
+"""The row schema of prepared data: problems for RL, and conversations for SFT, whatever source they come from.
+
+A row holds no words of a prompt, no rollouts and no token ids: a stage adds those when it starts.
+
+| column | problems and conversations |
+|---|---|
+| `id` | `SOURCE-NAME`, where NAME is the row's own id or its number in the source |
+| `source` | the source's name |
+| `family` | what the row teaches: math, function-calls, code, instructions, chat |
+| `licence` | as its source states it |
+
+A problem has `problem`, `answer` (a whole number is written plainly) and `pass_rate`, the share of a strong model's
+tries that gave this answer where the source knows it. A conversation has `messages` as OpenAI's API writes them, with
+`tool_calls` and `tool_call_id`, and `tools`, the JSON text of the list of the tools' schemas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import pyarrow as pa
+
+Kind = Literal["problems", "conversations"]
+
+_CALL = pa.struct(
+    [
+        ("id", pa.string()),
+        ("type", pa.string()),
+        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
+    ]
+)
+_MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("tool_calls", pa.list_(_CALL)),
+        ("tool_call_id", pa.string()),
+    ]
+)
+_ABOUT = [("source", pa.string()), ("family", pa.string()), ("licence", pa.string())]
+SCHEMAS: dict[Kind, Any] = {
+    "problems": pa.schema(
+        [
+            ("id", pa.string()),
+            ("problem", pa.string()),
+            ("answer", pa.string()),
+            ("pass_rate", pa.float64()),
+            *_ABOUT,
+        ]
+    ),
+    "conversations": pa.schema(
+        [("id", pa.string()), ("messages", pa.list_(_MESSAGE)), ("tools", pa.string()), *_ABOUT]
+    ),
+}
+
+_INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+_WORD = re.compile(r"\w+")
+_SPACED = {code: " " for code in range(128) if not _WORD.match(chr(code))}
+
+
+class Refused(Exception):
+    """A row that is not read: `reason` is counted, `detail` says what is wrong with this one."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """A column's text, or the text of its number; Refused where it is null, empty, not text or not Unicode."""
+    value = row.get(column)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    if value is None:
+        raise Refused("malformed", f"{column} is null")
+    if not isinstance(value, str):
+        raise Refused("malformed", f"{column} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise Refused("malformed", f"{column} is empty")
+    return unicode_text(value, column)
+
+
+def unicode_text(value: str, name: str) -> str:
+    """The text itself; Refused where it holds half a surrogate pair, which no file can."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise Refused("malformed", f"{name} holds half a surrogate pair") from error
+    return value
+
+
+def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
+    """A column's list; Refused where it is null, empty or no list."""
+    value = row.get(column)
+    if not isinstance(value, list) or not value:
+        what = "null" if value is None else "empty" if value == [] else f"{type(value).__name__}, not a list"
+        raise Refused("malformed", f"{column} is {what}")
+    return value
+
+
+def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
+    """The columns of a problem that its source decides; Refused where the text has no words."""
+    if not _WORD.search(text):
+        raise Refused("malformed", "the problem has no words")
+    plain = integer_answer(answer)
+    return {"problem": text, "answer": answer.strip() if plain is None else plain, "pass_rate": pass_rate}
+
+
+def integer_answer(text: str) -> str | None:
+    """The answer as a plain integer; None where it is none."""
+    bare = text.strip().strip("$").strip()
+    if not _INTEGER.fullmatch(bare):
+        return None
+    digits = bare.lstrip("+-").replace(",", "").lstrip("0") or "0"
+    return f"-{digits}" if bare.startswith("-") and digits != "0" else digits
+
+
+def words_of(text: str) -> list[str]:
+    """A text's words, lower-case: problems with the same are repetitions, however they are set."""
+    if text.isascii():
+        # The same, five times as fast.
+        return text.translate(_SPACED).lower().split()
+    return _WORD.findall(text.lower())
+
+
+def key_of(text: str) -> int:
+    """64 bits that stand for a text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def texts_of(batch: Any) -> list[str]:
+    """What each row of a batch says: the problem; or what user and assistant say, without the calls."""
+    if "problem" in batch.schema.names:
+        problems: list[str] = batch.column("problem").to_pylist()
+        return problems
+    messages = batch.column("messages")
+    offsets = messages.offsets.to_pylist()
+    roles = messages.values.field("role").to_pylist()
+    contents = messages.values.field("content").to_pylist()
+    return [
+        "\n".join(contents[at] or "" for at in range(first, end) if roles[at] in ("user", "assistant"))
+        for first, end in itertools.pairwise(offsets)
+    ]

@@ -1,0 +1,68 @@
+"""APIGen-MT: conversations with a policy in the system text, tools as JSON, and one call or reply per turn."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rstar2.data.conversations import (
+    BAD_CALL,
+    Message,
+    call,
+    called,
+    conversation_row,
+    replied,
+    said,
+    tools_of,
+)
+from rstar2.data.rows import Refused, list_of, text_of
+from rstar2.data.source import HubSet, Row, Source
+
+_ROLES = {"human": "user", "gpt": "assistant"}
+
+
+def _read(row: Row) -> dict[str, Any]:
+    messages: list[Message] = [said("system", row["system"])] if row.get("system") else []
+    for turn in list_of(row, "conversations"):
+        if not isinstance(turn, dict):
+            raise Refused("malformed", "a turn is no object")
+        role, value = turn.get("from"), turn.get("value")
+        if role == "function_call":
+            messages.append(called(_calls(value)))
+        elif role == "observation":
+            messages.append(replied(value))
+        elif role in _ROLES:
+            messages.append(said(_ROLES[role], value))
+        else:
+            raise Refused("malformed", f"a turn is from {role!r}")
+    try:
+        tools = json.loads(text_of(row, "tools"))
+    except ValueError as error:
+        raise Refused("malformed", f"tools is not JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise Refused("malformed", "tools is not a JSON list")
+    return conversation_row(messages, tools_of(tools))
+
+
+def _calls(value: Any) -> list[dict[str, Any]]:
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise Refused(BAD_CALL, f"not JSON: {error}") from error
+    listed = given if isinstance(given, list) else [given]
+    if not listed or not all(isinstance(each, dict) for each in listed):
+        raise Refused(BAD_CALL, "not an object with name and arguments")
+    return [call(each.get("name"), each.get("arguments")) for each in listed]
+
+
+SOURCE = Source(
+    kind="conversations",
+    family="function-calls",
+    licence="CC-BY-NC-4.0 (its card; not checked)",
+    columns=(("system", "tools", "conversations"),),
+    read=_read,
+    rows="5K",
+    hub=(HubSet("Salesforce/APIGen-MT-5k", None, "train"),),
+    gated=True,
+    paper="5K",
+)

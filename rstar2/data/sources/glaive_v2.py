@@ -1,0 +1,83 @@
+"""Glaive's function calls, version 2: a whole chat as one text, calls as `<functioncall> {…}`."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from rstar2.data.conversations import (
+    BAD_CALL,
+    Message,
+    call,
+    called,
+    conversation_row,
+    replied,
+    said,
+    tools_of,
+)
+from rstar2.data.rows import Refused, text_of
+from rstar2.data.source import HubSet, Row, Source
+
+_SPEAKER = re.compile(r"\n\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
+_CALL = "<functioncall>"
+_ARGUMENTS = re.compile(
+    r"""\{\s*"name":\s*"(?P<name>[^"]+)",\s*"arguments":\s*'(?P<arguments>.*)'\s*\}""", re.DOTALL
+)
+_END = "<|endoftext|>"
+
+
+def _read(row: Row) -> dict[str, Any]:
+    parts = _SPEAKER.split("\n" + text_of(row, "chat"))
+    if parts[0].strip() or len(parts) < 3:
+        raise Refused("malformed", "chat does not begin with USER:")
+    messages: list[Message] = []
+    for speaker, text in zip(parts[1::2], parts[2::2], strict=True):
+        text = text.replace(_END, "").strip()
+        if speaker == "FUNCTION RESPONSE":
+            messages.append(replied(text))
+        elif speaker == "ASSISTANT" and _CALL in text:
+            before, *calls = text.split(_CALL)
+            messages.append(called([_one_call(each.strip()) for each in calls], before))
+        else:
+            messages.append(said(speaker.lower(), text))
+    return conversation_row(messages, tools_of(_functions(text_of(row, "system"))))
+
+
+def _one_call(text: str) -> dict[str, Any]:
+    if match := _ARGUMENTS.fullmatch(text):
+        return call(match["name"], match["arguments"].replace("\\'", "'"))
+    try:
+        given = json.loads(text, strict=False)
+    except ValueError as error:
+        raise Refused(BAD_CALL, f"not JSON: {error}: {text[:80]}") from error
+    if not isinstance(given, dict):
+        raise Refused(BAD_CALL, f"not an object with name and arguments: {text[:80]}")
+    return call(given.get("name"), given.get("arguments", {}))
+
+
+def _functions(system: str) -> list[Any]:
+    """The JSON objects that follow each other in the system text."""
+    found = []
+    decoder = json.JSONDecoder(strict=False)
+    at = system.find("{")
+    while at >= 0:
+        try:
+            function, end = decoder.raw_decode(system, at)
+        except ValueError as error:
+            raise Refused("malformed", f"a function in system is not JSON: {error}") from error
+        found.append(function)
+        at = system.find("{", end)
+    return found
+
+
+SOURCE = Source(
+    kind="conversations",
+    family="function-calls",
+    licence="Apache-2.0 (its card; not checked)",
+    columns=(("system", "chat"),),
+    read=_read,
+    rows="113K",
+    hub=(HubSet("glaiveai/glaive-function-calling-v2", None, "train"),),
+    paper="101K",
+)

@@ -1,0 +1,39 @@
+"""Llama-Nemotron's chats without reasoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rstar2.data.conversations import conversation_row, said
+from rstar2.data.rows import Refused, list_of, text_of
+from rstar2.data.source import HubSet, Row, Source
+
+
+def _read(row: Row) -> dict[str, Any]:
+    if row.get("reasoning") != "off":
+        raise Refused("reasoning", f"reasoning is {row.get('reasoning')}")
+    if row.get("category", "chat") != "chat":
+        raise Refused("not chat", f"category is {row['category']}")
+    messages = []
+    for message in list_of(row, "input"):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("system", "user", "assistant"):
+            raise Refused("malformed", f"a message has role {role!r}")
+        messages.append(said(role, message.get("content")))
+    messages.append(said("assistant", text_of(row, "output")))
+    licence = row.get("license")
+    own = {"licence": licence} if isinstance(licence, str) and licence else {}
+    return {**conversation_row(messages, []), **own}
+
+
+SOURCE = Source(
+    kind="conversations",
+    family="chat",
+    licence="by row, in its column license",
+    columns=(("input", "output", "reasoning"),),
+    more=("category", "license"),
+    read=_read,
+    rows="40K in its split chat, with and without reasoning",
+    hub=(HubSet("nvidia/Llama-Nemotron-Post-Training-Dataset", "SFT", "chat"),),
+    paper="27K, the prompts rewritten with o4-mini",
+)

@@ -1,0 +1,31 @@
+"""Tulu 3's instructions with constraints that can be checked, and their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rstar2.data.conversations import conversation_row, said
+from rstar2.data.rows import Refused, list_of
+from rstar2.data.source import HubSet, Row, Source
+
+
+def _read(row: Row) -> dict[str, Any]:
+    messages = []
+    for message in list_of(row, "messages"):
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("system", "user", "assistant"):
+            raise Refused("malformed", f"a message has role {role!r}")
+        messages.append(said(role, message.get("content")))
+    return conversation_row(messages, [])
+
+
+SOURCE = Source(
+    kind="conversations",
+    family="instructions",
+    licence="ODC-BY-1.0 (its card; not checked)",
+    columns=(("messages",),),
+    read=_read,
+    rows="30K",
+    hub=(HubSet("allenai/tulu-3-sft-personas-instruction-following", None, "train"),),
+    paper="30K, the answers rewritten with o4-mini",
+)

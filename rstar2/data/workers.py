@@ -1,0 +1,60 @@
+"""Maps work over processes, one per core, with no more of it under way than is needed to keep them busy."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from rstar2.errors import Failure
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_FEW = 3
+"""Pieces of work that are done here: as quick as starting the processes."""
+
+
+def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """The results in the order of the items; `function` is sent to each process once, an item once to one.
+
+    Raises:
+        Failure: a process died.
+    """
+    rest = iter(items)
+    first = list(islice(rest, _FEW + 1))
+    processes = len(os.sched_getaffinity(0))
+    if len(first) <= _FEW or processes == 1:
+        yield from map(function, chain(first, rest))
+        return
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(processes, context, _set_function, (function,))
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in chain(first, rest):
+            waiting.append(pool.submit(_apply, item))
+            if len(waiting) > 2 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise Failure("a process that reads rows died", "Was it killed for memory? Start again.") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_function: Callable[[Any], Any]
+"""What this process applies to each item that it is sent."""
+
+
+def _set_function(function: Callable[[Any], Any]) -> None:
+    global _function
+    _function = function
+
+
+def _apply(item: Any) -> Any:
+    return _function(item)

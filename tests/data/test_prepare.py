@@ -1,0 +1,332 @@
+"""A mixture is prepared whole: each planted fault is found, a killed preparation ends in the same bytes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.source_rows import ROWS
+from support.waiting import wait_until
+
+from rstar2.data.mixture import prepare as module
+from rstar2.data.mixture.card import Card
+from rstar2.data.mixture.look import count_tokens, difference, open_prepared
+from rstar2.data.mixture.prepare import prepare
+from rstar2.data.mixture.recipe import MixturePlan, mixtures, plan_mixture
+from rstar2.errors import Failure, UserError
+
+BENCHMARK = "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop."
+FAULTS = [
+    ("What is one plus one?", "2", ""),
+    ("How long is the diagonal?", "\\sqrt{2}", "integer"),
+    ("How many atoms are there?", "1" + "0" * 80, "huge"),
+    ("Which number is meant here?", "1", "contradicted"),
+    ("Which number is meant here?", "2", "contradicted"),
+    ("what is ONE plus one", "02", "duplicates"),
+    (f"Long ago: {BENCHMARK} How far?", "9", "grams"),
+    ("Show that it holds.", "proof", "unverifiable"),
+    ("Find both sides.", "a=1, b=2", "compound"),
+    ("计算三角形的面积。", "6", "language"),
+    ("What is two plus two?", "4", ""),
+]
+"""Problem, answer, and the filter that drops it."""
+
+
+class Silent:
+    """A progress that shows nothing, or calls back when a step is finished."""
+
+    def __init__(self, on_finish: Callable[[str], None] = lambda title: None) -> None:
+        self.titles: list[str] = []
+        self._on_finish = on_finish
+
+    def start(self, title: str) -> None:
+        self.titles.append(title)
+
+    def rows(self, count: int) -> None: ...
+
+    def finish(self, text: str) -> None:
+        self._on_finish(self.titles[-1])
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def faulty(path: Path) -> Path:
+    return jsonl(path, [{"problem": text, "answer": answer} for text, answer, _ in FAULTS])
+
+
+def plan(
+    *wanted: Path | str, given: tuple[str, ...] = (), also: tuple[str, ...] = (), **changes: Any
+) -> MixturePlan:
+    overrides = changes.pop("overrides", [])
+    return plan_mixture([str(each) for each in wanted], list(given), changes, list(also), overrides)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(folder / "data.parquet").to_pylist()
+    return found
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path) -> str:
+    return str(jsonl(tmp_path / "measured.jsonl", [{"problem": BENCHMARK, "answer": "204"}]))
+
+
+def test_each_fault_is_dropped_by_its_filter_and_everything_else_kept(tmp_path: Path, benchmark: str) -> None:
+    out = tmp_path / "out"
+    card = prepare(plan(faulty(tmp_path / "it.jsonl"), against=[benchmark]), out, Silent())
+    assert [row["id"] for row in rows_of(out)] == ["it-1", "it-11"]
+    dropped = [json.loads(line) for line in (out / "dropped.jsonl").read_text().splitlines()]
+    found = {row["id"]: row["reason"] for row in dropped}
+    assert found == {f"it-{at}": reason for at, (_, _, reason) in enumerate(FAULTS, 1) if reason}
+    assert sum(step["dropped"] for step in card.steps) == len(found)
+    (grams,) = card.shared
+    assert (grams["words"], grams["benchmark_id"]) == ("every morning aya goes for a nine kilometre", "1")
+    assert sorted(files(out)) == ["card.json", "card.md", "data.parquet", "dropped.jsonl"]
+
+
+def test_the_card_tells_counts_reasons_examples_licences_and_hashes(tmp_path: Path, benchmark: str) -> None:
+    out = tmp_path / "out"
+    source = faulty(tmp_path / "it.jsonl")
+    prepare(plan(source, against=[benchmark]), out, Silent())
+    text = (out / "card.md").read_text()
+    assert "# it: 2 problems" in text
+    assert "| it | math | 11 | – | 2 | 2 | – | the user's |" in text
+    assert f"SHA-256 {module.sha256(source)}" in text
+    assert f"SHA-256 {module.sha256(out / 'data.parquet')}" in text
+    assert "answers: ['1', '2']" in text
+    assert "every morning aya goes for a nine kilometre" in text
+    assert Card.load(out) == Card(**json.loads((out / "card.json").read_text()))
+
+
+def mixed(tmp_path: Path) -> MixturePlan:
+    for name in ("toolace", "glaive-v2", "llama-nemotron"):
+        text = json.dumps(ROWS[name], ensure_ascii=False)
+        rows = [
+            json.loads(text.replace("Hello?", f"Hi {n}?").replace("Zürich", f"city {n}")) for n in range(20)
+        ]
+        jsonl(tmp_path / f"{name}.jsonl", [*rows, {**rows[0], "system": None, "reasoning": "on"}, *rows[:2]])
+    recipe = tmp_path / "mixture.toml"
+    recipe.write_text(
+        'filters = ["length", "duplicates", "near-duplicates"]\n[sources.toolace]\n[sources.glaive-v2]\ncount = 7\n'
+        "[sources.llama-nemotron]\ncount = 20\n[near]\nsimilarity = 0.99\n"
+    )
+    given = [f"{name}={tmp_path / f'{name}.jsonl'}" for name in ("toolace", "glaive-v2", "llama-nemotron")]
+    return plan(recipe, given=tuple(given))
+
+
+def test_a_mixture_in_toml_draws_its_counts_the_same_each_time(tmp_path: Path) -> None:
+    card = prepare(mixed(tmp_path), tmp_path / "out", Silent())
+    taken = {name: (each["read"], each["left"], each["taken"]) for name, each in card.sources.items()}
+    assert taken == {"toolace": (23, 20, 20), "glaive-v2": (23, 20, 7), "llama-nemotron": (23, 20, 20)}
+    assert card.sources["toolace"]["refused"] == {"malformed": 1}
+    assert card.sources["llama-nemotron"]["refused"] == {"reasoning": 1}
+    assert "the paper had o4-mini rewrite" in card.sources["llama-nemotron"]["note"]
+    prepare(mixed(tmp_path), tmp_path / "again", Silent())
+    assert files(tmp_path / "out") == files(tmp_path / "again")
+
+
+def test_a_stop_after_any_step_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    todo = mixed(tmp_path)
+    progress = Silent()
+    prepare(todo, tmp_path / "whole", progress)
+    for at in range(len(progress.titles)):
+        out = tmp_path / f"stopped-{at}"
+        reached: list[str] = []
+
+        def stop(title: str, at: int = at, reached: list[str] = reached) -> None:
+            reached.append(title)
+            if len(reached) > at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            prepare(todo, out, Silent(stop))
+        assert not (out / "card.json").exists()
+        prepare(todo, out, Silent())
+        assert files(out) == files(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> None:
+    rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(60_000)]
+    source = jsonl(tmp_path / "many.jsonl", rows)
+    command = [sys.executable, "-m", "rstar2", "data", "prepare", str(source), "--output"]
+    done = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "killed"
+    for pattern in (".work/.read-*.part", ".work/read-*.json", ".work/filter-*.parquet"):
+        started = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(lambda pattern=pattern: any(out.glob(pattern)), 120)
+        started.send_signal(signal.SIGKILL)
+        assert started.wait(60) == -signal.SIGKILL
+        assert not (out / "card.json").exists()
+    done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    todo = mixed(tmp_path)
+    card = prepare(todo, tmp_path / "out", Silent())
+    progress = Silent()
+    assert prepare(todo, tmp_path / "out", progress) == card
+    assert progress.titles == []
+
+
+def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchmark: str) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="cannot be met"):
+        prepare(plan(source, overrides=["sources.it.count=50"]), out, Silent())
+    before = {path: path.stat().st_mtime_ns for path in (out / ".work").glob("read-*")}
+    assert len(before) == 3
+    assert not (out / "data.parquet").exists()
+
+    def same(title: str) -> None:
+        for path, written in before.items():
+            assert path.stat().st_mtime_ns == written
+
+    prepare(plan(source, overrides=["sources.it.count=2"]), out, Silent(same))
+    assert len(rows_of(out)) == 2
+
+
+def refused(out: Path, todo: MixturePlan) -> str:
+    with pytest.raises(UserError) as caught:
+        prepare(todo, out, Silent())
+    return str(caught.value)
+
+
+def test_a_mixture_that_cannot_be_met_says_what_is_left_and_why(tmp_path: Path) -> None:
+    said = refused(
+        tmp_path / "out", plan(faulty(tmp_path / "it.jsonl"), overrides=["sources.it.count=48000"])
+    )
+    assert "asks for 48000 rows of it, and 3 of 11 are left" in said
+    assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
+    assert "--set sources.it.count=3" in said
+
+
+def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "it.jsonl", [{"problem": "Why?", "answer": "1/2"}])
+    assert "nothing of it is left: 1 integer" in refused(tmp_path / "out", plan(source))
+
+
+def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    out = tmp_path / "out"
+    prepare(plan(source), out, Silent())
+    said = refused(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
+    assert "holds another set; what differs: recipe.huge.digits, recipe.seed" in said
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").touch()
+    assert "is not empty: notes.txt" in refused(other, plan(source))
+    assert "is a file, not a folder" in refused(source, plan(source))
+
+
+def test_a_refusal_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "dapo.jsonl", [{"question": "?", "reward_model": {}}])
+    todo = plan("dapo", given=(f"dapo={source}",), filters=["integer"], against=[])
+    assert "has no column prompt" in refused(tmp_path / "out", todo)
+    assert not (tmp_path / "out").exists()
+
+
+@contextmanager
+def _no_file_larger_than(size: int) -> Iterator[None]:
+    """As on a full disk: writing more fails with an OSError."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> None:
+    rows = [{"problem": f"What is {n} plus {n * n}? {n:0500}", "answer": str(n)} for n in range(300)]
+    source = jsonl(tmp_path / "it.jsonl", rows)
+    with _no_file_larger_than(4096), pytest.raises(Failure, match=r"cannot write to .*out: File too large"):
+        prepare(plan(source), tmp_path / "out", Silent())
+    assert not (tmp_path / "out" / "card.json").exists()
+    assert not list((tmp_path / "out").glob("**/*.part"))
+    prepare(plan(source), tmp_path / "out", Silent())
+    assert len(rows_of(tmp_path / "out")) == 300
+
+
+@pytest.mark.parametrize(
+    ("wanted", "changes", "said"),
+    [
+        (["deepmath"], {}, "unknown source: deepmath"),
+        (["toolac"], {}, "did you mean toolace?"),
+        (["dapo", "toolace"], {}, "hold rows of two kinds, problems and conversations"),
+        (["dapo", "dapo"], {}, "two sources are called dapo"),
+        (["it.jsonl"], {"filters": ["intger"]}, "unknown filter: intger; did you mean integer?"),
+        (["it.jsonl"], {"filters": ["length", "length"]}, "named twice"),
+        (["it.jsonl"], {"filters": ["solved"]}, "needs an evaluation"),
+        (["toolace"], {"filters": ["integer"]}, "for problems, not for conversations"),
+        (["it.jsonl"], {"against": ["aime26"]}, "unknown benchmark: aime26"),
+        (["it.jsonl"], {"overrides": ["huge.digit=3"]}, "unknown key huge.digit"),
+        (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is not known"),
+        (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
+        (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
+        (["absent.jsonl"], {}, "cannot read absent.jsonl"),
+        (["absent.toml"], {}, "cannot read the recipe absent.toml"),
+    ],
+)
+def test_what_is_asked_is_checked_before_a_row_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[str], changes: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faulty(tmp_path / "it.jsonl")
+    with pytest.raises(UserError) as caught:
+        plan(*wanted, **changes)
+    assert said in caught.value.message
+
+
+def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
+    measured = jsonl(tmp_path / "m.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
+    given = tuple(f"{name}={measured}" for name in ("math500", "aime24", "aime25", "hmmt25"))
+    found = {name: plan(name, given=given) for name in mixtures()}
+    assert set(found) == {"paper-rl", "paper-sft", "dapo"}
+    counts = {name: each.count for name, each in found["paper-sft"].recipe.sources.items() if each.count}
+    assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
+    assert list(found["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
+    assert found["paper-rl"].recipe.agreement.least == 2 / 16
+
+
+def test_two_sets_are_compared_by_their_ids(tmp_path: Path) -> None:
+    source = faulty(tmp_path / "it.jsonl")
+    prepare(plan(source), tmp_path / "a", Silent())
+    prepare(plan(source, filters=["integer", "contradicted"]), tmp_path / "b", Silent())
+    found = difference(tmp_path / "a", tmp_path / "b")
+    assert (found.only_first, dict(found.only_second)) == ({}, {"it": 3})
+    assert (found.same, dict(found.changed)) == (3, {})
+    assert difference(tmp_path / "a", tmp_path / "a").same == 3
+
+
+def test_lengths_are_counted_in_tokens(tmp_path: Path) -> None:
+    prepare(plan(faulty(tmp_path / "it.jsonl")), tmp_path / "out", Silent())
+    prepared = open_prepared(tmp_path / "out")
+
+    def count(rows: list[dict[str, Any]]) -> list[int]:
+        return [10 * len(row["problem"].split()) for row in rows]
+
+    about = count_tokens("words", count, prepared.file, "problems")
+    assert (about["counted"], about["most"], about["over"]) == (3, 180, 0)
+    assert sum(count for _, count in about["histogram"]) == 3
+    with pytest.raises(UserError, match="no prepared data at"):
+        open_prepared(tmp_path)

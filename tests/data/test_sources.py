@@ -1,0 +1,449 @@
+"""Every source of the recipe, on rows of its true schema: what is read, what is refused and with which words."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.source_rows import ROWS, TOOLACE_SYSTEM, WEATHER, glaive_chat
+
+from rstar2.data.own import own_source
+from rstar2.data.reading import Origin, ReadCounts, read_source
+from rstar2.data.rows import SCHEMAS
+from rstar2.data.source import Source
+from rstar2.data.sources import sources
+from rstar2.errors import UserError
+from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+
+CALLS = ("toolace", "apigen-mt", "glaive-v2")
+"""Sources of function calls; their rows of `ROWS` say the same."""
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str, Any]], ReadCounts]:
+    """The candidates of files, and the counts."""
+    part = files[0].with_name("part.parquet")
+    counts = read_source(Origin(name, source, files), part, io.StringIO(), lambda rows: None)
+    found: list[dict[str, Any]] = pq.read_table(part).to_pylist()
+    return found, counts
+
+
+def one(tmp_path: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """A row's candidate, without the columns that only the preparation uses."""
+    rows, counts = read(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
+    assert not counts.refused, counts.examples
+    (found,) = rows
+    return {key: value for key, value in found.items() if key in SCHEMAS[sources()[name].kind].names}
+
+
+def refused(tmp_path: Path, name: str, row: dict[str, Any]) -> tuple[str, str]:
+    """Why a row is refused, beside a good one that is read."""
+    rows, counts = read(sources()[name], lines(tmp_path / "rows.jsonl", ROWS[name], row), name=name)
+    assert [found["id"] for found in rows] == [f"{name}-{ROWS[name].get('id', 1)}"]
+    assert counts.read == 2
+    (example,) = counts.examples
+    assert example["place"] == f"{tmp_path / 'rows.jsonl'}, row 2"
+    return example["reason"], example["detail"]
+
+
+def changed(name: str, **columns: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(ROWS[name]), **columns}
+
+
+def test_every_source_has_a_row_here() -> None:
+    assert set(ROWS) == set(sources())
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "answer", "rate"),
+    [
+        ("dapo", "What is $6\\cdot 7$?", "42", None),
+        ("openmathreasoning", "Find the least prime above 90.", "97", 0.65625),
+        ("project-euler", "Sum the multiples of 3 or 5 below 1000.", "233168", None),
+    ],
+)
+def test_a_problem_is_read(tmp_path: Path, name: str, problem: str, answer: str, rate: float | None) -> None:
+    source = sources()[name]
+    assert one(tmp_path, name, ROWS[name]) == {
+        "id": f"{name}-1",
+        "problem": problem,
+        "answer": answer,
+        "pass_rate": rate,
+        "source": name,
+        "family": "math",
+        "licence": source.licence,
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_function_calls_become_messages_with_tools(tmp_path: Path, name: str) -> None:
+    row = one(tmp_path, name, ROWS[name])
+    system = [("system", "You are a travel agent.")] if name == "apigen-mt" else []
+    said = [(message["role"], message["content"]) for message in row["messages"]]
+    replies = [text for role, text in said if role == "tool"]
+    assert said == [
+        *system,
+        ("user", "Will it rain in Zürich?"),
+        ("assistant", None),
+        ("tool", replies[0]),
+        ("assistant", "Yes, take an umbrella."),
+    ]
+    assert json.dumps({"rain": True}) in replies[0]
+    called, reply = row["messages"][-3], row["messages"][-2]
+    (call,) = called["tool_calls"]
+    assert (call["id"], call["type"], call["function"]["name"]) == ("call_1", "function", "get_weather")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Zürich", "days": 2}
+    assert reply["tool_call_id"] == "call_1"
+    (tool,) = json.loads(row["tools"])
+    assert tool["function"]["parameters"] == {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer", "description": "How many."}},
+        "required": ["city"],
+    }
+    jsonschema_rs.validate(tool["function"]["parameters"], json.loads(call["function"]["arguments"]))
+
+
+def test_code_becomes_a_call_of_the_python_tool(tmp_path: Path) -> None:
+    row = one(tmp_path, "magicoder", ROWS["magicoder"])
+    user, assistant = row["messages"]
+    assert (user["role"], user["content"]) == ("user", "Print the squares below ten.")
+    assert assistant["content"] == "A loop does it:"
+    (call,) = assistant["tool_calls"]
+    assert call["function"]["name"] == TOOL_NAME
+    code = "for n in range(10):\n    print(n * n)"
+    assert json.loads(call["function"]["arguments"]) == {"code": code, "input": ""}
+
+
+def test_the_other_form_of_magicoder_is_read_too(tmp_path: Path) -> None:
+    row = {"instruction": "Print 1.", "response": "```python\nprint(1)\n```"}
+    (call,) = one(tmp_path, "magicoder", row)["messages"][1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["code"] == "print(1)"
+
+
+def test_instructions_and_chats_are_read(tmp_path: Path) -> None:
+    texts = [each["content"] for each in one(tmp_path, "tulu3", ROWS["tulu3"])["messages"]]
+    assert texts == ["Answer in three words.", "Just like this."]
+    chat = one(tmp_path, "llama-nemotron", ROWS["llama-nemotron"])
+    assert [each["content"] for each in chat["messages"]] == ["Hello?", "Hello! What can I do for you?"]
+    assert (chat["licence"], chat["family"], chat["tools"]) == ("odc-by", "chat", "[]")
+
+
+def test_dapos_raw_form_loses_the_words_around_the_problem(tmp_path: Path) -> None:
+    text = (
+        "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+        "$Answer (without quotes) where $Answer is the answer to the problem.\n\nWhat is $1+1$?\n\n"
+        'Remember to put your answer on its own line after "Answer:".'
+    )
+    row = changed("dapo", prompt=[{"role": "user", "content": text}])
+    assert one(tmp_path, "dapo", row)["problem"] == "What is $1+1$?"
+
+
+# Every column that a source needs, and a value of a wrong type for it.
+NEEDED = [
+    (name, column, 7 if isinstance(ROWS[name][column], list | dict) else ["x"])
+    for name, source in sources().items()
+    for column in next(form for form in source.columns if set(form) <= set(ROWS[name]))
+]
+
+
+@pytest.mark.parametrize(("name", "column", "_"), NEEDED)
+def test_a_missing_or_renamed_column_is_named(tmp_path: Path, name: str, column: str, _: object) -> None:
+    row = copy.deepcopy(ROWS[name])
+    row["other"] = row.pop(column)
+    with pytest.raises(UserError) as caught:
+        read(sources()[name], lines(tmp_path / "rows.jsonl", row), name=name)
+    assert f"{name}: {tmp_path / 'rows.jsonl'} has no column" in caught.value.message
+    assert column in caught.value.message.partition("it has")[0]
+    assert "other" in caught.value.message.partition("it has")[2]
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist([row]), file)
+    with pytest.raises(UserError, match=f"has no column .*{column}"):
+        read(sources()[name], file, name=name)
+
+
+@pytest.mark.parametrize(("name", "column", "wrong"), NEEDED)
+def test_a_null_a_wrong_type_and_an_empty_value_are_counted(
+    tmp_path: Path, name: str, column: str, wrong: object
+) -> None:
+    empty: object = [] if isinstance(ROWS[name][column], list) else {} if column == "reward_model" else " "
+    if (name, column) in (("apigen-mt", "system"), ("magicoder", "lang"), ("llama-nemotron", "reasoning")):
+        return  # a system text may be left out; the others choose rows, below
+    for value in (None, wrong, empty):
+        if (name, column, value) == ("openmathreasoning", "expected_answer", None):
+            assert refused(tmp_path, name, changed(name, expected_answer=None))[0] == "no answer"
+            continue
+        reason, detail = refused(tmp_path, name, changed(name, **{column: value}))
+        assert reason == "malformed"
+        assert detail
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_unicode_is_kept_and_half_a_surrogate_pair_refused(tmp_path: Path, name: str) -> None:
+    row = json.loads(
+        json.dumps(ROWS[name], ensure_ascii=False).replace("Zürich", "京都 🗾").replace("Hello?", "你好?")
+    )
+    text = json.dumps(one(tmp_path, name, row), ensure_ascii=False)
+    assert (name in CALLS) is ("京都 🗾" in text)
+    texts = {
+        **{
+            each: {"problem": "What is \ud800?"}
+            for each in ("openmathreasoning", "project-euler", "magicoder")
+        },
+        "dapo": {"prompt": "What is \ud800?"},
+        "toolace": {
+            "conversations": [{"from": "user", "value": "\ud800"}, *ROWS["toolace"]["conversations"][1:]]
+        },
+        "apigen-mt": {"system": "\ud800"},
+        "glaive-v2": {"chat": glaive_chat(("USER", "\ud800"), ("ASSISTANT", "No."))},
+        "tulu3": {"messages": [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": "!"}]},
+        "llama-nemotron": {"output": "\ud800"},
+    }
+    reason, detail = refused(tmp_path, name, changed(name, **texts[name]))
+    assert reason == "malformed"
+    assert "surrogate" in detail
+
+
+def with_turns(name: str, *turns: tuple[str, str]) -> dict[str, Any]:
+    """A conversation of user, call, reply and assistant, in the source's form."""
+    if name == "glaive-v2":
+        speakers = {
+            "user": "USER",
+            "assistant": "ASSISTANT",
+            "reply": "FUNCTION RESPONSE",
+            "call": "ASSISTANT",
+        }
+        texts = [(speakers[who], f"<functioncall> {text}" if who == "call" else text) for who, text in turns]
+        return changed(name, chat=glaive_chat(*texts))
+    roles = {
+        "toolace": {"user": "user", "assistant": "assistant", "reply": "tool", "call": "assistant"},
+        "apigen-mt": {"user": "human", "assistant": "gpt", "reply": "observation", "call": "function_call"},
+    }[name]
+    return changed(name, conversations=[{"from": roles[who], "value": text} for who, text in turns])
+
+
+CALL = {
+    "toolace": '[get_weather(city="Bern")]',
+    "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern"}}',
+    "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern"}\'}',
+}
+BROKEN = {
+    "toolace": '[get_weather(city="Bern, days=[1)]',
+    "apigen-mt": '{"name": "get_weather", "arguments": {"city": }',
+    "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": Bern}\'}',
+}
+MISFIT = {
+    "toolace": '[get_weather(city="Bern", days="two")]',
+    "apigen-mt": '{"name": "get_weather", "arguments": {"city": "Bern", "days": "two"}}',
+    "glaive-v2": '{"name": "get_weather", "arguments": \'{"city": "Bern", "days": "two"}\'}',
+}
+UNKNOWN = {name: text.replace("get_weather", "get_time") for name, text in CALL.items()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_conversation_may_end_with_a_call(tmp_path: Path, name: str) -> None:
+    row = one(tmp_path, name, with_turns(name, ("user", "Rain?"), ("call", CALL[name])))
+    (call,) = row["messages"][-1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Bern"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_follows_the_last_answer_is_left_out(tmp_path: Path, name: str) -> None:
+    turns = [("user", "Rain?"), ("assistant", "Where?"), ("user", "Bern.")]
+    roles = [each["role"] for each in one(tmp_path, name, with_turns(name, *turns))["messages"]]
+    assert roles[-2:] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("calls", "said"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is none of the tools")]
+)
+def test_a_call_that_does_not_fit_its_tool_is_refused(
+    tmp_path: Path, name: str, calls: dict[str, str], said: str
+) -> None:
+    reason, detail = refused(tmp_path, name, with_turns(name, ("user", "Rain?"), ("call", calls[name])))
+    assert reason == "bad call"
+    assert said in detail
+
+
+def test_parallel_calls_get_a_reply_each(tmp_path: Path) -> None:
+    calls = '[get_weather(city="Bern"), get_weather(city="Basel, BS", days=3)]'
+    replies = json.dumps([{"rain": True}, {"rain": False}])
+    turns = [("user", "Rain?"), ("call", calls), ("reply", replies), ("assistant", "In Bern.")]
+    messages = one(tmp_path, "toolace", with_turns("toolace", *turns))["messages"]
+    arguments = [json.loads(each["function"]["arguments"]) for each in messages[1]["tool_calls"]]
+    assert arguments == [{"city": "Bern"}, {"city": "Basel, BS", "days": 3}]
+    assert [(each["tool_call_id"], each["content"]) for each in messages[2:4]] == [
+        ("call_1", '{"rain": true}'),
+        ("call_2", '{"rain": false}'),
+    ]
+    reason, detail = refused(
+        tmp_path, "toolace", with_turns("toolace", *turns[:2], ("reply", "[1]"), turns[3])
+    )
+    assert (reason, detail) == ("malformed", "2 calls, and another number of replies")
+
+
+def test_parallel_calls_of_the_other_forms(tmp_path: Path) -> None:
+    twice = json.dumps([{"name": "get_weather", "arguments": {"city": city}} for city in ("Bern", "Basel")])
+    row = one(tmp_path, "apigen-mt", with_turns("apigen-mt", ("user", "Rain?"), ("call", twice)))
+    assert len(row["messages"][-1]["tool_calls"]) == 2
+    call = CALL["glaive-v2"]
+    row = one(
+        tmp_path,
+        "glaive-v2",
+        with_turns("glaive-v2", ("user", "?"), ("call", f"{call} <functioncall> {call}")),
+    )
+    assert [each["id"] for each in row["messages"][-1]["tool_calls"]] == ["call_1", "call_2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [
+        ("toolace", {"system": "You have no functions."}),
+        (
+            "glaive-v2",
+            {"system": "SYSTEM: You are a helpful assistant, with no access to external functions."},
+        ),
+        ("apigen-mt", {"tools": "[]"}),
+    ],
+)
+def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[str, str]) -> None:
+    plain = {**with_turns(name, ("user", "Hi"), ("assistant", "Hello!")), **without}
+    assert one(tmp_path, name, plain)["tools"] == "[]"
+    calling = {**with_turns(name, ("user", "Rain?"), ("call", CALL[name])), **without}
+    reason, detail = refused(tmp_path, name, calling)
+    assert (reason, detail) == ("bad call", "get_weather is none of the tools (there are none)")
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ([("user", "Rain?")], "no assistant's message"),
+        ([("assistant", "Hello!")], "no assistant's message that answers a user"),
+        ([("user", "?"), ("reply", "{}"), ("assistant", "!")], "reply"),
+        ([("user", "?"), ("call", "CALL"), ("user", "And?"), ("assistant", "!")], "a call without a reply"),
+    ],
+)
+@pytest.mark.parametrize("name", CALLS)
+def test_turns_that_do_not_follow_are_refused(
+    tmp_path: Path, name: str, turns: list[tuple[str, str]], said: str
+) -> None:
+    given = [(who, text.replace("CALL", CALL[name])) for who, text in turns]
+    reason, detail = refused(tmp_path, name, with_turns(name, *given))
+    assert reason == "malformed"
+    assert said in detail or "another number of replies" in detail
+
+
+@pytest.mark.parametrize(
+    ("value", "read_as"),
+    [
+        ("a=1, b=2.5", {"a": 1, "b": 2.5}),
+        ('a="it\'s (not) [so], {simple}"', {"a": "it's (not) [so], {simple}"}),
+        ("a=[1, {'b': (2, 3)}], c=true, d=None", {"a": [1, {"b": [2, 3]}], "c": True, "d": None}),
+        ('a="say \\"hi\\", then", b={}', {"a": 'say "hi", then', "b": {}}),
+        ("", {}),
+    ],
+)
+def test_arguments_as_toolace_writes_them(tmp_path: Path, value: str, read_as: dict[str, Any]) -> None:
+    system = TOOLACE_SYSTEM.replace(
+        json.dumps([WEATHER]), json.dumps([{"name": "My Tool", "description": ""}])
+    )
+    turns = [{"from": "user", "value": "?"}, {"from": "assistant", "value": f"[My Tool({value})]"}]
+    row = changed("toolace", system=system, conversations=turns)
+    (call,) = one(tmp_path, "toolace", row)["messages"][-1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == read_as
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "reason"),
+    [
+        ("magicoder", {"lang": "rust"}, "not Python"),
+        ("magicoder", {"solution": "No code at all."}, "no code"),
+        ("magicoder", {"solution": "```bash\nls\n```"}, "not Python"),
+        ("llama-nemotron", {"reasoning": "on"}, "reasoning"),
+        ("llama-nemotron", {"category": "code"}, "not chat"),
+        ("openmathreasoning", {"problem_type": "converted_proof"}, "no answer"),
+        ("openmathreasoning", {"expected_answer": ""}, "no answer"),
+    ],
+)
+def test_rows_that_the_recipe_does_not_take_are_counted_by_reason(
+    tmp_path: Path, name: str, columns: dict[str, Any], reason: str
+) -> None:
+    assert refused(tmp_path, name, changed(name, **columns))[0] == reason
+
+
+def test_parquet_and_several_files_of_one_source_are_read(tmp_path: Path) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?") for n in range(5)]
+    pq.write_table(pa.Table.from_pylist(rows[:3]), tmp_path / "a.parquet")
+    lines(tmp_path / "b.jsonl", *rows[3:])
+    found, counts = read(sources()["dapo"], tmp_path / "a.parquet", tmp_path / "b.jsonl", name="dapo")
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
+    assert counts.read == 5
+
+
+def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
+    problems = lines(
+        tmp_path / "p.jsonl", {"id": "x", "problem": "What is 1+1?", "answer": 2, "pass_rate": 0.5}
+    )
+    (row,), _ = read(own_source(problems), problems, name="p")
+    assert (row["id"], row["answer"], row["pass_rate"]) == ("p-x", "2", 0.5)
+    call = {"function": {"name": "get_weather", "arguments": '{"city": "Bern"}'}}
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+    conversations = lines(tmp_path / "c.jsonl", {"messages": messages, "tools": [WEATHER]})
+    (row,), _ = read(own_source(conversations), conversations, name="c")
+    assert row["messages"][1]["tool_calls"][0]["id"] == "call_1"
+    with pytest.raises(UserError, match="neither problem nor messages; it has text"):
+        own_source(lines(tmp_path / "other.jsonl", {"text": "x"}))
+
+
+def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
+    row = one(tmp_path, "toolace", ROWS["toolace"])
+    file = tmp_path / "again.parquet"
+    pq.write_table(pa.Table.from_pylist([row], schema=SCHEMAS["conversations"]), file)
+    (again,), _ = read(own_source(file), file, name="again")
+    assert (again["messages"], again["tools"]) == (row["messages"], row["tools"])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"prompt": "x", "reward_model": {}}\n{"prompt"\n', "line 2: not JSON"),
+        (b'{"prompt": "x", "reward_model": {}}\n[1]\n', "line 2: not a JSON object but list"),
+        (b"", "no rows"),
+        (b"\xff\xfe", "line 1: not JSON"),
+    ],
+)
+def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read(sources()["dapo"], file)
+
+
+def test_what_is_no_parquet_and_what_is_neither_is_refused(tmp_path: Path) -> None:
+    for name, said in (("x.parquet", "cannot read .*x.parquet"), ("x.csv", "neither .jsonl nor .parquet")):
+        (tmp_path / name).write_text("a,b")
+        with pytest.raises(UserError, match=said):
+            read(sources()["dapo"], tmp_path / name)
+    with pytest.raises(UserError, match=r"absent.jsonl: No such file"):
+        read(sources()["dapo"], tmp_path / "absent.jsonl")
+    with pytest.raises(UserError, match="--from project-euler=FILE"):
+        read_source(
+            Origin("project-euler", sources()["project-euler"]),
+            tmp_path / "p",
+            io.StringIO(),
+            lambda rows: None,
+        )
