@@ -37,10 +37,14 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$head")
 address=$("${on_head[@]}" hostname --ip-address | awk '{print $1}')
 started=()
-finish() {
+finish() { # within half a minute
     trap - EXIT
     kill -TERM "${started[@]}" 2>/dev/null || true
-    wait || true
+    for _ in $(seq 30); do
+        if [ -z "$(jobs -rp)" ]; then return; fi
+        sleep 1
+    done
+    kill -KILL $(jobs -rp) 2>/dev/null || true
 }
 trap finish EXIT
 

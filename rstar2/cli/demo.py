@@ -48,6 +48,12 @@ def command(
     plan = demo_plan(recipe, seed, change or [])
     folder = run or Path("runs") / ("demo" if plan.demo.seed == 1 else f"demo-seed{plan.demo.seed}")
     if dry_run:
+        from rstar2.cli.plan import show_run
+        from rstar2.demo.tiny import config_values
+        from rstar2.eval.settings import JudgeChoice
+        from rstar2.train.estimate.model import shape_of
+
+        show_run(shape_of(config_values(plan.demo.model), recipe), plan.stages, JudgeChoice().workers, folder)
         out.print_json(json.dumps(plan.config()))
         for name, trainer in commands(plan, folder):
             out.print(f"[bold]{name}[/]")

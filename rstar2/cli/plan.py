@@ -10,7 +10,7 @@ import typer
 from rstar2.cli.common import AsJson, Change, Profile, err, examples, out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.table import Table
 
@@ -88,16 +88,18 @@ def command(
     _warn([*filter(None, [shortage]), *estimate.warnings])
 
 
-def show_run(model: Path | str, recipes: dict[int, StageRecipe], judge_workers: int | None) -> None:
+def show_run(
+    model: Path | str | ModelShape, recipes: dict[int, StageRecipe], judge_workers: int | None, run: Path
+) -> None:
     """The plan of stages, as a dry run begins with it; a line where the model's size is not known."""
     from rstar2.train.estimate.report import estimate_run
 
-    shape = _shape(model)
+    shape = _shape(model) if isinstance(model, Path | str) else model
     if shape is not None:
         memory = _machine_memory([each.hardware for each in recipes.values()])
         estimate = estimate_run(shape, recipes, judge_workers, memory)
         _show(estimate, recipes)
-        _warn(estimate.warnings)
+        _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
 
 
 def show_sft(model: Path | str, recipe: SftRecipe) -> None:
@@ -120,14 +122,24 @@ def show_sft(model: Path | str, recipe: SftRecipe) -> None:
     _warn(sft_warnings(shape, recipe))
 
 
-def warn_before_start(plan: TrainPlan) -> None:
+def warn_before_start(plan: TrainPlan, run: Path) -> None:
     """Say what does not fit before a run starts, a judge that is too small for a step included."""
     from rstar2.train.estimate.report import estimate_run
 
     shape = _shape(plan.model)
     if shape is not None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
-        _warn(estimate_run(shape, plan.recipes, _workers(plan.judge), memory).warnings)
+        estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory)
+        _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
+
+
+def _disk_warnings(estimate: RunEstimate, run: Path) -> Iterator[str]:
+    import shutil
+
+    from rstar2.train.estimate.fit import disk_warnings
+
+    there = next(folder for folder in [run.absolute(), *run.absolute().parents] if folder.is_dir())
+    return disk_warnings(estimate.disk, shutil.disk_usage(there).free)
 
 
 def _workers(judge: JudgeChoice) -> int | None:
@@ -148,7 +160,7 @@ def _shape(model: Path | str) -> ModelShape | None:
     try:
         return read_shape(Path(model))
     except UserError as error:
-        err.print(f"no plan: {error.message}", soft_wrap=True)
+        err.print(f"no plan: {error.message}", soft_wrap=True, markup=False)
         return None
 
 
@@ -227,8 +239,10 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
 
 
 def _warn(warnings: Iterable[str]) -> None:
+    from rich.markup import escape
+
     for warning in warnings:
-        out.print(f"[yellow]![/] {warning}", soft_wrap=True)
+        out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
 
 
 def _gib(size: int) -> str:

@@ -93,7 +93,7 @@ def command(
     if dry_run:
         from rstar2.cli.plan import show_run
 
-        show_run(here, recipes, None if judge else judge_workers)
+        show_run(here, recipes, None if judge else judge_workers, run)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
@@ -113,7 +113,7 @@ def command(
     plan = plan_training(
         recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
     )
-    warn_before_start(plan)
+    warn_before_start(plan, run)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.records.timing import run_timing

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -36,6 +37,21 @@ class TinyModel(Strict):
     """Low, since all that has to be looked up lies within a hundred tokens."""
     context: int = Field(1024, ge=128)
     """Positions."""
+
+
+def config_values(size: TinyModel) -> dict[str, Any]:
+    """What decides the number of the student's parameters, as its config.json says it; `vocab_size` is the most."""
+    return {
+        "model_type": "qwen3",
+        "vocab_size": size.vocab,
+        "hidden_size": size.hidden,
+        "intermediate_size": 2 * size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": max(1, size.heads // 2),
+        "head_dim": size.hidden // size.heads,
+        "tie_word_embeddings": True,
+    }
 
 
 def make_tiny_model(
@@ -74,15 +90,8 @@ def make_tiny_model(
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=size.hidden,
-            intermediate_size=2 * size.hidden,
-            num_hidden_layers=size.layers,
-            num_attention_heads=size.heads,
-            num_key_value_heads=max(1, size.heads // 2),
-            head_dim=size.hidden // size.heads,
+            **{**config_values(size), "vocab_size": len(tokenizer)},
             max_position_embeddings=size.context,
-            tie_word_embeddings=True,
             initializer_range=size.spread,
             rope_parameters={"rope_type": "default", "rope_theta": size.rope_theta},
             bos_token_id=tokenizer.bos_token_id,

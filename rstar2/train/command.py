@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Command:
     nodes: int = 1
     """Nodes of a Ray cluster that it runs on, by `rstar2.train.verl.every_node`; VERL's RL trainer spreads itself."""
     gpus_per_node: int = 0
+    """Of these nodes."""
 
 
 class _InHydrasGrammar(str):
@@ -258,10 +260,21 @@ def worker_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], dict
     return {name: value for name, value in found.items() if name not in secret}, secret
 
 
-def write_secrets(command: Command, environ: Mapping[str, str]) -> None:
-    """Write keys and tokens for a command's workers to the file it names, if any, which only this user may read."""
-    if path := command.env.get("RSTAR2_SECRETS_FILE"):
-        write_text(Path(path), json.dumps(worker_environment(environ)[1]), mode=0o600)
+@contextmanager
+def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]:
+    """Inside the block keys and tokens for a command's workers are in the file that it names, if it does.
+
+    Only this user may read the file.
+    """
+    path = command.env.get("RSTAR2_SECRETS_FILE")
+    if path is None:
+        yield
+        return
+    write_text(Path(path), json.dumps(worker_environment(environ)[1]), mode=0o600)
+    try:
+        yield
+    finally:
+        Path(path).unlink(missing_ok=True)
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:

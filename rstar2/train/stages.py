@@ -8,7 +8,7 @@ FOLDER/
   checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
                         before, where its optimizer is continued
   metrics-1.jsonl …     one file per start of the trainer, one line per step
-  worker_secrets.json   keys and tokens that workers on other nodes need, for this user alone to read
+  worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
@@ -29,7 +29,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import write_text
 from rstar2.formats.format import Format, save_format
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.train.command import Command, agent_loop_yaml, sft_command, write_secrets
+from rstar2.train.command import Command, agent_loop_yaml, secrets_file, sft_command
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
@@ -145,7 +145,6 @@ def train(command: Command, folder: Path, base: Path, log: Path, on_step: OnStep
     """
     repair_checkpoint_pointer(folder / "checkpoints")
     folder.mkdir(parents=True, exist_ok=True)
-    write_secrets(command, os.environ)
     trainer_timer = TrainerTimer(timer)
 
     def on_line(line: dict[str, Any]) -> None:
@@ -153,7 +152,8 @@ def train(command: Command, folder: Path, base: Path, log: Path, on_step: OnStep
             trainer_timer.on_step(line["data"])
             on_step(int(line["step"]), line["data"])
 
-    run_trainer(command, log, Path(command.env["VERL_FILE_LOGGER_PATH"]), on_line)
+    with secrets_file(command, os.environ):
+        run_trainer(command, log, Path(command.env["VERL_FILE_LOGGER_PATH"]), on_line)
     started = time.monotonic()
     checkpoints = folder / "checkpoints"
     pointer = checkpoints / _POINTER

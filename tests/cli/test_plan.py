@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,26 @@ def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     assert "hours" in ran.stdout or verb == "sft"
     if verb == "train":
         assert "the judge has 2 workers" in ran.stdout
+
+
+def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
+    ran = rstar2("demo", "--dry-run")
+    assert ran.exit_code == 0, ran.output
+    title = ran.stdout[: ran.stdout.index("━")]
+    assert "qwen3" in title
+    assert "on 1 CPU rank" in " ".join(title.split())
+
+
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = shutil.disk_usage("/")._replace(free=700 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    line = ["train", "--model", model, "--data", "d", "--profile", "64xh100", "--run", "runs/x", "--dry-run"]
+    said = rstar2(*line, "--stage", "1").stdout
+    assert "checkpoints and models take 715.2 GiB, and the run's folder has 700.0 GiB free" in said
+    assert "checkpoint.keep=1" in said
+    assert "GiB free" not in rstar2(*line, "--stage", "1", "--set", "checkpoint.keep=1").stdout
 
 
 def test_a_dry_run_of_a_model_that_is_not_here_says_that_it_has_no_plan(model: Path) -> None:

@@ -15,7 +15,7 @@ from support.optional import needs
 from support.ray_nodes import ray_nodes
 
 from rstar2.errors import Failure
-from rstar2.train.command import Command, sft_command, stage_command, worker_environment, write_secrets
+from rstar2.train.command import Command, secrets_file, sft_command, stage_command, worker_environment
 from rstar2.train.launch import run_trainer
 from rstar2.train.recipe import sft_recipe, stage_recipe
 
@@ -41,18 +41,22 @@ def test_keys_and_tokens_are_on_no_command_line_but_in_a_file_of_the_user(
     command = stage_command(stage_recipe(1, "64xh100", []), tmp_path / "stage1", tmp_path / "m")
     assert "hush" not in json.dumps([command.argv, command.env])
     assert "+ray_kwargs.ray_init.runtime_env.env_vars.NCCL_IB_HCA='mlx5'" in command.argv
-    write_secrets(command, os.environ)
     path = Path(command.env["RSTAR2_SECRETS_FILE"])
     assert path.parent == tmp_path / "stage1"
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert {"WANDB_API_KEY": "hush-1", "HF_TOKEN": "hush-2"}.items() <= json.loads(path.read_text()).items()
+    with secrets_file(command, os.environ):
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert {"WANDB_API_KEY": "hush-1", "HF_TOKEN": "hush-2"}.items() <= json.loads(
+            path.read_text()
+        ).items()
+    assert not path.exists()
 
 
 def test_without_keys_there_is_no_such_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in worker_environment(os.environ)[1]:
         monkeypatch.delenv(name)
     command = stage_command(stage_recipe(1, "8xh100", []), tmp_path / "stage1", tmp_path / "m")
-    write_secrets(command, os.environ)
+    with secrets_file(command, os.environ):
+        pass
     assert "RSTAR2_SECRETS_FILE" not in command.env
     assert not (tmp_path / "stage1").exists()
 

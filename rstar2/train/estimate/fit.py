@@ -25,6 +25,15 @@ def stage_warnings(
     yield from judge_warnings(judge)
 
 
+def disk_warnings(needed: int, free: int) -> Iterator[str]:
+    """Whether a run's checkpoints and models have room."""
+    if needed > free:
+        yield (
+            f"checkpoints and models take {_gib(needed)}, and the run's folder has {_gib(free)} free: set "
+            "checkpoint.keep=1, or give another folder with --run"
+        )
+
+
 def judge_warnings(judge: Judge) -> Iterator[str]:
     """Whether a judge of a known size keeps up with a step's tool calls."""
     if judge.workers is not None and judge.workers < judge.cores:

@@ -64,6 +64,11 @@ class RunEstimate:
         return {**hours, "total": sum(hours.values())}
 
     @property
+    def disk(self) -> int:
+        """Bytes of all stages, one after another in the run's folder."""
+        return sum(stage.disk.total for stage in self.stages.values())
+
+    @property
     def warnings(self) -> list[str]:
         """Of all stages, each once, with the stages it is about where it is not about all."""
         said: dict[str, list[int]] = {}
@@ -90,7 +95,7 @@ class RunEstimate:
             "judge": asdict(largest.judge),
             "disk": {
                 **asdict(largest.disk),
-                "all_stages": sum(each.disk.total for each in self.stages.values()),
+                "all_stages": self.disk,
             },
             "hours": self.hours,
             "warnings": self.warnings,
