@@ -100,8 +100,9 @@ def _print(table: Table) -> None:
         parts = [[names, *rows[start : start + SIDE_BY_SIDE]] for start in range(0, len(rows), SIDE_BY_SIDE)]
         turned = [[list(line) for line in zip(*part, strict=True)] for part in parts]
         pages = [(lines[0], lines[1:]) for lines in turned]
+    out.print(table.title, style="bold", markup=False)
     for heads, lines in pages:
-        drawn = Shown(title=table.title, title_justify="left")
+        drawn = Shown()
         for place, head in enumerate(heads):
             numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
             drawn.add_column(head, justify="right" if numbers else "left")
