@@ -115,6 +115,11 @@ def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> No
     assert (other.code, "text.jsonl, line 1: not a trace" in other.stderr) == (2, True)
 
 
+def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
+    ran = rstar2("analyze", run, "--model-name", "some")
+    assert (ran.code, "Give the server with --url" in ran.stderr) == (2, True)
+
+
 def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
     run: Path, model_folder: Path, make_trace: Any, tmp_path: Path
 ) -> None:
