@@ -21,13 +21,13 @@ EPILOG = examples(
     ("a run that trained: its own models compute the entropies", "rstar2 analyze runs/demo"),
     (
         "the traces of an evaluation, with the model that wrote them",
-        "rstar2 analyze runs/night --model Qwen/Qwen3-0.6B",
+        "rstar2 analyze runs/before --model Qwen/Qwen3-0.6B",
     ),
     (
         "bounds from a vLLM server that holds the model",
-        "rstar2 analyze runs/night/aime24/traces.jsonl --url http://127.0.0.1:8000",
+        "rstar2 analyze runs/before/aime24/traces.jsonl --url http://127.0.0.1:8000",
     ),
-    ("two runs side by side", "rstar2 analyze runs/demo runs/demo-seed2 --output both"),
+    ("two runs side by side", "rstar2 analyze runs/before runs/after --output both"),
     ("then look at it, every trace shaded", "rstar2 report runs/demo"),
 )
 
