@@ -31,6 +31,8 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.prompts import load_codec
+from rstar2.trace import TraceWriter, read_traces
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 
@@ -94,6 +96,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
         made_run(root / "runs" / name, problems=4, samples=2)
+    for path in (root / "runs").glob("**/traces.jsonl"):
+        _with_tokens_of(root / "tiny", path)
     rows = [{"problem": problem.problem, "answer": problem.answer} for problem in problems]
     for name in ("aime24", "problems", "mine", "euler"):
         _jsonl(
@@ -119,6 +123,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def _with_tokens_of(model: Path, path: Path) -> None:
+    """Give made traces the token ids that a model's tokenizer has for their texts."""
+    tokenizer = load_codec(model).tokenizer
+    traces = list(read_traces(path))
+    path.unlink()
+    with TraceWriter(path) as writer:
+        for trace in traces:
+            trace.response_ids = []
+            for turn in trace.turns:
+                turn.start = len(trace.response_ids)
+                trace.response_ids += tokenizer.encode(turn.text, add_special_tokens=False)
+                turn.end = len(trace.response_ids)
+            trace.response_mask = [1] * len(trace.response_ids)
+            writer.write(trace)
+
+
 def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -127,6 +147,7 @@ def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 def standin(folder: Path) -> Iterator[StandIn]:
     standin = StandIn(lambda prompt: [5, 6, 7, 8] * 8)
     standin.root = str(folder / "tiny")
+    standin.prompt_logprobs = True
     with serving(standin):
         yield standin
 

@@ -28,7 +28,7 @@ from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies,
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokens import TokenReader
 from rstar2.engines.models import local_model
-from rstar2.errors import Failure
+from rstar2.errors import Failure, UserError
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec, load_codec
@@ -86,6 +86,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         UserError: a path holds no traces, or the model is none or did not write them.
         Failure: the server does not answer or gives no log-probabilities, or a file cannot be written.
     """
+    if source.model_name and source.url is None:
+        raise UserError("--model-name names a model on a server", "Give the server with --url.")
     sets = find_sets(paths)
     models = _Models()
     measured = []

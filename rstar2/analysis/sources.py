@@ -17,7 +17,8 @@ class TraceSet:
     """Traces that are described together: those of one benchmark, or the rollouts that one training stage kept."""
 
     name: str
-    """The path of their folder, as seen from the run's: eval/stage3; the file's own name for a single file."""
+    """The path of their folder, as seen from the run's: eval/stage3; of a single file that of its folder or,
+    where it is not called traces.jsonl, its own."""
     arm: str
     """What the set is compared by with others of its name: `plain` under plain GRPO, or the run's name."""
     files: tuple[Path, ...]
@@ -61,7 +62,8 @@ def find_sets(paths: list[Path]) -> list[TraceSet]:
 
 
 def _of_file(path: Path) -> TraceSet:
-    return TraceSet(path.stem, "", (path,), None, None)
+    name = path.resolve().parent.name if path.name == "traces.jsonl" else path.stem
+    return TraceSet(name, "", (path,), None, None)
 
 
 def _of_run(run: Path) -> list[TraceSet]:

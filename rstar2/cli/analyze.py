@@ -21,13 +21,13 @@ EPILOG = examples(
     ("a run that trained: its own models compute the entropies", "rstar2 analyze runs/demo"),
     (
         "the traces of an evaluation, with the model that wrote them",
-        "rstar2 analyze runs/night --model Qwen/Qwen3-0.6B",
+        "rstar2 analyze runs/before --model Qwen/Qwen3-0.6B",
     ),
     (
         "bounds from a vLLM server that holds the model",
-        "rstar2 analyze runs/night/aime24/traces.jsonl --url http://127.0.0.1:8000",
+        "rstar2 analyze runs/before/aime24/traces.jsonl --url http://127.0.0.1:8000",
     ),
-    ("two runs side by side", "rstar2 analyze runs/demo runs/demo-seed2 --output both"),
+    ("two runs side by side", "rstar2 analyze runs/before runs/after --output both"),
     ("then look at it, every trace shaded", "rstar2 report runs/demo"),
 )
 
@@ -100,8 +100,9 @@ def _print(table: Table) -> None:
         parts = [[names, *rows[start : start + SIDE_BY_SIDE]] for start in range(0, len(rows), SIDE_BY_SIDE)]
         turned = [[list(line) for line in zip(*part, strict=True)] for part in parts]
         pages = [(lines[0], lines[1:]) for lines in turned]
+    out.print(table.title, style="bold", markup=False)
     for heads, lines in pages:
-        drawn = Shown(title=table.title, title_justify="left")
+        drawn = Shown()
         for place, head in enumerate(heads):
             numbers = all(line[place][-1:] in "0123456789%–" for line in lines)
             drawn.add_column(head, justify="right" if numbers else "left")

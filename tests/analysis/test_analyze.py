@@ -46,6 +46,7 @@ def analysed(run: Path) -> dict[str, Any]:
     return dict(json.loads(ran.stdout))
 
 
+@pytest.mark.slow
 def test_a_training_run_is_analysed_with_its_own_models_and_what_its_rollouts_kept(
     analysed: dict[str, Any], run: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_training_run_is_analysed_with_its_own_models_and_what_its_rollouts_ke
     assert kinds["eval/stage1", "NameError"] == 3
 
 
+@pytest.mark.slow
 def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]) -> None:
     columns = analysed["entropy_arms"]["columns"]
     rows = [dict(zip(columns, row, strict=True)) for row in analysed["entropy_arms"]["rows"]]
@@ -70,6 +72,7 @@ def test_two_arms_of_the_same_name_are_set_side_by_side(analysed: dict[str, Any]
     assert all(row["difference"] == pytest.approx(0, abs=1e-4) for row in rows)
 
 
+@pytest.mark.slow
 def test_tables_plots_and_entropies_are_files_and_entropies_are_not_computed_twice(
     analysed: dict[str, Any], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +113,11 @@ def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> No
     (tmp_path / "text.jsonl").write_text('{"no": "trace"}\n')
     other = rstar2("analyze", tmp_path / "text.jsonl")
     assert (other.code, "text.jsonl, line 1: not a trace" in other.stderr) == (2, True)
+
+
+def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
+    ran = rstar2("analyze", run, "--model-name", "some")
+    assert (ran.code, "Give the server with --url" in ran.stderr) == (2, True)
 
 
 def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(

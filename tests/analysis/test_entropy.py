@@ -45,6 +45,7 @@ def _direct(model: Any, trace: Trace) -> Any:
     return -(p * p.log()).sum(-1).numpy()
 
 
+@pytest.mark.slow
 def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
     model: Any, traces: list[Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,8 @@ class StandIn:
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
         self.token_ids = True
+        self.prompt_logprobs = False
+        """Whether log-probabilities of a prompt are given where they are asked for."""
         self._in_flight = 0
         self._all_there = asyncio.Event()
         self.app = FastAPI()
@@ -85,7 +87,11 @@ class StandIn:
         await self._all_there.wait()
         await asyncio.sleep(self.delay_s)
         self._in_flight -= 1
-        return JSONResponse({"object": "text_completion", "choices": [self._choice(written, finish)]})
+        choice = self._choice(written, finish)
+        if self.prompt_logprobs and "prompt_logprobs" in body:
+            top = {str(token): {"logprob": -4.0} for token in range(body["prompt_logprobs"])}
+            choice["prompt_logprobs"] = [None, *[top] * (len(body["prompt"]) - 1)]
+        return JSONResponse({"object": "text_completion", "choices": [choice]})
 
     def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
         written: list[int] = []
@@ -93,7 +99,7 @@ class StandIn:
             if len(written) == body["max_tokens"]:
                 break
             written.append(token)
-            if token in body["stop_token_ids"]:
+            if token in body.get("stop_token_ids", []):
                 return written, "stop"
         return written, "length"
 
