@@ -270,6 +270,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("wanted", "changes", "said"),
     [
+        (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
         (["dapo", "toolace"], {}, "hold rows of two kinds, problems and conversations"),
@@ -300,7 +301,8 @@ def test_what_is_asked_is_checked_before_a_row_is_read(
 def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
     measured = jsonl(tmp_path / "m.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
     given = tuple(f"{name}={measured}" for name in ("math500", "aime24", "aime25", "hmmt25"))
-    found = {name: plan(name, given=given) for name in mixtures()}
+    euler = (f"project-euler={measured}",)
+    found = {name: plan(name, given=given + euler * (name == "paper-rl")) for name in mixtures()}
     assert set(found) == {"paper-rl", "paper-sft", "dapo"}
     counts = {name: each.count for name, each in found["paper-sft"].recipe.sources.items() if each.count}
     assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
