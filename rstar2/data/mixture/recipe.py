@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rstar2.config import Strict, read_toml, recipes_folder, resolve
+from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.data.benchmarks import NAMES as BENCHMARKS
 from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
@@ -94,7 +94,7 @@ def plan_mixture(
     Args:
         wanted: one recipe, by name or .toml file; or sources, by name or as files of one's own.
         given: `NAME=FILE`: rows of a source or problems of a benchmark in place of the hub.
-        changes: top-level keys that replace those of the recipe.
+        changes: keys that are put on top of those of the recipe, table by table.
         also: filters that come last where the recipe does not name them.
         overrides: `a.b=c`, what a user typed after `--set`.
 
@@ -103,7 +103,7 @@ def plan_mixture(
             nothing to work on.
     """
     values, name, own = _values(wanted)
-    values = {**values, **changes}
+    values = merged(values, dict(changes))
     values["filters"] = [*values.get("filters", ()), *(f for f in also if f not in values.get("filters", ()))]
     recipe = resolve(MixtureRecipe, values, overrides, f"the mixture {name}")
     files = _given(given, recipe, own)
