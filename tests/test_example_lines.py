@@ -103,10 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _jsonl(
             root / f"{name}.jsonl", rows if name != "aime24" else [{"problem": "What is 1+1?", "answer": "2"}]
         )
-    _jsonl(
-        root / "conversations.jsonl",
-        [{"messages": messages} for messages in builtin.traces(0, 200, {})],
-    )
+    _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
     for name, source in (("rl", "problems"), ("rl2", "problems"), ("sft", "conversations")):
         words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
@@ -183,6 +180,8 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
         words.insert(1, "--dry-run")
     if words[:2] == ["data", "prepare"]:
         words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
+    if verb == "eval" and "runs/agree" in words:
+        words[words.index("runs/agree")] = tempfile.mkdtemp(dir=".")
     if "paper-sft" in words:
         # Its counts cannot be met by a row of each source.
         words.append("--dry-run")

@@ -24,7 +24,10 @@ app = typer.Typer(
     add_completion=False,
     epilog=examples(
         ("the known sources", "rstar2 data list"),
-        ("the RL problems of the paper", "rstar2 data prepare paper-rl --output data/rl"),
+        (
+            "the RL problems of the paper",
+            "rstar2 data prepare paper-rl --output data/rl --from project-euler=euler.jsonl",
+        ),
         ("the SFT mixture of the paper", "rstar2 data prepare paper-sft --output data/sft"),
         ("what is in it", "rstar2 data inspect data/sft"),
     ),
@@ -83,7 +86,10 @@ def list_sources(as_json: AsJson = False) -> None:
 
 @app.command(
     epilog=examples(
-        ("the 42K problems of the paper, from the hub", "rstar2 data prepare paper-rl --output data/rl"),
+        (
+            "the problems of the paper: two sources from the hub, one from a file",
+            "rstar2 data prepare paper-rl --output data/rl --from project-euler=euler.jsonl",
+        ),
         (
             "one source with its filters",
             "rstar2 data prepare dapo --output data/dapo",

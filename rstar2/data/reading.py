@@ -151,8 +151,6 @@ def _named(origin: Origin) -> str:
 
 def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
     name, source = origin.name, origin.source
-    if not origin.files and not source.hub:
-        raise UserError(f"{name}: {source.missing}", "The file is JSON lines or parquet.")
     before = 0
     for place in origin.files or source.hub:
         first = 1

@@ -163,7 +163,7 @@ def test_a_stop_after_any_step_continues_to_the_same_bytes(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> None:
-    rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(60_000)]
+    rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(20_000)]
     source = jsonl(tmp_path / "many.jsonl", rows)
     command = [sys.executable, "-m", "rstar2", "data", "prepare", str(source), "--output"]
     done = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, text=True, timeout=250)
@@ -270,6 +270,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("wanted", "changes", "said"),
     [
+        (["project-euler"], {}, "--from project-euler=FILE"),
         (["deepmath"], {}, "unknown source: deepmath"),
         (["toolac"], {}, "did you mean toolace?"),
         (["dapo", "toolace"], {}, "hold rows of two kinds, problems and conversations"),
@@ -300,12 +301,34 @@ def test_what_is_asked_is_checked_before_a_row_is_read(
 def test_the_shipped_mixtures_resolve(tmp_path: Path) -> None:
     measured = jsonl(tmp_path / "m.jsonl", [{"problem": BENCHMARK, "answer": "204"}])
     given = tuple(f"{name}={measured}" for name in ("math500", "aime24", "aime25", "hmmt25"))
-    found = {name: plan(name, given=given) for name in mixtures()}
+    euler = (f"project-euler={measured}",)
+    found = {name: plan(name, given=given + euler * (name == "paper-rl")) for name in mixtures()}
     assert set(found) == {"paper-rl", "paper-sft", "dapo"}
     counts = {name: each.count for name, each in found["paper-sft"].recipe.sources.items() if each.count}
     assert counts == {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
     assert list(found["paper-rl"].recipe.sources) == ["dapo", "openmathreasoning", "project-euler"]
     assert found["paper-rl"].recipe.agreement.least == 2 / 16
+
+
+def test_an_option_changes_a_part_of_a_table_of_the_recipe(tmp_path: Path) -> None:
+    jsonl(tmp_path / "it.jsonl", [{"problem": "?a", "answer": "1"}])
+    recipe = tmp_path / "r.toml"
+    recipe.write_text('filters = ["agreement"]\n[sources.it]\n[agreement]\nleast = 0.5\nsources = ["it"]\n')
+    todo = plan(recipe, given=(f"it={tmp_path / 'it.jsonl'}",), agreement={"by": "pass_rate"})
+    assert (todo.recipe.agreement.least, todo.recipe.agreement.sources) == (0.5, ("it",))
+
+
+def test_a_preparation_in_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
+    todo = plan(faulty(tmp_path / "it.jsonl"))
+    out = tmp_path / "out"
+
+    def other(title: str) -> None:
+        before = sorted((out / ".work").iterdir())
+        assert "is in use by another process" in refused(out, todo)
+        assert sorted((out / ".work").iterdir()) == before
+
+    prepare(todo, out, Silent(other))
+    assert (out / "card.json").exists()
 
 
 def test_two_sets_are_compared_by_their_ids(tmp_path: Path) -> None:

@@ -440,10 +440,3 @@ def test_what_is_no_parquet_and_what_is_neither_is_refused(tmp_path: Path) -> No
             read(sources()["dapo"], tmp_path / name)
     with pytest.raises(UserError, match=r"absent.jsonl: No such file"):
         read(sources()["dapo"], tmp_path / "absent.jsonl")
-    with pytest.raises(UserError, match="--from project-euler=FILE"):
-        read_source(
-            Origin("project-euler", sources()["project-euler"]),
-            tmp_path / "p",
-            io.StringIO(),
-            lambda rows: None,
-        )

@@ -83,12 +83,13 @@ def prepare(
     try:
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
-            card = _Preparation(plan, config, output, work, progress, count_tokens).run()
+            try:
+                card = _Preparation(plan, config, output, work, progress, count_tokens).run()
+            except UserError:
+                _remove_empty(output, work)
+                raise
         shutil.rmtree(work)
         return card
-    except UserError:
-        _remove_empty(output, work)
-        raise
     except OSError as error:
         raise Failure(
             f"cannot write to {output}: {os.strerror(error.errno) if error.errno else error}",

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rstar2.config import Strict, read_toml, recipes_folder, resolve
+from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.data.benchmarks import NAMES as BENCHMARKS
 from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
@@ -94,7 +94,7 @@ def plan_mixture(
     Args:
         wanted: one recipe, by name or .toml file; or sources, by name or as files of one's own.
         given: `NAME=FILE`: rows of a source or problems of a benchmark in place of the hub.
-        changes: top-level keys that replace those of the recipe.
+        changes: keys that are put on top of those of the recipe, table by table.
         also: filters that come last where the recipe does not name them.
         overrides: `a.b=c`, what a user typed after `--set`.
 
@@ -103,12 +103,12 @@ def plan_mixture(
             nothing to work on.
     """
     values, name, own = _values(wanted)
-    values = {**values, **changes}
+    values = merged(values, dict(changes))
     values["filters"] = [*values.get("filters", ()), *(f for f in also if f not in values.get("filters", ()))]
     recipe = resolve(MixtureRecipe, values, overrides, f"the mixture {name}")
     files = _given(given, recipe, own)
     origins = [_origin(each, files.get(each, ()), own) for each in recipe.sources]
-    kind = _kind(origins)
+    kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
     benchmarks = {
         each: load_benchmark(each, next(iter(files.get(each, ())), None)) for each in recipe.against
@@ -130,7 +130,8 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
     unknown = [each for each in names if each not in own and each not in sources()]
     if unknown:
         _refuse_unknown(unknown[0], shipped)
-    kind = _kind([_origin(each, (), own) for each in names])
+    kinds = {(own_source(own[each]) if each in own else sources()[each]).kind: each for each in names}
+    kind = _one_kind(kinds)
     return {"sources": {each: {} for each in names}, "filters": DEFAULT_FILTERS[kind]}, "+".join(names), own
 
 
@@ -163,7 +164,10 @@ def _origin(name: str, files: tuple[Path, ...], own: Mapping[str, Path]) -> Orig
     if name in own:
         return Origin(name, own_source(own[name]), (own[name],))
     if name in sources():
-        return Origin(name, sources()[name], files)
+        source = sources()[name]
+        if not files and not source.hub:
+            raise UserError(f"{name}: {source.missing}", "The file is JSON lines or parquet.")
+        return Origin(name, source, files)
     if len(files) == 1:
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
@@ -172,14 +176,14 @@ def _origin(name: str, files: tuple[Path, ...], own: Mapping[str, Path]) -> Orig
     )
 
 
-def _kind(origins: list[Origin]) -> Kind:
-    kinds = {origin.source.kind: origin.name for origin in origins}
-    if len(kinds) > 1:
-        one, other = kinds.values()
+def _one_kind(names: Mapping[Kind, str]) -> Kind:
+    """The kind of all sources, given a source of each kind; a UserError where there are two."""
+    if len(names) > 1:
+        one, other = names.values()
         raise UserError(
-            f"{one} and {other} hold rows of two kinds, {' and '.join(kinds)}", "Prepare each kind by itself."
+            f"{one} and {other} hold rows of two kinds, {' and '.join(names)}", "Prepare each kind by itself."
         )
-    return origins[0].source.kind
+    return next(iter(names))
 
 
 def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
