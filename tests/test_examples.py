@@ -6,14 +6,11 @@ import ast
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
-from support.optional import needs
 
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.processes import free_port, start_bound, stop_group
 from rstar2.trace import ToolCall, Trace, TraceWriter, Turn
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -122,26 +119,6 @@ def test_adding_a_benchmark(tmp_path: Path, judge: JudgeHandle) -> None:
 
 
 CLUSTER = EXAMPLES / "cluster"
-SRUN = """#!/bin/bash
-while [[ $1 == --* ]]; do shift; done
-exec "$@"
-"""
-"""Slurm's srun on a cluster of one machine: its options are left out."""
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a job of two nodes, both of them this machine."""
-    programs = {"srun": SRUN, "scontrol": "#!/bin/bash\nprintf 'first\\nsecond\\n'\n"}
-    programs["hostname"] = "#!/bin/bash\necho 127.0.0.1\n"
-    (tmp_path / "bin").mkdir()
-    for name, text in programs.items():
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    job = {"SLURM_JOB_NODELIST": "first,second", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_ON_NODE": "2"}
-    ports = {"RAY_PORT": str(free_port()), "JUDGE_PORT": str(free_port())}
-    return {**os.environ, **job, **ports, "PATH": path, "HOME": str(tmp_path)}
 
 
 def test_each_cluster_example_says_how_it_is_called() -> None:
@@ -159,34 +136,3 @@ def test_a_node_without_a_token_is_refused() -> None:
     )
     assert ran.returncode != 0
     assert "set it to the same long random text on every machine" in ran.stderr
-
-
-LOOK = """
-import os, sys, ray
-from rstar2.judge.client import SyncJudgeClient
-ray.init(log_to_driver=False)
-with SyncJudgeClient(os.environ["RSTAR2_JUDGE"], os.environ["RSTAR2_JUDGE_TOKEN"]) as judge:
-    print("nodes", sum(node["Alive"] for node in ray.nodes()), "judge workers", judge.health()["workers"])
-print(os.environ["NCCL_DEBUG"], os.environ["WANDB_MODE"])
-sys.exit(7)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@needs("ray")
-def test_a_slurm_job_runs_its_command_over_all_nodes_with_a_judge(
-    slurm: dict[str, str], tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    command = ["bash", str(CLUSTER / "slurm.sh"), sys.executable, "-c", LOOK]
-    # Ray's sockets need a short path.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        job = start_bound(command, log, env={**slurm, "RAY_TMPDIR": folder})
-        try:
-            job.wait(800)
-        finally:
-            stop_group(job, 30)
-    printed = log.read_text()
-    assert "nodes 2 judge workers 1\nWARN offline\n" in printed, printed[-3000:]
-    assert job.returncode == 7, "the command's own exit code"

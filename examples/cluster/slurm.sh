@@ -23,6 +23,9 @@ set -m # so that the command below can be interrupted
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 export WANDB_MODE=${WANDB_MODE:-offline}
 
+# Python starts slowly from a shared file system; Ray's own limit is 30 s.
+export RAY_raylet_start_wait_time_s=300
+
 port=${RAY_PORT:-6379}
 judge_port=${JUDGE_PORT:-8088}
 # Half of the first node's cores: Ray's own processes need the others. `rstar2 plan` says how many a step asks for.
@@ -48,14 +51,15 @@ finish() { # within half a minute
 }
 trap finish EXIT
 
-wait_for() { # what, command...: at most five minutes
+wait_for() { # what, command...: at most five minutes, and only while all that was started runs
     local what=$1
     shift
     for _ in $(seq 150); do
         if "$@" >/dev/null 2>&1; then return; fi
+        if ! kill -0 "${started[@]}" 2>/dev/null; then break; fi
         sleep 2
     done
-    echo "no $what after five minutes" >&2
+    echo "no $what; see above" >&2
     exit 1
 }
 
@@ -68,6 +72,12 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
         ray start --block --address="$address:$port" --disable-usage-stats &
     started+=($!)
 fi
+all_joined() {
+    local gpus
+    gpus=$(python -m rstar2.train.verl.cluster "$address:$port") # a list of each node's
+    [ "$(tr -cd , <<<"$gpus" | wc -c)" -eq $((SLURM_JOB_NUM_NODES - 1)) ]
+}
+wait_for "Ray on all $SLURM_JOB_NUM_NODES nodes" all_joined
 "${on_head[@]}" rstar2 judge up --host 0.0.0.0 --port "$judge_port" --workers "$judge_workers" &
 started+=($!)
 wait_for "judge on $head" rstar2 judge status --url "http://$address:$judge_port"
