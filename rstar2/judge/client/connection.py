@@ -22,7 +22,7 @@ from pydantic_core import to_json
 
 from rstar2.judge.backoff import Backoff
 from rstar2.judge.client import http
-from rstar2.judge.client.http import JudgeError
+from rstar2.judge.client.http import JudgeError, WrongToken
 from rstar2.judge.schema import (
     MAX_BATCH,
     MAX_MESSAGE_BYTES,
@@ -262,7 +262,7 @@ class Connection:
                 hint = (
                     "it is what `judge up` was given; one that was made is in judge.json, in its state folder"
                 )
-                raise JudgeError(f"the judge at {self.url} wants another token", hint) from error
+                raise WrongToken(f"the judge at {self.url} wants another token", hint) from error
             if error.status == 403:
                 hint = "start the judge with --allow-host and the name in this URL, or with a token"
                 raise JudgeError(f"the judge at {self.url} refused: HTTP 403", hint) from error

@@ -35,6 +35,12 @@ class JudgeError(Failure):
     """The judge cannot be used: wrong token, or nothing like a judge at the URL."""
 
 
+class WrongToken(JudgeError):
+    """The judge asks for another token, or for one."""
+
+    exit_code = 2
+
+
 def open_http(url: str, token: str | None) -> aiohttp.ClientSession:
     """The HTTP client for one event loop; JudgeError where the URL is none, or names a user beside a token."""
     try:

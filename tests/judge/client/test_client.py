@@ -17,8 +17,9 @@ import httpx
 import pytest
 from support.judge_faults import status_when, unfinished
 
+from rstar2.errors import UserError
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
-from rstar2.judge.client.http import JudgeError
+from rstar2.judge.client.http import JudgeError, WrongToken
 from rstar2.judge.schema import RunRequest
 from rstar2.judge.service.start import JudgeHandle
 
@@ -261,3 +262,11 @@ def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) ->
         [sys.executable, "-c", code, judge.url], capture_output=True, text=True, timeout=600
     )
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize("token", [None, "another"])
+async def test_a_wrong_token_is_the_users_mistake(limited_judge: JudgeHandle, token: str | None) -> None:
+    async with JudgeClient(limited_judge.url, token, wait_s=60) as client:
+        with pytest.raises(WrongToken, match="wants another token") as caught:
+            await client.run(RunRequest(code="1"))
+    assert caught.value.exit_code == UserError.exit_code
