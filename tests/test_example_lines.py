@@ -40,6 +40,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODELS = (
     "Qwen3-14B-Base",
+    "Qwen3-14B",
+    "Qwen3-8B",
+    "Qwen3-4B",
     "models/smollm2",
     "runs/demo/base",
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rstar2.cli.common import AsJson, Change, err, examples, out
+from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
 
 if TYPE_CHECKING:
     from rstar2.data.mixture.card import Card
@@ -264,7 +264,7 @@ def _print_card(card: Card, output: Path) -> None:
         ("a table, and three rows", "rstar2 data inspect data/rl"),
         (
             "rows as a model will see them, with token counts",
-            "rstar2 data inspect data/rl --tokenizer models/smollm2",
+            "rstar2 data inspect data/rl --tokenizer models/smollm2 --format listed-tools",
         ),
     )
 )
@@ -273,6 +273,8 @@ def inspect(
     rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to show, drawn at random.")] = 3,
     seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
     tokenizer: Tokenizer = None,
+    format: Format = None,
+    force_format: ForceFormat = False,
 ) -> None:
     """Show prepared data: rows by source, some of them as the model will see them, and their lengths in tokens."""
     from rich import box
@@ -287,7 +289,7 @@ def inspect(
         table.add_row(name, f"{count:,}")
     table.add_row("all", f"{prepared.rows:,}")
     out.print(table)
-    codec = _codec(tokenizer) if tokenizer else None
+    codec = _codec(tokenizer, format, force_format) if tokenizer else None
     tokens_of = _tokens_of(codec) if codec else None
     for row in prepared.sample(rows, seed):
         tokens = f", {tokens_of([row])[0]} tokens" if tokens_of else ""
@@ -326,11 +328,11 @@ def diff(
         raise typer.Exit(1)
 
 
-def _codec(tokenizer: str) -> ChatCodec:
+def _codec(tokenizer: str, format: str | None = None, force_format: bool = False) -> ChatCodec:
     from rstar2.engines.models import local_model
-    from rstar2.prompts import load_codec
+    from rstar2.prompts import FormatChoice, load_codec
 
-    return load_codec(local_model(tokenizer))
+    return load_codec(local_model(tokenizer), FormatChoice(format, force_format))
 
 
 def _counter(tokenizer: str | None) -> CountTokens | None:

@@ -23,7 +23,7 @@ VERBS: dict[str, dict[str, str]] = {
         "chat": "Chat with a model that solves problems with Python.",
     },
     "Train": {
-        "data": "List the known data sources, and prepare one for training.",
+        "data": "List the known data sources, and prepare them for training.",
         "plan": "Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
         "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",

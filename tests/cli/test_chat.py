@@ -6,6 +6,7 @@ import codecs
 import json
 import logging
 import os
+import platform
 import pty
 import re
 import select
@@ -207,6 +208,13 @@ class Terminal:
         self._at_the_prompt()
         os.write(self._terminal, words.encode())
         self.wait_for(words)
+        # A signal between the echo of a key and the wait for the next one is only noticed with that next one.
+        assert self._comes_to(self._waits_for_a_key, 60)
+
+    def _waits_for_a_key(self) -> bool:
+        """Whether the process is in a system call of select's or poll's family (numbers of x86-64 and of arm64)."""
+        number = Path(f"/proc/{self.process.pid}/syscall").read_text().split()[0]
+        return number in (("23", "270", "7", "271") if platform.machine() == "x86_64" else ("72", "73"))
 
     def _at_the_prompt(self) -> None:
         assert self._comes_to(lambda: not self._line_mode(), 60)

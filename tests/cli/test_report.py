@@ -96,7 +96,7 @@ def test_a_run_is_shown_with_its_numbers_and_its_settings_where_asked_for(tmp_pa
     accuracy = json.loads((run / "aime24" / "results.json").read_text())["summary"]["accuracy"]
     assert f"{100 * accuracy:.1f} %" in shown(run)
     assert "problems.aime24" not in shown(run)
-    assert f"1 settings: rstar2 runs show {run} --settings" in shown(run)
+    assert f"1 setting: rstar2 runs show {run} --settings" in shown(run)
     assert "problems.aime24 made" in shown(run, "--settings")
     assert "no run at" in rstar2("runs", "show", tmp_path / "none").stderr
 

@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.slow, needs("torch")]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from rstar2.data.builtin import PROMPT, held_out
+    from rstar2.data.builtin import FORMAT, held_out
     from rstar2.demo.tiny import TinyModel, make_tiny_model
 
     folder = tmp_path_factory.mktemp("model")
-    conversations = [PROMPT.messages(problem.problem) for problem in held_out(0, 50)]
-    make_tiny_model(folder, TinyModel(vocab=512, hidden=32, layers=1, heads=2), conversations, PROMPT, seed=1)
+    conversations = [FORMAT.messages(problem.problem) for problem in held_out(0, 50)]
+    make_tiny_model(folder, TinyModel(vocab=512, hidden=32, layers=1, heads=2), conversations, FORMAT, seed=1)
     return folder
 
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import Popen
+from tempfile import TemporaryDirectory
 
 from support.waiting import wait_until
 
@@ -29,8 +31,10 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with ExitStack() as stack:
+        # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
+        sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))
         for number, count in enumerate(gpus):
-            head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+            head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={sockets}"]
             words = [
                 *(head if number == 0 else [f"--address={address}"]),
                 f"--num-gpus={count}",
@@ -39,6 +43,11 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
             log = folder / f"node{number}.log"
             node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=token)
             stack.callback(stop_group, node, 20)
-            wait_until(lambda log=log: "Ray runtime started" in log.read_text(), timeout_s=240)  # type: ignore[misc]
+
+            def started(log: Path = log, node: Popen[bytes] = node) -> bool:
+                assert node.poll() is None, log.read_text()[-2000:]
+                return "Ray runtime started" in log.read_text()
+
+            wait_until(started, timeout_s=240)
             wait_until(lambda: _listens(port), timeout_s=240)
         yield {**token, "RAY_ADDRESS": address}
