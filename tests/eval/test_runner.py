@@ -235,7 +235,7 @@ async def test_a_slow_problem_holds_up_nobody_else(run: Run, engine: SeededEngin
     traces = tmp_path / "traces.jsonl"
     others = 2 * (len(PROBLEMS) - 1)
     engine.slow = PROBLEMS[0].problem
-    engine.others_written = lambda: traces.exists() and traces.read_bytes().count(b"\n") == others
+    engine.others_written = lambda: traces.exists() and traces.read_bytes().count(b"\n") >= others
     await run(tmp_path, settings=SETTINGS.model_copy(update={"samples": 2, "in_flight": 3}))
     assert [trace.problem_id for trace in read_traces(traces)][-2:] == ["p0", "p0"]
 
