@@ -6,13 +6,14 @@ variables (specification: https://modelcontextprotocol.io/specification, tools a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rstar2 import __version__
 from rstar2.errors import RStarError
@@ -22,6 +23,8 @@ from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, RunReque
 
 WAIT_S = 60.0
 """How long an assistant waits for a judge that does not answer, beyond a program's own limit."""
+CLOSE_S = 20.0
+"""How long the end waits for open sessions to be closed."""
 INSTRUCTIONS = (
     "Runs Python in isolation, without network or files of this machine; numpy, sympy, scipy and pandas can be "
     "imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to keep "
@@ -40,11 +43,14 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
     @asynccontextmanager
     async def lifespan(_: MCPServer[None]) -> AsyncIterator[None]:
         async with client:
-            yield
-            for session in sessions.values():
-                # Where the judge is away, the session ends by itself, once it has been idle for long.
-                with suppress(RStarError):
-                    await session.__aexit__()
+            try:
+                yield
+            finally:
+                # Where the judge is away, they end by themselves, once they have been idle for long.
+                with suppress(TimeoutError, RStarError):
+                    async with asyncio.timeout(CLOSE_S):
+                        for session in sessions.values():
+                            await session.__aexit__()
 
     server = MCPServer(
         "rstar2-judge", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING", lifespan=lifespan
@@ -82,7 +88,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
         with _told():
             result = await session.run(CellRequest(code=code, timeout_s=timeout_s))
         if not result.session_alive:
-            del sessions[session_id]
+            sessions.pop(session_id, None)
         return result
 
     @server.tool()
@@ -91,7 +97,7 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
         session = open_one(session_id)
         with _told():
             await session.__aexit__()
-        del sessions[session_id]
+        sessions.pop(session_id, None)
         return "closed"
 
     return server
@@ -99,8 +105,8 @@ def mcp_server(url: str, token: str | None) -> MCPServer[None]:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Errors that a person can act on reach the assistant as the tool's answer; pydantic's are told by the SDK."""
+    """What is wrong with the judge, or with the program's size, reaches the assistant as the tool's answer."""
     try:
         yield
-    except RStarError as error:
+    except (RStarError, ValidationError) as error:
         raise ToolError(str(error)) from error

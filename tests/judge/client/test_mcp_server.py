@@ -73,6 +73,13 @@ async def test_a_judge_that_refuses_is_told_in_the_tools_answer(judge: JudgeHand
             assert judge.url in done.content[0].text
 
 
+async def test_a_program_that_is_too_long_is_told_with_the_limit(judge: JudgeHandle) -> None:
+    async with assistant(judge) as client:
+        done = await client.call_tool("run_python", {"code": "#" * (2 << 20)})
+    assert done.is_error
+    assert "at most" in done.content[0].text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 async def test_the_command_speaks_the_protocol_on_its_streams(
