@@ -10,7 +10,7 @@ from collections import Counter
 
 import numpy as np
 
-from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down, select
+from rstar2.train.roc import RocSettings, Rollout, gives_gradient, penalty, sample_down
 
 CLEAN = Rollout(reward=1.0, calls=2, failed_calls=0, answer_blocks=1, turns=3)
 MESSY = Rollout(reward=1.0, calls=4, failed_calls=3, answer_blocks=1, turns=5)
@@ -36,7 +36,7 @@ def main() -> None:
 
     # A group with one reward teaches nothing; it is dropped.
     settings = RocSettings(down_sample_to_n=4)
-    print("all correct:", select([CLEAN] * 8, settings, np.random.default_rng(0)))
+    print("all correct, trained on:", gives_gradient([CLEAN] * 4, settings))
 
 
 if __name__ == "__main__":

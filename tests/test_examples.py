@@ -81,7 +81,7 @@ def test_roc() -> None:
     assert paper["wrong"] == "50%"
     assert int(paper["3 of 4 calls failed"][:-1]) < int(paper["no call"][:-1]) < 50
     assert all(40 < int(share[:-1]) < 60 for share in plain.values())
-    assert lines[5] == "all correct: []"
+    assert lines[5] == "all correct, trained on: False"
 
 
 def test_reading_traces(tmp_path: Path) -> None:

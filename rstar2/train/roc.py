@@ -124,12 +124,6 @@ def penalty(rollout: Rollout, settings: RocSettings) -> float:
     return p_err * settings.roc_error_ratio + p_format * settings.roc_answer_format
 
 
-def select(group: Sequence[Rollout], settings: RocSettings, rng: np.random.Generator) -> list[int]:
-    """The indices of the rollouts to keep, in order: `sample_down`'s, or none where those give no gradient."""
-    kept = sample_down(group, settings, rng)
-    return kept if gives_gradient([group[i] for i in kept], settings) else []
-
-
 def gives_gradient(kept: Sequence[Rollout], settings: RocSettings) -> bool:
     """Whether a group's kept rollouts are trained on: two at least, and of different rewards where that is asked.
 

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 from support.optional import needs
+from support.roc_selection import select
 from support.verl_config import accepted
 
 from rstar2.errors import UserError
@@ -15,7 +16,7 @@ from rstar2.trace import ToolCall, Trace, Turn
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmName, AlgorithmSettings, selection, verl_keys
 from rstar2.train.command import stage_command
 from rstar2.train.recipe import StageRecipe, stage_recipe
-from rstar2.train.roc import RocSettings, Rollout, select
+from rstar2.train.roc import RocSettings, Rollout
 
 NAMES = get_args(AlgorithmName)
 

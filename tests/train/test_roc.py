@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.roc_selection import select
 
 from rstar2.trace import ToolCall, Trace, Turn
-from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down, select
+from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down
 
 PAPER = RocSettings(down_sample_to_n=8)
 RELEASE = RocSettings(variant="release", down_sample_to_n=8)
