@@ -25,6 +25,15 @@ from rstar2.trace import CallStatus, Finish, ToolCall, Trace, Turn
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _CLOSED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TYPES: Mapping[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+"""JSON schema's types of a tool's arguments, as `json` reads them."""
 OnCall = Callable[[ToolCall], None]
 """Gets each tool call once it has ended, for a person who watches."""
 _SEED_STEP = 1_000_003
@@ -56,40 +65,49 @@ class Limits:
 def parse_calls(text: str, fmt: Format) -> list[ToolCall | tuple[str, dict[str, Any]]]:
     """The calls of a turn, in order: (name, arguments), or a failed `ToolCall` where one cannot be run."""
     calls = (_CLOSED_CALL if fmt.closed_calls_only else _CALL).findall(text)
-    return [_parse_call(body.strip(), fmt) for body in calls[: fmt.calls_per_turn]]
+    return [_parse_call(body, fmt) for body in calls[: fmt.calls_per_turn]]
 
 
 def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]:
-    def refused(status: CallStatus, reason: str, name: str = "") -> ToolCall:
-        output = refused_text(reason, fmt.layout, decoded=status != "parse_error")
+    def refused(status: CallStatus, reason: str, error: object, name: str = "") -> ToolCall:
+        output = refused_text(reason, str(error), fmt.layout, decoded=status != "parse_error")
         return ToolCall(name=name, status=status, output=output)
 
     try:
         call = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return refused("parse_error", f"The tool call is not valid JSON: {error}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return refused("parse_error", 'The tool call needs "name" and "arguments".')
-    name, arguments = call["name"], call.get("arguments")
+        return refused("parse_error", f"The tool call is not valid JSON: {error}", error)
+    try:
+        name, arguments = str(call["name"]), call["arguments"]
+    except (LookupError, TypeError) as error:
+        return refused("parse_error", 'The tool call needs "name" and "arguments".', error)
     tool = tool_name(name)
     if tool is None or tool not in fmt.called_tools:
         known = ", ".join(fmt.tool_names) or "none"
-        return refused("unknown_tool", f"Unknown tool {name}. Tools: {known}.", name)
+        return refused("unknown_tool", f"Unknown tool {name}. Tools: {known}.", KeyError(name), name)
     parameters = tool_modules()[tool].SCHEMA["function"]["parameters"]
-    if not isinstance(arguments, dict) or not _fit(
-        arguments, parameters["properties"], parameters["required"]
-    ):
-        needs = " and ".join(f'"{key}"' for key in parameters["required"])
-        return refused("invalid_arguments", f"{name} needs {needs}, each a string, in its arguments.", name)
+    properties, required = parameters["properties"], parameters["required"]
+    if fmt.missing_texts_are_empty and isinstance(arguments, dict):
+        arguments = {key: "" for key in required if properties[key]["type"] == "string"} | arguments
+    if not isinstance(arguments, dict) or not _fit(arguments, properties, required):
+        needs = " and ".join(f'"{key}" ({properties[key]["type"]})' for key in required)
+        error = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
+        return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", error, name)
     return name, arguments
 
 
 def _fit(arguments: dict[str, Any], properties: Mapping[str, Any], required: Sequence[str]) -> bool:
-    """Whether the arguments of a call are strings, with all that are required; others may be null or left out."""
-    return all(
-        isinstance(arguments.get(key), str) or (key not in required and arguments.get(key) is None)
-        for key in properties
-    )
+    """Whether a call's arguments have their types, with all that are required; others may be null or left out."""
+    for key, schema in properties.items():
+        value = arguments.get(key)
+        if value is None:
+            if key in required:
+                return False
+        elif not isinstance(value, _TYPES[schema["type"]]) or (
+            isinstance(value, bool) and schema["type"] != "boolean"
+        ):
+            return False
+    return True
 
 
 class RolloutError(EngineError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from rstar2.agent import Limits, RolloutError, parse_calls, rollout
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.formats.format import ours, read_format
 from rstar2.prompts import END_OF_TURN, ChatCodec
+from rstar2.tools import tool_modules
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall, Trace
 
@@ -143,7 +145,7 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(codec: ChatCo
         (
             f'{{"name": "{TOOL_NAME}", "arguments": {{"code": 1, "input": ""}}}}',
             "invalid_arguments",
-            "string",
+            "(string)",
         ),
     ],
 )
@@ -153,6 +155,56 @@ def test_a_call_that_cannot_be_run_is_told_why(body: str, status: str, told: str
     assert call.status == status
     assert told in call.output
     assert call.failed
+
+
+UNREAD, FAILED = "Failed to decode tool call", "Error when executing tool"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        # What the released code answers: its words, then the text of the Python error that it runs into.
+        (
+            "\n{oops}",
+            f"{UNREAD}: Expecting property name enclosed in double quotes: line 2 column 2 (char 2)",
+        ),
+        ("", f"{UNREAD}: Expecting value: line 1 column 1 (char 0)"),
+        ("[1, 2]", f"{UNREAD}: list indices must be integers or slices, not str"),
+        ('{"name": "nope"}', f"{UNREAD}: 'arguments'"),
+        ('{"arguments": {}}', f"{UNREAD}: 'name'"),
+        ('{"name": "nope", "arguments": {}}', f"{FAILED}: 'nope'"),
+        (f'{{"name": "{TOOL_NAME}", "arguments": "1"}}', f"{FAILED}: 'str' object has no attribute 'get'"),
+        (
+            f'{{"name": "{TOOL_NAME}", "arguments": null}}',
+            f"{FAILED}: 'NoneType' object has no attribute 'get'",
+        ),
+    ],
+)
+def test_a_refused_call_is_told_in_the_releases_words(body: str, told: str) -> None:
+    (call,) = parse_calls(f"so <tool_call>{body}</tool_call>", read_format("release"))
+    assert isinstance(call, ToolCall)
+    assert call.output == told
+    assert call.failed
+
+
+def test_in_the_release_a_program_that_is_left_out_is_empty() -> None:
+    call = f'<tool_call>{{"name": "{TOOL_NAME}", "arguments": {{"input": "1"}}}}</tool_call>'
+    assert parse_calls(call, read_format("release")) == [(TOOL_NAME, {"code": "", "input": "1"})]
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"), [(3, True), (None, True), (3.5, False), (True, False), ("3", False)]
+)
+def test_arguments_have_the_types_of_the_schema(
+    monkeypatch: pytest.MonkeyPatch, value: object, fits: bool
+) -> None:
+    module = tool_modules()[TOOL_NAME]
+    schema = copy.deepcopy(module.SCHEMA)
+    schema["function"]["parameters"]["properties"]["seconds"] = {"type": "integer"}
+    monkeypatch.setattr(module, "SCHEMA", schema)
+    body = json.dumps({"name": TOOL_NAME, "arguments": {"code": "1", "seconds": value}})
+    (call,) = parse_calls(f"<tool_call>{body}</tool_call>", ours())
+    assert isinstance(call, tuple) == fits
 
 
 async def test_a_call_that_does_not_parse_goes_back_to_the_model_and_nothing_runs(codec: ChatCodec) -> None:
@@ -178,7 +230,7 @@ def test_the_releases_rules_for_calls() -> None:
     assert parse_calls(call + call, ours()) == [run, run]
     (broken,) = parse_calls("<tool_call>{oops}</tool_call>", release)
     assert isinstance(broken, ToolCall)
-    assert broken.output.startswith("Failed to decode tool call: ")
+    assert broken.output.startswith(f"{UNREAD}: ")
 
 
 def test_a_tool_that_the_format_does_not_have_is_unknown() -> None:

@@ -36,7 +36,7 @@ def _group() -> None:
 def show(
     model: common.ModelArgument,
     problem: Annotated[str, typer.Option(help="The problem that is asked.")] = "What is 6 times 7?",
-    reply: Annotated[str, typer.Option(help="What the tool replies.")] = "42",
+    reply: Annotated[str, typer.Option(help="What the tool prints.")] = "42",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     as_json: common.AsJson = False,
@@ -45,15 +45,18 @@ def show(
     import json
 
     from rstar2.engines.models import find_model
+    from rstar2.formats.replies import result_text
+    from rstar2.judge.schema import RunResult
     from rstar2.prompts import FormatChoice, load_codec
 
     codec = load_codec(find_model(model) or model, FormatChoice(format, force_format))
     fmt = codec.format
-    prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([reply])
+    shown = result_text(RunResult(id="", outcome="ok", stdout=reply), fmt.layout, fmt.limits)
+    prompt, turn = codec.prompt(fmt.messages(problem)), codec.tool_turn([shown])
     texts = [codec.tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt, turn)]
     if as_json:
-        shown = {"prompt_ids": prompt, "reply_ids": turn, "prompt": texts[0], "reply": texts[1]}
-        typer.echo(json.dumps({"source": codec.source, "format": fmt.model_dump(), **shown}, indent=2))
+        seen = {"prompt_ids": prompt, "reply_ids": turn, "prompt": texts[0], "reply": texts[1]}
+        typer.echo(json.dumps({"source": codec.source, "format": fmt.model_dump(), **seen}, indent=2))
         return
     limits = fmt.limits
     out.print(f"format    {codec.source}", markup=False, soft_wrap=True)

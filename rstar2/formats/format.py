@@ -49,6 +49,9 @@ class Format(Strict):
     """Further calls of a turn are not run; None runs all, side by side."""
     closed_calls_only: bool = False
     """A call without `</tool_call>` is none. Otherwise the end of the turn closes it."""
+    missing_texts_are_empty: bool = False
+    """A text argument that a call leaves out is empty, as in the authors' released code. Otherwise a call without one
+    that its tool requires is refused."""
     newline_before_reply: bool = True
     """False leaves out the line break that the template writes between the end of the model's turn and a reply, as
     VERL's own agent loop does."""

@@ -21,11 +21,17 @@ def result_text(result: RunResult, layout: Layout, limits: ToolLimits) -> str:
     return _cut(text, limits.characters, f"\n... {left_out} characters left out ...\n")
 
 
-def refused_text(reason: str, layout: Layout, decoded: bool) -> str:
-    """What the model is told of a call that is not run; `decoded`: its JSON could be read."""
+def refused_text(reason: str, error: str, layout: Layout, *, decoded: bool = True) -> str:
+    """What the model is told of a call that is not run.
+
+    Args:
+        reason: in words.
+        error: the Python error that such a call is to the released code, whose layout shows that.
+        decoded: whether the call could be taken apart.
+    """
     if layout == "plain":
         return reason
-    return f"Tool call failure\nreason: {reason}" if decoded else f"Failed to decode tool call: {reason}"
+    return f"{'Error when executing tool' if decoded else 'Failed to decode tool call'}: {error}"
 
 
 def _plain(result: RunResult, limits: ToolLimits) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -59,10 +60,14 @@ class Rollout:
     failed_calls: int
     answer_blocks: int
     turns: int
+    replies: int = 0
+    """Tool outputs that the model was shown; this and the next three are asked by the variant `release` alone."""
     error_replies: int = 0
-    """Tool outputs with the word "error" in them; only the variant `release` asks."""
+    """Those with the word "error" in them."""
+    later_turns_ended: int = 0
+    """Turns after the first that the model ended itself, not the token budget."""
     closed_blocks: int = 1
-    """Closed `<answer>` blocks in all text, tool output included, 0 where a tag has no partner; likewise."""
+    """Closed `<answer>` blocks in all text, tool output included, 0 where a tag has no partner."""
     correct: bool = False
     """The grader's verdict; the reward differs from it under a constant reward."""
     problem_id: str = ""
@@ -81,9 +86,14 @@ class Rollout:
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
-        text = "".join(turn.text + "".join(call.output for call in turn.calls) for turn in trace.turns)
+        # Calls of the last turn are there only where their replies did not fit the token budget.
+        replies = [[call.output for call in turn.calls] for turn in trace.turns[:-1]]
+        text = "".join(
+            turn.text + "".join(shown) for turn, shown in zip_longest(trace.turns, replies, fillvalue=())
+        )
         closed = len(re.findall("<answer>.*?</answer>", text, re.DOTALL))
         balanced = text.count("<answer>") == text.count("</answer>") == closed
+        cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
         lost = [call.output for call in trace.calls if call.status == "lost"]
         return cls(
             reward=trace.reward,
@@ -91,7 +101,9 @@ class Rollout:
             failed_calls=trace.failed_calls,
             answer_blocks=trace.answer_blocks,
             turns=len(trace.turns),
-            error_replies=sum("error" in call.output.lower() for call in trace.calls),
+            replies=sum(map(len, replies)),
+            error_replies=sum("error" in output.lower() for shown in replies for output in shown),
+            later_turns_ended=max(len(trace.turns) - 1 - cut_off, 0),
             closed_blocks=closed if balanced else 0,
             correct=trace.correct,
             problem_id=trace.problem_id,
@@ -113,14 +125,18 @@ def _is_void(turn: Turn) -> bool:
 def penalty(rollout: Rollout, settings: RocSettings) -> float:
     """p_total = p_err + p_format, in [0, 2], before the floor.
 
-    In the release the first turn does not count among the turns, since its header stands in the prompt.
+    The release reads a rollout's text: it sees the replies that are in it instead of the calls, and of the turns those
+    from `<|im_start|>assistant` to `<|im_end|>`, which leaves out the first, whose header stands in the prompt, and one
+    that the token budget cut off.
     """
-    release = settings.variant == "release"
-    failed = rollout.error_replies if release else rollout.failed_calls
-    blocks = rollout.closed_blocks if release else rollout.answer_blocks
-    turns = rollout.turns - 1 if release else max(rollout.turns, 1)
-    p_err = failed / rollout.calls if rollout.calls else NO_CALL_PENALTY
-    p_format = min(1.0, (blocks - 1) / turns) if blocks and turns > 0 else 1.0
+    if settings.variant == "release":
+        calls, failed = rollout.replies, rollout.error_replies
+        blocks, turns = rollout.closed_blocks, rollout.later_turns_ended
+    else:
+        calls, failed = rollout.calls, rollout.failed_calls
+        blocks, turns = rollout.answer_blocks, max(rollout.turns, 1)
+    p_err = failed / calls if calls else NO_CALL_PENALTY
+    p_format = min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0
     return p_err * settings.roc_error_ratio + p_format * settings.roc_answer_format
 
 

@@ -54,6 +54,13 @@ def test_as_json_it_has_the_token_ids_and_the_whole_format(model: Path, codec: C
     assert found["source"] == "rstar2_format.json"
 
 
+def test_a_reply_is_shown_in_the_layout_and_within_the_limits_of_the_format(model: Path) -> None:
+    text = shown(str(model), "--format", "release", "--force-format", "--reply", "7" * 1000)
+    assert "Tool call success\nstdout: 777" in text
+    assert "7...(truncated)...7" in text
+    assert "7" * 257 not in text
+
+
 @pytest.mark.parametrize(
     "words",
     [

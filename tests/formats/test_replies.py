@@ -76,6 +76,7 @@ def test_the_middle_of_a_long_reply_is_left_out(layout: Layout, mark: str) -> No
 
 
 def test_a_call_that_is_not_run_is_told_in_its_layout() -> None:
-    assert refused_text("no JSON", "plain", decoded=False) == "no JSON"
-    assert refused_text("no JSON", "labelled", decoded=False) == "Failed to decode tool call: no JSON"
-    assert refused_text("no tool", "labelled", decoded=True) == "Tool call failure\nreason: no tool"
+    assert refused_text("no JSON", "Expecting value", "plain", decoded=False) == "no JSON"
+    shown = refused_text("no JSON", "Expecting value", "labelled", decoded=False)
+    assert shown == "Failed to decode tool call: Expecting value"
+    assert refused_text("no tool", "'x'", "labelled") == "Error when executing tool: 'x'"

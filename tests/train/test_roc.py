@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.roc_selection import select
 
-from rstar2.trace import ToolCall, Trace, Turn
+from rstar2.trace import Finish, ToolCall, Trace, Turn
 from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down
 
 PAPER = RocSettings(down_sample_to_n=8)
+ANSWER = "<answer>1</answer>"
 RELEASE = RocSettings(variant="release", down_sample_to_n=8)
 
 
 def rollout(reward: float, calls: int = 1, failed: int = 0, blocks: int = 1, turns: int = 2) -> Rollout:
-    return Rollout(reward, calls, failed, blocks, turns)
+    return Rollout(reward, calls, failed, blocks, turns, replies=calls, later_turns_ended=turns - 1)
 
 
 rollouts = st.builds(
     lambda reward, calls, failed, blocks, turns, closed: Rollout(
-        reward, calls, min(failed, calls), blocks, turns, min(failed, calls), blocks * closed
+        reward,
+        calls,
+        min(failed, calls),
+        blocks,
+        turns,
+        replies=calls,
+        error_replies=min(failed, calls),
+        later_turns_ended=turns - 1,
+        closed_blocks=blocks * closed,
     ),
     st.sampled_from([0.0, 1.0]),
     st.integers(0, 5),
@@ -63,7 +74,8 @@ def test_penalty_is_the_papers(trace: Rollout, expected: float) -> None:
 def test_the_releases_penalty_by_hand(
     calls: int, error_replies: int, closed_blocks: int, turns: int, expected: float
 ) -> None:
-    trace = Rollout(1.0, calls, calls, 1, turns, error_replies=error_replies, closed_blocks=closed_blocks)
+    made = rollout(1, calls, turns=turns)
+    trace = replace(made, failed_calls=calls, error_replies=error_replies, closed_blocks=closed_blocks)
     assert penalty(trace, RELEASE) == expected
 
 
@@ -82,6 +94,42 @@ def test_the_release_finds_errors_by_the_word_and_counts_tags_in_tool_output() -
     assert (made.error_replies, made.closed_blocks, made.answer_blocks) == (1, 2, 1)
     turns[1].text = "<answer>9"
     assert Rollout.from_trace(trace).closed_blocks == 0
+
+
+@pytest.mark.parametrize(
+    ("turns", "finish", "release", "paper"),
+    [
+        # What the released functions say of the same texts.
+        ([("a", ["ok"]), (ANSWER, [])], "answer", 0.0, 0.0),
+        ([("a", ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 0.0),  # no later turn was ended
+        ([("a", ["ok"]), (ANSWER, ["ok"]), (ANSWER + " and", [])], "max_tokens", 1.0, 1 / 3),
+        ([("a", ["ok"]), (ANSWER, ["Error"]), (ANSWER, [])], "answer", 1.0, 1 / 3),
+        (
+            [("a", ["ok"]), (ANSWER, ["Error"])],
+            "max_tokens",
+            0.0,
+            0.0,
+        ),  # the reply did not fit: nobody saw it
+        ([(ANSWER, ["Error"])], "max_tokens", 1.5, 0.0),  # no reply at all, and only the first turn
+    ],
+)
+def test_the_release_judges_a_rollout_by_its_text(
+    turns: list[tuple[str, list[str]]], finish: Finish, release: float, paper: float
+) -> None:
+    trace = Trace(
+        problem_id="p",
+        prompt_ids=[1],
+        response_ids=[1],
+        response_mask=[1],
+        turns=[
+            Turn(text=text, start=0, end=1, calls=[ToolCall(status="ok", output=each) for each in outputs])
+            for text, outputs in turns
+        ],
+        finish=finish,
+        reward=1.0,
+    )
+    made = Rollout.from_trace(trace)
+    assert (penalty(made, RELEASE), penalty(made, PAPER)) == pytest.approx((release, paper))
 
 
 def test_each_penalty_can_be_switched_off() -> None:
@@ -154,7 +202,7 @@ def test_plain_grpo_ignores_penalties() -> None:
 
 
 def test_release_takes_the_least_penalised_correct_and_the_first_wrong() -> None:
-    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    noisy = replace(rollout(1), error_replies=1)
     group = [rollout(0)] * 4 + [noisy] * 6 + [rollout(1)] * 6
     assert select(group, RELEASE, np.random.default_rng(0)) == [0, 1, *range(10, 16)]
 
@@ -230,7 +278,7 @@ def test_release_keeps_what_its_rules_give_by_hand(
 
 
 def test_where_the_releases_shares_do_not_come_to_g_the_least_penalised_are_kept() -> None:
-    noisy = Rollout(1.0, 1, 0, 1, 2, error_replies=1)
+    noisy = replace(rollout(1), error_replies=1)
     group = [noisy] * 4 + [rollout(1)] + [rollout(0)] * 5  # round(2.5) = 2 of each, and G is 5
     settings = RocSettings(variant="release", down_sample_to_n=5)
     assert sample_down(group, settings, np.random.default_rng(0)) == [4, 5, 6, 7, 8]

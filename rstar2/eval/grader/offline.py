@@ -67,7 +67,7 @@ def read_rows(path: Path, gold_key: str, pred_key: str, strict: bool) -> list[Of
             gold, pred = (row[name] for name in names)
             if strict and not (as_text(gold) or "").strip():
                 refused(number, "no gold answer")
-            rows.append(OfflineRow(number, own_id, gold, pred, row.get("finish", "answer")))
+            rows.append(OfflineRow(number, own_id, gold, pred, row.get("finish") or "answer"))
     return rows
 
 
@@ -91,7 +91,7 @@ def _fault(row: dict[str, Any], names: tuple[str, str]) -> str:
             return f"`{name}` is missing"
         if isinstance(row[name], bool) or not isinstance(row[name], Given):
             return f"`{name}` is {type(row[name]).__name__}, not text, a number or null"
-    if row.get("finish", "answer") not in get_args(Finish):
+    if (row.get("finish") or "answer") not in get_args(Finish):
         return f"`finish` is {row['finish']!r}, not one of {', '.join(get_args(Finish))}"
     return ""
 

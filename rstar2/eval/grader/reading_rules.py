@@ -5,6 +5,7 @@ A rule only picks the part that the grader is shown; the comparison with the gol
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from rstar2.trace import Finish
@@ -14,7 +15,8 @@ ReadingRule = Literal["paper", "boxed", "release", "lenient"]
 boxed: the last box anywhere in a finished turn. release: the last box of the text however it ended, else wherever
 there is an answer, as microsoft/rStar does. lenient: wherever there is one, see `extract`."""
 
-_BOXES = ("\\boxed{", "\\fbox{")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*{")
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def finished(turn: str, finish: Finish = "answer") -> bool:
@@ -39,13 +41,13 @@ def benchmark_part(turn: str, finish: Finish) -> tuple[str, ReadingRule]:
     """What an evaluation grades, and the strictest rule that finds an answer there.
 
     Wherever there is an answer, but in a turn that a budget cut off only a box: a number that happens to stand last
-    in an unfinished thought is no answer.
+    in an unfinished thought is no answer, and neither is a box in the code of a call.
     """
     strict: tuple[ReadingRule, ...] = ("paper", "boxed")
     found = next((rule for rule in strict if part_to_grade(turn, rule, finish)), None)
     if finished(turn, finish):
         return turn, found or "lenient"
-    return _last_box(turn), "boxed"
+    return _last_box(_CALL.sub("", turn)), "boxed"
 
 
 def _answer_block(turn: str) -> str:
@@ -59,8 +61,9 @@ def _answer_block(turn: str) -> str:
 
 def _last_box(text: str) -> str:
     """The last `\\boxed{…}` with its braces; empty where there is none or it is not closed."""
-    start = max(text.rfind(opening) for opening in _BOXES)
-    depth, position = 0, text.find("{", start) if start >= 0 else len(text)
+    boxes = list(_BOX.finditer(text))
+    start, position = (boxes[-1].start(), boxes[-1].end() - 1) if boxes else (0, len(text))
+    depth = 0
     while position < len(text):
         match text[position]:
             case "\\":

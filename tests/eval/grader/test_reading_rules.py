@@ -24,6 +24,8 @@ TURNS = [
     (r"</reason><answer>\boxed{\frac{84}{2}}</answer>", "pbrle", "rle"),
     (r"</reason><answer>\boxed{42\}}</answer>", "", ""),
     (f"</think><answer>{BOX}</answer>", "pbrle", "rle"),
+    (r"</reason><answer>\boxed {42}</answer>", "pbrle", "rle"),
+    ("</reason><answer>\\boxed\n{42}</answer>", "pbrle", "rle"),
     # A box, but not in a closed <answer> behind the reasoning.
     (f"so it is {BOX}", "brle", "rle"),
     (f"</reason>so it is {BOX}", "brle", "rle"),
@@ -44,6 +46,8 @@ TURNS = [
     ('total so far is 42\n<tool_call>{"name": "python"}</tool_call>', "rl", "rl"),
     (f'{BOX}\n<tool_call>{{"name": "python"}}', "rle", "rle"),
     (f'</reason><answer>{BOX}</answer><tool_call>{{"name"', "rle", "rle"),
+    (f'<tool_call>{{"code": "print(r\'{BOX}\')"}}</tool_call>', "r", "r"),
+    (f'<tool_call>{{"code": "print(r\'{BOX}\')', "r", "r"),
     # Wrong, or nothing at all.
     (r"</reason><answer>\boxed{41}</answer>", "", ""),
     (f"{BOX}</reason><answer>\\boxed{{41}}</answer>", "", ""),
