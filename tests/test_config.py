@@ -134,6 +134,10 @@ def test_a_missing_file_and_a_file_that_is_not_toml_are_each_one_message(tmp_pat
         read_toml(broken)
 
 
+def test_the_papers_recipe_is_the_default_by_name() -> None:
+    assert stage_recipes([1, 2, 3], None, [], "paper") == stage_recipes([1, 2, 3], None, [])
+
+
 def test_an_unknown_recipe_is_met_with_those_there_are() -> None:
     with pytest.raises(UserError, match="no recipe stage9") as caught:
         find("stage9")

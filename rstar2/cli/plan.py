@@ -45,8 +45,11 @@ def command(
     stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
     profile: Profile = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe file for every stage. [default: stage1, stage2, stage3]")
-    ] = None,
+        str,
+        typer.Option(
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file for every stage."
+        ),
+    ] = "paper",
     change: Change = None,
     judge_workers: Annotated[
         int | None, typer.Option(min=1, help="Workers of the judge that will be used.")

@@ -60,8 +60,11 @@ def command(
     ],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe file for every stage. [default: stage1, stage2, stage3]")
-    ] = None,
+        str,
+        typer.Option(
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file for every stage."
+        ),
+    ] = "paper",
     profile: Profile = None,
     judge: Annotated[
         str | None,

@@ -16,6 +16,8 @@ from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
+PAPER = "paper"
+"""The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
 RewardRule = ReadingRule | Literal["constant"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
@@ -239,7 +241,7 @@ def find(name: str) -> Path:
         return path
     if shipped.is_file():
         return shipped
-    known = ", ".join(sorted(file.stem for file in recipes_folder().glob("*.toml")))
+    known = ", ".join([PAPER, *sorted(file.stem for file in recipes_folder().glob("*.toml"))])
     raise UserError(f"no recipe {name}", f"Give a .toml file or one of: {known}.")
 
 
@@ -256,23 +258,23 @@ def stage_recipe(
     stage: int,
     profile: str | None,
     overrides: list[str],
-    recipe: str | None = None,
+    recipe: str = PAPER,
     over: dict[str, Any] | None = None,
     where: str | None = None,
     within: tuple[str, ...] = (),
 ) -> StageRecipe:
-    """The recipe of an RL stage: the stage's file, on top the profile's `[stage]`, `over` and `--set`.
+    """The recipe of an RL stage: its file, which for `paper` is one for each stage, on top the profile's `[stage]`, `over` and `--set`.
 
     A wrong file, key or value is a UserError, which names `where`, by default the stage's file, or the override. For
     `within` see `rstar2.config.resolve`.
     """
-    path = find(recipe or f"stage{stage}")
+    path = find(f"stage{stage}" if recipe == PAPER else recipe)
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
     return resolve(StageRecipe, values, overrides, where or str(path), within)
 
 
 def stage_recipes(
-    stages: list[int], profile: str | None, overrides: list[str], recipe: str | None = None
+    stages: list[int], profile: str | None, overrides: list[str], recipe: str = PAPER
 ) -> dict[int, StageRecipe]:
     """The recipes of several stages, as `stage_recipe` makes them; `stage2.a.b=c` changes stage 2 alone.
 
