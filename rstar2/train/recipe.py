@@ -263,10 +263,10 @@ def stage_recipe(
     where: str | None = None,
     within: tuple[str, ...] = (),
 ) -> StageRecipe:
-    """The recipe of an RL stage: its file, which for `paper` is one for each stage, on top the profile's `[stage]`, `over` and `--set`.
+    """The recipe of an RL stage: its file, on top the profile's `[stage]`, `over` and `--set`.
 
-    A wrong file, key or value is a UserError, which names `where`, by default the stage's file, or the override. For
-    `within` see `rstar2.config.resolve`.
+    The recipe `paper` has a file for each stage, every other one for all. A wrong file, key or value is a UserError,
+    which names `where`, by default the file, or the override. For `within` see `rstar2.config.resolve`.
     """
     path = find(f"stage{stage}" if recipe == PAPER else recipe)
     values = merged(merged(read_toml(path), _profile(profile, "stage")), over or {})
