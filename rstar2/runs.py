@@ -95,11 +95,14 @@ def load_status(path: Path) -> dict[str, Any]:
 
 
 def _in_use(path: Path) -> bool:
+    """Whether a process holds a run's lock; where locks do not work, nobody can hold one."""
     try:
-        with contextlib.suppress(FileNotFoundError), (path / ".lock").open() as lock:
+        with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False
     return False
 
 
@@ -162,13 +165,25 @@ def _refuse_other(record: Path, kind: str, config: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder's lock; a UserError where another process holds it."""
-    with (path / ".lock").open("w") as lock:
+    """Hold a folder's lock; a UserError where another process holds it, or the file system has no locks."""
+    try:
+        lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path / '.lock'}: {error.strerror}", "Use a folder of yours."
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             hint = "Wait for it, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
+        except OSError as error:
+            raise UserError(
+                f"the file system of {path} does not lock files (flock: {error.strerror}), so two runs could mix in it",
+                "Use a folder on another one, or have it mounted with locks: Lustre with -o flock, NFS without nolock "
+                "and with its lock service running.",
+            ) from error
         yield
 
 

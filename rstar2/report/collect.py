@@ -93,7 +93,7 @@ def _training_charts(run: Path) -> list[Chart]:
     """
     from rstar2.train.curves import curve
     from rstar2.train.recipe import STAGES
-    from rstar2.train.stages import step_metrics
+    from rstar2.train.records.steps import step_metrics
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}
