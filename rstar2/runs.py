@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any, Literal
 from rstar2.errors import UserError
 from rstar2.files import write_json
 
+QUIET_S = 900.0
+"""Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
 State = Literal["running", "finished", "failed", "stopped"]
 
 
@@ -35,7 +38,8 @@ class Run:
 
     def status(self, state: State, **more: Any) -> None:
         """Replace status.json."""
-        status = {"state": state, "at": time.time(), "attempt": self.attempt, **more}
+        host = socket.gethostname()
+        status = {"state": state, "at": time.time(), "attempt": self.attempt, "host": host, **more}
         write_json(self.path / "status.json", status)
 
 
@@ -68,7 +72,10 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             # A full disk must not hide what went wrong.
             with contextlib.suppress(OSError):
-                run.status("stopped" if stopped else "failed", kind=kind)
+                if stopped:
+                    run.status("stopped", kind=kind)
+                else:
+                    run.status("failed", kind=kind, cause=str(error)[:1000])
             raise
         run.status("finished", kind=kind)
 
@@ -84,14 +91,25 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock."""
+    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock.
+
+    Some file systems keep locks to one machine: a run of another one counts as running while its logs grow.
+    """
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
-    if status.get("state") == "running" and not _in_use(path):
+    if status.get("state") == "running" and not _in_use(path) and not _grows_elsewhere(path, status):
         status["state"] = "killed"
     return status
+
+
+def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
+    """Whether a run was started on another machine, and a log or a step of it is young."""
+    if status.get("host", socket.gethostname()) == socket.gethostname():
+        return False
+    written = (*path.glob("attempts/latest/*.log"), *path.glob("**/metrics-*.jsonl"))
+    return time.time() - max((file.stat().st_mtime for file in written), default=0.0) < QUIET_S
 
 
 def _in_use(path: Path) -> bool:

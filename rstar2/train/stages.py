@@ -38,7 +38,7 @@ from rstar2.train.command import SFT_KEEP, Command, agent_loop_yaml, secrets_fil
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, SftRecipe, StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE
-from rstar2.train.records.steps import MAIN_METRIC
+from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.trainer.checkpoints import (
@@ -54,7 +54,7 @@ OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
 
 DONE_BEFORE = "done before"
-_STEP_METRICS = {MAIN_METRIC, "train/loss"}
+_STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """Each step's line has one of them; a line of validation alone has none."""
 
 

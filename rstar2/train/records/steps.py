@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rstar2.train.records.raw_metrics import DROPPED, FAILURES
 
 STEPS_FILE = "steps.csv"
 MAIN_METRIC = "rstar2/pass_rate"
+SFT_METRIC = "train/loss"
 _STAGES = (1, 2, 3)
 
 Metrics = dict[str, Any]
@@ -148,14 +149,25 @@ class Step:
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
     """A stage's metrics by step, as VERL wrote them; where a step was run twice, the later run counts."""
-    steps: dict[int, Metrics] = {}
+    rows = (row for row in _rows(folder) if MAIN_METRIC in row["data"])  # not a line of validation alone
+    return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of all starts of a trainer, in order."""
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
-                row = json.loads(line)
-                if MAIN_METRIC in row["data"]:  # not a line of validation alone
-                    steps[int(row["step"])] = row["data"]
-    return dict(sorted(steps.items()))
+                yield json.loads(line)
+
+
+def sft_losses(folder: Path) -> list[float]:
+    """The loss of each step of SFT, as `step_metrics`."""
+    losses: dict[int, float] = {}
+    for row in _rows(folder):
+        if SFT_METRIC in row["data"]:
+            losses[int(row["step"])] = float(row["data"][SFT_METRIC])
+    return [loss for _, loss in sorted(losses.items())]
 
 
 def run_steps(root: Path) -> list[Step]:
