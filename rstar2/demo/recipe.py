@@ -111,8 +111,8 @@ def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
     """Raise a UserError where a batch is larger than the data, or a tracker cannot be used."""
-    for recipe in (sft, *stages.values()):
-        check_trackers(recipe.trackers)
+    for trackers in (sft.trackers, *(stage.trackers for stage in stages.values())):
+        check_trackers(trackers)
     if demo.traces.count < sft.batch:
         raise UserError(
             f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}", "Make more traces."

@@ -105,5 +105,6 @@ def _now(panel: Panel, step: Step) -> str:
     for place, (column, label) in enumerate(panel.lines):
         value = step.values[column]
         if value is not None and (value or place == 0):
-            found.append(f"{label} {_SHOWN[panel.unit](value)}")
+            name = f"{label} " if len(panel.lines) > 1 else ""
+            found.append(name + _SHOWN[panel.unit](value))
     return ", ".join(found)
