@@ -206,6 +206,12 @@ class StageRecipe(Strict):
         return self.rollout.prompt_tokens + self.rollout.tokens
 
     @property
+    def models_on_the_way(self) -> int:
+        """How many models are made of checkpoints before the stage's end."""
+        every = self.checkpoint.export_every
+        return self.steps // every if every else 0
+
+    @property
     def update_tokens(self) -> int:
         """Tokens per GPU in a micro-batch of the update."""
         return self.hardware.update_tokens or -(-self.longest // self.hardware.sequence_parallel)

@@ -56,6 +56,7 @@ OnStep = Callable[[int, dict[str, float]], None]
 DONE_BEFORE = "done before"
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """Each step's line has one of them; a line of validation alone has none."""
+_FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
 class PhaseProgress(Protocol):
@@ -225,8 +226,9 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
-    command = Command([sys.executable, *words], start.command.env)
-    run_export(command, start.log, start.hardware.export_timeout_s)
+    # What workers on other nodes read from files is gone by now, and is of no use here.
+    env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
+    run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
     fmt = load_codec(start.base).format
     save_format(fmt, part)
     (part / "chat_template.jinja").write_text(fmt.template, encoding="utf-8")
