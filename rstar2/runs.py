@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import Any, Literal
 from rstar2.errors import UserError
 from rstar2.files import write_json
 
+QUIET_S = 900.0
+"""Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
 State = Literal["running", "finished", "failed", "stopped"]
 
 
@@ -35,7 +38,8 @@ class Run:
 
     def status(self, state: State, **more: Any) -> None:
         """Replace status.json."""
-        status = {"state": state, "at": time.time(), "attempt": self.attempt, **more}
+        host = socket.gethostname()
+        status = {"state": state, "at": time.time(), "attempt": self.attempt, "host": host, **more}
         write_json(self.path / "status.json", status)
 
 
@@ -68,7 +72,10 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
             stopped = isinstance(error, KeyboardInterrupt | SystemExit)
             # A full disk must not hide what went wrong.
             with contextlib.suppress(OSError):
-                run.status("stopped" if stopped else "failed", kind=kind)
+                if stopped:
+                    run.status("stopped", kind=kind)
+                else:
+                    run.status("failed", kind=kind, cause=str(error)[:1000])
             raise
         run.status("finished", kind=kind)
 
@@ -84,22 +91,36 @@ def load_config(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def load_status(path: Path) -> dict[str, Any]:
-    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock."""
+    """A run's status.json; empty where there is none. `running` is `killed` where no process holds the run's lock.
+
+    Some file systems keep locks to one machine: a run of another one counts as running while its logs grow.
+    """
     try:
         status = dict(json.loads((path / "status.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return {}
-    if status.get("state") == "running" and not _in_use(path):
+    if status.get("state") == "running" and not _in_use(path) and not _grows_elsewhere(path, status):
         status["state"] = "killed"
     return status
 
 
+def _grows_elsewhere(path: Path, status: dict[str, Any]) -> bool:
+    """Whether a run was started on another machine, and a log or a step of it is young."""
+    if status.get("host", socket.gethostname()) == socket.gethostname():
+        return False
+    written = (*path.glob("attempts/latest/*.log"), *path.glob("**/metrics-*.jsonl"))
+    return time.time() - max((file.stat().st_mtime for file in written), default=0.0) < QUIET_S
+
+
 def _in_use(path: Path) -> bool:
+    """Whether a process holds a run's lock; where locks do not work, nobody can hold one."""
     try:
-        with contextlib.suppress(FileNotFoundError), (path / ".lock").open() as lock:
+        with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False
     return False
 
 
@@ -162,13 +183,25 @@ def _refuse_other(record: Path, kind: str, config: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder's lock; a UserError where another process holds it."""
-    with (path / ".lock").open("w") as lock:
+    """Hold a folder's lock; a UserError where another process holds it, or the file system has no locks."""
+    try:
+        lock = (path / ".lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path / '.lock'}: {error.strerror}", "Use a folder of yours."
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             hint = "Wait for it, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
+        except OSError as error:
+            raise UserError(
+                f"the file system of {path} does not lock files (flock: {error.strerror}), so two runs could mix in it",
+                "Use a folder on another one, or have it mounted with locks: Lustre with -o flock, NFS without nolock "
+                "and with its lock service running.",
+            ) from error
         yield
 
 

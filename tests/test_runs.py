@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -127,3 +129,20 @@ def test_runs_are_listed_oldest_first_down_to_the_second_level(tmp_path: Path) -
 def test_changed_keys_are_dotted_and_only_the_changed() -> None:
     assert changed_keys({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": 4}) == ["a.c", "d"]
     assert changed_keys(CONFIG, CONFIG) == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_told_as_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def flock(*about: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(UserError, match="does not lock files") as caught,
+        open_run(tmp_path / "run", "demo", {}),
+    ):
+        pass
+    assert "Lustre" in caught.value.hint
+    assert "in use" not in caught.value.message

@@ -77,6 +77,11 @@ class ProgressRows:
         self._progress.stop_task(task.id)
         self._print(task, text)
 
+    def warn(self, text: str) -> None:
+        from rich.markup import escape
+
+        out.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
     def _print(self, task: Task, text: str) -> None:
         if not out.is_terminal:
             self._printed_at = time.monotonic()

@@ -27,6 +27,7 @@ VERBS: dict[str, dict[str, str]] = {
         "plan": "Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
         "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
+        "watch": "Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.",
     },
     "Measure": {
         "eval": "Measure a model on benchmarks.",

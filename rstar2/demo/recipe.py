@@ -15,6 +15,7 @@ from rstar2.eval.settings import EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, sft_recipe, stage_recipe
+from rstar2.train.trainer.tracking import check_trackers
 
 StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
 
@@ -109,7 +110,9 @@ def commands(plan: DemoPlan, run: Path) -> list[tuple[str, Command]]:
 
 
 def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> None:
-    """Raise a UserError where a batch is larger than the data."""
+    """Raise a UserError where a batch is larger than the data, or a tracker cannot be used."""
+    for trackers in (sft.trackers, *(stage.trackers for stage in stages.values())):
+        check_trackers(trackers)
     if demo.traces.count < sft.batch:
         raise UserError(
             f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}", "Make more traces."

@@ -45,6 +45,8 @@ class RunPage:
     summary: dict[str, Any] | None
     """summary.json, which a run of several stages has: `phases` with the numbers of each."""
     charts: list[Chart]
+    training: dict[str, Any] | None
+    """The steps of training: `charts`, `alarms` (texts), and `columns` and `rows` of all measurements."""
     analysis: dict[str, Any] | None
     """What `rstar2 analyze` wrote: `tables` and `charts`."""
 
@@ -70,6 +72,7 @@ def collect(run: Path) -> RunPage:
         kept=kept_traces(run),
         summary=read_json(run / "summary.json"),
         charts=_training_charts(run) if kind in _TRAINING_KINDS else [],
+        training=_training(run) if kind in _TRAINING_KINDS else None,
         analysis=read_json(run / "analysis" / "analysis.json"),
     )
 
@@ -93,7 +96,7 @@ def _training_charts(run: Path) -> list[Chart]:
     """
     from rstar2.train.curves import curve
     from rstar2.train.recipe import STAGES
-    from rstar2.train.stages import step_metrics
+    from rstar2.train.records.steps import step_metrics
 
     arms = {"GRPO-RoC": curve(run).smoothed(), "plain GRPO": curve(run / "plain").smoothed()}
     arms = {name: arm for name, arm in arms.items() if arm.steps}
@@ -118,3 +121,45 @@ def _training_charts(run: Path) -> list[Chart]:
         for field, title, label, unit in _CURVES
         if arms
     ]
+
+
+def _training(run: Path) -> dict[str, Any] | None:
+    """Every measurement of the steps of a run, as `rstar2 watch` shows them; None without a step."""
+    from rstar2.train.records.alarms import read_alarms
+    from rstar2.train.records.panels import PANELS
+    from rstar2.train.records.steps import COLUMNS, run_steps
+
+    steps = run_steps(run)
+    if not steps:
+        return None
+    stages = sorted({step.stage for step in steps})
+    marks = [
+        (next(step.number for step in steps if step.stage == stage), f"stage {stage}") for stage in stages
+    ]
+    charts: list[Chart] = [
+        {
+            "title": panel.title,
+            "usual": panel.usual,
+            "x": "steps",
+            "y": panel.y,
+            "unit": panel.unit,
+            "marks": marks,
+            "series": [{"name": name, "points": points} for name, points in panel.curves(steps)],
+        }
+        for panel in PANELS
+    ]
+    rows = [
+        [step.number, step.stage, step.stage_step, *(step.values[column.name] for column in COLUMNS)]
+        for step in steps
+    ]
+    return {
+        "charts": [chart for chart in charts if chart["series"]],
+        "alarms": [
+            f"stage {stage}, step {step}: {alarm.text}"
+            for stage in stages
+            for step, found in read_alarms(run / f"stage{stage}").items()
+            for alarm in found
+        ],
+        "columns": ["step", "stage", "stage_step", *(column.name for column in COLUMNS)],
+        "rows": rows,
+    }

@@ -95,6 +95,7 @@ def _write(page: RunPage, file: TextIO) -> None:
         "config": page.config,
         "summary": page.summary,
         "charts": page.charts,
+        "training": page.training,
         "analysis": page.analysis,
         "sections": [
             *({"name": section.name, **section.results} for section in page.sections),

@@ -17,8 +17,13 @@ from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
+SFT_KEEP = 2
+"""How many of the last checkpoints of SFT stay."""
+_SAVED = ("model", "optimizer", "extra")
+"""What a checkpoint holds. The Hugging Face model, as large as the weights, is made of the last one only."""
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
 CPU_ENVIRONMENT = {
@@ -28,7 +33,6 @@ CPU_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_register_timeout_seconds": "600",
     # Workers without VERL's runtime environment, which nothing would ever use.
     "RAY_prestart_worker_first_driver": "0",
 }
@@ -78,13 +82,19 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
 
 
 def stage_command(
-    recipe: StageRecipe, folder: Path, model: Path | str, metrics: str = FIRST_METRICS
+    recipe: StageRecipe,
+    folder: Path,
+    model: Path | str,
+    metrics: str = FIRST_METRICS,
+    first_step: int = 0,
 ) -> Command:
     """`python -m verl.trainer.main_ppo` for one stage of GRPO-RoC in its `folder`, see `rstar2.train.stages`.
 
-    `model` is its folder, or a hub id. The file `metrics` there gets a line of JSON per step.
+    `model` is its folder, or a hub id. The file `metrics` there gets a line of JSON per step. Trackers count the steps
+    from `first_step`, those of the stages before, on.
     """
     env = _environment(recipe.hardware, folder / metrics)
+    env |= tracker_environment(recipe.trackers, folder, os.environ, first_step)
     overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
         env["RAY_ADDRESS"] = "local"  # a cluster of its own has the logical devices
@@ -115,22 +125,20 @@ def sft_command(
         "optim.lr_scheduler_type": "cosine",
         "optim.zero_indexed_step": False,
         "optim.weight_decay": recipe.weight_decay,
-        "checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "checkpoint.save_contents": _SAVED,
         "trainer.device": hardware.device,
         "trainer.nnodes": hardware.nodes,
         "trainer.n_gpus_per_node": hardware.gpus_per_node,
         "trainer.total_epochs": recipe.epochs,
         "trainer.save_freq": recipe.checkpoint_every,
-        "trainer.max_ckpt_to_keep": 2,
+        "trainer.max_ckpt_to_keep": SFT_KEEP,
         "trainer.seed": recipe.seed,
         "trainer.default_local_dir": folder / "checkpoints",
         "trainer.resume_mode": "auto",
-        "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
-        "trainer.project_name": "rstar2",
-        "trainer.experiment_name": "sft",
+        **tracker_keys(recipe.trackers, folder),
         **_flat(recipe.verl),
     }
-    env = _environment(hardware, folder / metrics)
+    env = _environment(hardware, folder / metrics) | tracker_environment(recipe.trackers, folder, os.environ)
     if hardware.nodes * hardware.gpus_per_node == 1:
         # One rank needs no launcher: it is its own rendezvous.
         start = []
@@ -153,10 +161,12 @@ def stage_commands(
     recipes: dict[int, StageRecipe], model: Path | str, root: Path
 ) -> Iterator[tuple[int, StageRecipe, Command]]:
     """What the stages below `root` would start, each from the model of the one before."""
+    first_step = 0
     for number, recipe in recipes.items():
         folder = root / f"stage{number}"
-        yield number, recipe, stage_command(recipe, folder, model)
+        yield number, recipe, stage_command(recipe, folder, model, first_step=first_step)
         model = folder / "model"
+        first_step += recipe.steps
 
 
 def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> dict[str, Any]:
@@ -167,7 +177,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         **verl_keys(recipe.algorithm, rollout.tokens),
         "algorithm.use_kl_in_reward": False,
         "data.train_files": folder / "train.parquet",
-        "data.val_files": folder / "train.parquet",
+        "data.val_files": folder / ("held_out.parquet" if recipe.held_out.data else "train.parquet"),
         "data.train_batch_size": rollout.prompts,
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
@@ -196,7 +206,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{actor}.clip_ratio_high": clip_high,
         f"{actor}.use_kl_loss": False,
         f"{actor}.entropy_coeff": 0,
-        f"{actor}.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        f"{actor}.checkpoint.save_contents": _SAVED,
         f"{engine}.name": "vllm",
         f"{engine}.n": selection.down_sample_to_n,
         f"{engine}.temperature": rollout.temperature,
@@ -216,6 +226,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
             "traces": folder / "traces",
             "traces_per_step": recipe.traces_per_step,
             "prompts": rollout.prompts,
+            "rollouts": rollout.rollouts,
             "judge": recipe.judge.model_dump(),
             "agent_loop": folder / "agent_loop.yaml",
         },
@@ -226,13 +237,14 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.total_epochs": 1_000_000,
         "trainer.save_freq": recipe.checkpoint.every,
         "trainer.max_actor_ckpt_to_keep": recipe.checkpoint.keep,
-        "trainer.test_freq": -1,
+        "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
         "trainer.val_before_train": False,
+        f"{engine}.val_kwargs.n": recipe.held_out.samples,
+        f"{engine}.val_kwargs.do_sample": recipe.held_out.temperature > 0,
+        f"{engine}.val_kwargs.temperature": recipe.held_out.temperature,
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": folder / "checkpoints",
-        "trainer.logger": ["console", "file", *(["wandb"] if recipe.wandb else [])],
-        "trainer.project_name": "rstar2",
-        "trainer.experiment_name": folder.name,
+        **tracker_keys(recipe.trackers, folder),
     }
 
 
@@ -241,6 +253,7 @@ def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:
         "VERL_FILE_LOGGER_PATH": str(metrics.absolute()),
         "HYDRA_FULL_ERROR": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "RAY_worker_register_timeout_seconds": str(hardware.worker_start_s),
     }
     if hardware.device == "cpu":
         return env | CPU_ENVIRONMENT

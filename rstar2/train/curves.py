@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rstar2.train.recipe import STAGES
-from rstar2.train.stages import step_metrics
+from rstar2.train.records.steps import step_metrics
 
 WINDOW = 5
 """Steps that a smoothed point averages, itself the last."""

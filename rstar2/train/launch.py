@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import secrets
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure
 from rstar2.processes import start_bound, stop_group
 from rstar2.train.command import CPU_ENVIRONMENT, Command
+from rstar2.train.records.progress import describe
+from rstar2.train.trainer.causes import find_cause
 from rstar2.train.verl import fork_client
 
 POLL_S = 0.25
@@ -26,63 +29,115 @@ STOP_S = 20.0
 RAY_STARTS = 5
 _RAY_TIMED_OUT = "The current node timed out during startup"
 """Ray gives its own processes 30 s to start, which no setting changes and a busy machine exceeds."""
-_PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
-"""What Ray and torch put before a line of one of their processes."""
-_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+
+
+@dataclass(frozen=True)
+class SignsOfLife:
+    """By what a trainer is known to work. What it prints is none: VERL prints every minute, whatever happens."""
+
+    metrics: Path
+    """The JSON lines the trainer writes, one a step."""
+    rollouts: Path | None
+    """What the sampler writes as rollouts finish, see `rstar2.train.records.progress`; None for SFT."""
+    hung_after_s: float
+    """Seconds without a step or a finished rollout after which the trainer counts as hung."""
 
 
 def run_trainer(
-    command: Command,
-    log: Path,
-    metrics: Path,
-    on_step: Callable[[dict[str, Any]], None],
-    stall_s: float = 3600.0,
+    command: Command, log: Path, signs: SignsOfLife, on_step: Callable[[dict[str, Any]], None]
 ) -> None:
     """Run a trainer to its end; everything it prints goes to `log`.
 
-    A Failure where it fails or hangs, with the cause that its log names. Where Ray did not start in time, it is tried
-    again, at most `RAY_STARTS` times in all.
+    A Failure where it fails or hangs, with the cause that its log names and what helps. Where Ray did not start in
+    time, it is tried again, at most `RAY_STARTS` times in all.
 
     Args:
-        metrics: the JSON lines the trainer writes, one a step.
-        on_step: called with each new line's content, `{"step": …, "data": {…}}`.
-        stall_s: seconds without a line in the log or a step after which the trainer counts as hung.
+        on_step: called with each new line of the metrics, `{"step": …, "data": {…}}`.
     """
     if fork_client.SOCKET_VARIABLE in command.env:
         command = _forked(command)
     if command.nodes > 1:
         command = _on_every_node(command)
     for start in range(1, RAY_STARTS + 1):
-        code = _run_once(command, log, metrics, on_step, stall_s)
+        begun_at = log.stat().st_size if log.exists() else 0
+        code = _run_once(command, log, signs, on_step)
         if code == 0:
             return
-        reason = cause(log)
-        if _RAY_TIMED_OUT not in reason or start == RAY_STARTS:
-            raise Failure(f"the trainer ended with exit code {code}: {reason}", f"The whole log: {log}")
+        found = find_cause(log, begun_at, code)
+        if _RAY_TIMED_OUT not in found.line or start == RAY_STARTS:
+            raise Failure(
+                f"the trainer ended with exit code {code}: {found.line}",
+                f"{found.remedy}\nThe whole log: {log}".lstrip(),
+            )
 
 
 def _run_once(
-    command: Command, log: Path, metrics: Path, on_step: Callable[[dict[str, Any]], None], stall_s: float
+    command: Command, log: Path, signs: SignsOfLife, on_step: Callable[[dict[str, Any]], None]
 ) -> int:
     """→ the trainer's exit code."""
+    begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
-    position, size, alive_at = 0, -1, time.monotonic()
+    position, seen, alive_at = 0, 0, time.monotonic()
     try:
         while True:
             ended = process.poll() is not None
-            lines, position = _whole_lines(metrics, position)
+            lines, position = _whole_lines(signs.metrics, position)
             for line in lines:
                 on_step(line)
             if ended:
                 return process.wait()
-            grown = log.stat().st_size
-            if lines or grown != size:
-                size, alive_at = grown, time.monotonic()
-            if time.monotonic() - alive_at > stall_s:
-                raise Failure(f"the trainer showed no sign of life for {stall_s:.0f} s", f"Its log: {log}")
+            changed = _changed_at(signs.rollouts)
+            if lines or changed != seen:
+                seen, alive_at = changed, time.monotonic()
+            if time.monotonic() - alive_at > signs.hung_after_s:
+                raise _hung(signs, log, begun_at)
             time.sleep(POLL_S)
     finally:
         stop_group(process, STOP_S, signal.SIGINT)
+
+
+def run_export(command: Command, log: Path, timeout_s: float) -> None:
+    """Run what makes a model of a checkpoint; a Failure where it fails or takes longer than `timeout_s`."""
+    if fork_client.SOCKET_VARIABLE in command.env:
+        command = _forked(command)
+    begun_at = log.stat().st_size if log.exists() else 0
+    process = start_bound(command.argv, log, env=command.env)
+    again = f"The same command repeats the export alone. The whole log: {log}"
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired as error:
+        raise Failure(
+            f"making the model of a checkpoint took longer than hardware.export_timeout_s = {timeout_s:g}",
+            again,
+        ) from error
+    finally:
+        stop_group(process, STOP_S)
+    if code:
+        found = find_cause(log, begun_at, code)
+        raise Failure(
+            f"making the model of a checkpoint ended with exit code {code}: {found.line}",
+            f"{found.remedy}\n{again}".lstrip(),
+        )
+
+
+def _changed_at(path: Path | None) -> int:
+    """When a file was last replaced, in ns; 0 where there is none."""
+    try:
+        return path.stat().st_mtime_ns if path else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
+    """What is said of a trainer that was stopped because nothing came of it."""
+    found = find_cause(log, begun_at)
+    at = f"; {text}" if signs.rollouts and (text := describe(signs.rollouts)) else ""
+    return Failure(
+        f"the trainer was stopped: no step and no rollout finished for {signs.hung_after_s:g} s{at}. "
+        f"Its log says: {found.line}",
+        f"{found.remedy or 'Where its steps do take that long, raise hung_after_s.'}\n"
+        f"The same command continues from the last checkpoint. The whole log: {log}",
+    )
 
 
 @contextlib.contextmanager
@@ -122,16 +177,6 @@ def _on_every_node(command: Command) -> Command:
     return Command(
         [sys.executable, "-m", "rstar2.train.verl.every_node", *where, *command.argv[1:]], command.env
     )
-
-
-def cause(log: Path) -> str:
-    """The last exception that a log names, which is what a person would look for."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 400_000))
-        lines = file.read().decode(errors="replace").splitlines()
-    bare = [_PREFIX.sub("", line) for line in lines]
-    found = [line for line in bare if _CAUSE.match(line)]
-    return found[-1][:500] if found else (bare[-1][:500] if bare else "it printed nothing")
 
 
 def _whole_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:

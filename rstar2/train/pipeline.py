@@ -8,6 +8,7 @@ RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
   stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
+  steps.csv                         every step of all stages, see `rstar2.train.records.steps`
   model.json                        the last finished stage's model
   timing.json                       wall-clock seconds of the run, see `rstar2.train.records.timing`
 ```
@@ -36,6 +37,8 @@ from rstar2.train.conversations import write_encoded
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
+from rstar2.train.records.alarms import AlarmRecorder
+from rstar2.train.records.steps import step_metrics, write_steps
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
@@ -67,8 +70,11 @@ class Pipeline:
 
         In the progress, `label` is put before the name.
         """
+        first_step = 0
         for number, recipe in recipes.items():
-            model = self._train_stage(number, recipe, model, rows, root / f"stage{number}", label)
+            folder = root / f"stage{number}"
+            model = self._train_stage(number, recipe, model, rows, folder, label, first_step)
+            first_step += recipe.steps
             if root == self.run.path:
                 write_json(root / "model.json", {"path": str(model.relative_to(root))})
             self.timer.save()
@@ -97,7 +103,14 @@ class Pipeline:
         }
 
     def _train_stage(
-        self, number: int, recipe: StageRecipe, model: Path, rows: Rows, folder: Path, label: str
+        self,
+        number: int,
+        recipe: StageRecipe,
+        model: Path,
+        rows: Rows,
+        folder: Path,
+        label: str,
+        first_step: int,
     ) -> Path:
         row = f"{label}stage{number}"
         title = f"stage {number}: {_method(recipe)}, {recipe.rollout.tokens} tokens"
@@ -110,18 +123,26 @@ class Pipeline:
             rows = self._unsolved(rows, recipe, model, folder, row, timer)
         self.progress.start(row, title, recipe.steps)
 
+        log = self.run.logs / f"{folder.name}.log"
+        warn = stages.warner(self.progress, log)
+        recorder = AlarmRecorder(folder, recipe.alarms, step_metrics(folder), warn)
+
         def on_step(step: int, metrics: dict[str, float]) -> None:
             passed, failed = metrics["rstar2/pass_rate"], metrics["rstar2/failed_call_ratio_correct"]
             text = f"pass rate {passed:.0%}, failed calls {failed:.1%}, {metrics['rstar2/tokens']:.0f} tokens"
             self.progress.update(row, step, text)
+            recorder.on_step(step, metrics)
+            write_steps(folder.parent)
 
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
         if recipe.optim.state == "continued":
             stages.continue_optimizer(model, folder, recipe)
-        command = stage_command(recipe, folder, model, stages.next_metrics(folder))
+        command = stage_command(recipe, folder, model, stages.next_metrics(folder), first_step)
         command.env.update(self.trainer_env(recipe.hardware))
-        log = self.run.logs / f"{folder.name}.log"
-        trained = stages.train(command, folder, model, log, on_step, timer)
+        start = stages.Start(
+            command, folder, recipe.steps, model, log, recipe.hardware, recipe.checkpoint, timer, warn
+        )
+        trained = stages.train(start, on_step)
         self.progress.finish(row, f"{len(rows)} problems, {recipe.steps} steps")
         return trained
 

@@ -18,6 +18,7 @@ from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of, traces_of_eval
 from rstar2.train.stages import last_actor
+from rstar2.train.trainer.tracking import check_trackers
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ def plan_training(
         traces_of_eval(solved)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
+    for recipe in recipes.values():
+        check_trackers(recipe.trackers)
+        if recipe.held_out.data:
+            stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
     if judge.url is None:
         server_binary()
         if any(recipe.hardware.nodes > 1 for recipe in recipes.values()):
@@ -107,6 +112,7 @@ def plan_training(
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
+    check_trackers(recipe.trackers)
     codec = taught_codec(recipe.format, model)
     data = prepared_file(data)
     conversations = [encode(row, codec) for row in read_conversations(data)]

@@ -13,11 +13,13 @@ from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
+from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 
 STAGES = (1, 2, 3)
 PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
+Tracker = Literal["console", "wandb", "tensorboard"]
 RewardRule = ReadingRule | Literal["constant"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
@@ -52,7 +54,16 @@ class Hardware(Strict):
     gradient_checkpointing: bool = True
     """Keep each layer's input only, and compute the rest again in the backward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
-    """Seconds after which a collective operation that not all ranks joined ends the trainer."""
+    """Seconds after which a collective operation that not all ranks joined ends the trainer. Saving a checkpoint is
+    one: raise it for slow disks."""
+    worker_start_s: int = Field(600, ge=1)
+    """Seconds that one of Ray's processes may take to start, which on a slow disk is spent on imports. A cluster that
+    is there already keeps its own."""
+    hung_after_s: float = Field(3600.0, gt=0)
+    """Seconds without a finished step or rollout after which the trainer is stopped as hung. Start-up, the update and
+    a checkpoint each have to fit in it."""
+    export_timeout_s: float = Field(3600.0, gt=0)
+    """Seconds that making a model of a checkpoint may take."""
 
 
 class RolloutSettings(Strict):
@@ -95,7 +106,33 @@ class CheckpointSettings(Strict):
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints stay."""
+    """How many of the last checkpoints stay. One more is needed while the next is written; with 1 there is none to
+    fall back to where the last is damaged."""
+    export_every: int = Field(0, ge=0)
+    """Steps between models that are made of a checkpoint and stay, in `models/step-N` of the stage's folder; a
+    multiple of `every`. 0 makes one only, at the stage's end."""
+
+    @model_validator(mode="after")
+    def _exported_are_saved(self) -> CheckpointSettings:
+        if self.export_every % self.every:
+            raise ValueError(
+                f"export_every = {self.export_every} is no multiple of every = {self.every}: only a saved step can be "
+                "exported"
+            )
+        return self
+
+
+class HeldOutSettings(Strict):
+    """Problems on which the policy is measured while it trains; nothing is learned from them."""
+
+    data: str | None = None
+    """A file of `rstar2 data prepare`, or its folder. None, or empty, measures nothing."""
+    every: int = Field(10, ge=1)
+    """Steps between two measurements; the last step is always measured."""
+    samples: int = Field(1, ge=1)
+    """Rollouts per problem."""
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
 
 
 class JudgeSettings(Strict):
@@ -121,6 +158,8 @@ class StageRecipe(Strict):
     optim: OptimSettings = OptimSettings()
     judge: JudgeSettings = JudgeSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+    held_out: HeldOutSettings = HeldOutSettings()
+    alarms: AlarmSettings = AlarmSettings()
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
     """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
@@ -135,8 +174,10 @@ class StageRecipe(Strict):
     a fault of the judge. A rollout that is merely wrong is not a failed one."""
     seed: int = 1
     """Of the order of problems, of what RoC draws, and on a CPU of the rollouts."""
-    wandb: bool = False
-    """Log to Weights & Biases too."""
+    trackers: tuple[Tracker, ...] = ("console",)
+    """What VERL reports every metric of each step to, beside the file that `rstar2 watch` reads. console: the
+    trainer's log. wandb: Weights & Biases, with WANDB_MODE=offline into the run's folder. tensorboard: files in the
+    run's folder."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for what has no name here."""
 
@@ -165,6 +206,12 @@ class StageRecipe(Strict):
     def longest(self) -> int:
         """Tokens of the longest rollout, its prompt included."""
         return self.rollout.prompt_tokens + self.rollout.tokens
+
+    @property
+    def models_on_the_way(self) -> int:
+        """How many models are made of checkpoints before the stage's end."""
+        every = self.checkpoint.export_every
+        return self.steps // every if every else 0
 
     @property
     def update_tokens(self) -> int:
@@ -222,8 +269,10 @@ class SftRecipe(Strict):
     """Steps between checkpoints; the last step is always saved."""
     seed: int = 1
     """Of the order of conversations."""
-    wandb: bool = False
-    """Log to Weights & Biases too."""
+    trackers: tuple[Tracker, ...] = ("console",)
+    """What VERL reports every metric of each step to, beside the file that `rstar2 watch` reads. console: the
+    trainer's log. wandb: Weights & Biases, with WANDB_MODE=offline into the run's folder. tensorboard: files in the
+    run's folder."""
     verl: dict[str, Any] = Field(default_factory=dict)
     """VERL's own keys, dotted, for what has no name here."""
 

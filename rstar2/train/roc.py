@@ -8,8 +8,9 @@ others from VERL's batch.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
@@ -19,6 +20,7 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.trace import Trace, Turn
 
+Variant = Literal["paper", "release", "off"]
 NO_CALL_PENALTY = 0.5
 """p_err of a trace without a tool call."""
 
@@ -26,7 +28,7 @@ NO_CALL_PENALTY = 0.5
 class RocSettings(Strict):
     """How a group is sampled down. Names as in the released code where it has them."""
 
-    variant: Literal["paper", "release", "off"] = "paper"
+    variant: Variant = "paper"
     """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random. An `[algorithm]` other
     than grpo-roc is always off."""
     leave_out: Literal["none", "void-turn", "all-failed"] = "none"
@@ -82,6 +84,11 @@ class Rollout:
     wall_s: float = 0.0
     tool_wait_s: float = 0.0
     """The part of wall_s spent waiting for tools."""
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """How many calls ended in each `rstar2.trace.CallStatus`."""
+    calls_s: float = 0.0
+    """Seconds from asking the judge to its answer, summed over all calls."""
+    slowest_call_s: float = 0.0
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
@@ -114,6 +121,9 @@ class Rollout:
             truncated=trace.finish == "max_tokens",
             wall_s=trace.wall_s,
             tool_wait_s=trace.tool_wait_s,
+            outcomes=dict(Counter(call.status for call in trace.calls)),
+            calls_s=sum(call.wall_s for call in trace.calls),
+            slowest_call_s=max((call.wall_s for call in trace.calls), default=0.0),
         )
 
 
@@ -123,21 +133,32 @@ def _is_void(turn: Turn) -> bool:
 
 
 def penalty(rollout: Rollout, settings: RocSettings) -> float:
-    """p_total = p_err + p_format, in [0, 2], before the floor.
+    """p_total = p_err + p_format, in [0, 2], before the floor, of what the settings count."""
+    errors = p_err(rollout, settings.variant) * settings.roc_error_ratio
+    return errors + p_format(rollout, settings.variant) * settings.roc_answer_format
 
-    The release reads a rollout's text: it sees the replies that are in it instead of the calls, and of the turns those
-    from `<|im_start|>assistant` to `<|im_end|>`, which leaves out the first, whose header stands in the prompt, and one
-    that the token budget cut off.
+
+def p_err(rollout: Rollout, variant: Variant = "paper") -> float:
+    """The share of failed calls, in [0, 1]; `NO_CALL_PENALTY` without a call.
+
+    The release reads a rollout's text: instead of calls it sees the replies that are in it.
     """
-    if settings.variant == "release":
-        calls, failed = rollout.replies, rollout.error_replies
-        blocks, turns = rollout.closed_blocks, rollout.later_turns_ended
-    else:
-        calls, failed = rollout.calls, rollout.failed_calls
-        blocks, turns = rollout.answer_blocks, max(rollout.turns, 1)
-    p_err = failed / calls if calls else NO_CALL_PENALTY
-    p_format = min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0
-    return p_err * settings.roc_error_ratio + p_format * settings.roc_answer_format
+    release = variant == "release"
+    calls = rollout.replies if release else rollout.calls
+    failed = rollout.error_replies if release else rollout.failed_calls
+    return failed / calls if calls else NO_CALL_PENALTY
+
+
+def p_format(rollout: Rollout, variant: Variant = "paper") -> float:
+    """1 without an answer block, else how many there are too many per turn, in [0, 1].
+
+    The turns that the release sees go from `<|im_start|>assistant` to `<|im_end|>`, which leaves out the first, whose
+    header stands in the prompt, and one that the token budget cut off.
+    """
+    release = variant == "release"
+    blocks = rollout.closed_blocks if release else rollout.answer_blocks
+    turns = rollout.later_turns_ended if release else max(rollout.turns, 1)
+    return min(1.0, (blocks - 1) / turns) if blocks and turns else 1.0
 
 
 def gives_gradient(kept: Sequence[Rollout], settings: RocSettings) -> bool:
@@ -155,7 +176,7 @@ def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.
     What the judge lost says nothing about the policy: it is left out before anything is counted.
     """
     usable = [
-        i for i, rollout in enumerate(group) if not rollout.lost_calls and not _left_out(rollout, settings)
+        i for i, rollout in enumerate(group) if not rollout.lost_calls and not left_out(rollout, settings)
     ]
     keep = settings.down_sample_to_n
     if len(usable) <= keep:
@@ -172,7 +193,8 @@ def sample_down(group: Sequence[Rollout], settings: RocSettings, rng: np.random.
     return sorted([wrong[i] for i in kept_wrong] + _weighted(group, right, keep - n_wrong, settings, rng))
 
 
-def _left_out(rollout: Rollout, settings: RocSettings) -> bool:
+def left_out(rollout: Rollout, settings: RocSettings) -> bool:
+    """Whether `leave_out` keeps a rollout from being trained on."""
     if settings.leave_out == "void-turn":
         return rollout.void_turns > 0
     return settings.leave_out == "all-failed" and 0 < rollout.calls == rollout.failed_calls

@@ -7,44 +7,56 @@ FOLDER/
   rstar2_format.json    the format of its rollouts (RL only)
   checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
                         before, where its optimizer is continued
+  held_out.parquet      the problems it is measured on while it trains, where the recipe names some (RL only)
   metrics-1.jsonl …     one file per start of the trainer, one line per step
+  rollouts.json         how far the present step is, see `rstar2.train.records.progress` (RL only)
+  alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
+  models/step-20/ …     models of earlier steps, where the recipe asks for them
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rstar2.data.parquet import write_parquet
+from rstar2.data.parquet import stage_rows, write_parquet
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_text
 from rstar2.formats.format import Format, save_format
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.train.command import Command, agent_loop_yaml, secrets_file, sft_command
-from rstar2.train.launch import run_trainer
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.command import SFT_KEEP, Command, agent_loop_yaml, secrets_file, sft_command
+from rstar2.train.launch import SignsOfLife, run_export, run_trainer
+from rstar2.train.recipe import CheckpointSettings, Hardware, SftRecipe, StageRecipe
+from rstar2.train.records.progress import PROGRESS_FILE
+from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
+from rstar2.train.trainer.checkpoints import (
+    BEFORE,
+    POINTER,
+    actor_of,
+    choose_checkpoint,
+    last_checkpoint,
+    prune,
+)
 
 OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
 
 DONE_BEFORE = "done before"
-MAIN_METRIC = "rstar2/pass_rate"
-_STEP_METRICS = {MAIN_METRIC, "train/loss"}
+_STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """Each step's line has one of them; a line of validation alone has none."""
-_POINTER = "latest_checkpointed_iteration.txt"
-_BEFORE = "global_step_0"
-"""The checkpoint that a stage starts from; VERL counts its steps from 1."""
+_FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
 
 
 class PhaseProgress(Protocol):
@@ -55,6 +67,42 @@ class PhaseProgress(Protocol):
     def update(self, name: str, done: int, text: str) -> None: ...
 
     def finish(self, name: str, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start of a phase's trainer needs."""
+
+    command: Command
+    folder: Path
+    steps: int
+    """Of the whole phase."""
+    base: Path
+    """The model it starts from."""
+    log: Path
+    hardware: Hardware
+    checkpoint: CheckpointSettings
+    timer: PhaseTimer
+    warn: Callable[[str], None]
+    """For the terminal and the log; see `warner`."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+def warner(progress: PhaseProgress, log: Path) -> Callable[[str], None]:
+    """A function that warns the user, in the trainer's log too."""
+
+    def warn(text: str) -> None:
+        progress.warn(text)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"rstar2: warning: {text}\n")
+
+    return warn
 
 
 def run_sft(
@@ -85,7 +133,10 @@ def run_sft(
     command = sft_command(recipe, folder, model, data, next_metrics(folder))
     if trainer_env:
         command.env.update(trainer_env(recipe.hardware))
-    trained = train(command, folder, model, logs / "sft.log", on_step, timer)
+    saved = CheckpointSettings(every=recipe.checkpoint_every, keep=SFT_KEEP)
+    log = logs / "sft.log"
+    start = Start(command, folder, steps, model, log, recipe.hardware, saved, timer, warner(progress, log))
+    trained = train(start, on_step)
     progress.finish("sft", f"{conversations} conversations, {steps} steps")
     return trained
 
@@ -95,10 +146,14 @@ def write_stage_inputs(
 ) -> None:
     """Write what the trainer of an RL stage reads to the stage's folder."""
     codec = load_codec(model)
-    rows = fitting(in_format(rows, codec.format), codec, recipe.rollout.prompt_tokens)
     # The recipe decides on 2G, whatever the data was prepared for.
-    rows = [{**row, "__rollout_n__": recipe.rollout.rollouts} for row in rows]
-    write_parquet(folder / "train.parquet", rows)
+    given = [("train.parquet", rows, recipe.rollout.rollouts)]
+    if recipe.held_out.data:
+        held_out = stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        given.append(("held_out.parquet", held_out, recipe.held_out.samples))
+    for name, problems, rollouts in given:
+        problems = fitting(in_format(problems, codec.format), codec, recipe.rollout.prompt_tokens)
+        write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
     save_format(codec.format, folder)
     # Only this user may read it: it holds the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
@@ -126,56 +181,60 @@ def is_done(folder: Path) -> bool:
     return (folder / "model").is_dir()
 
 
-def step_metrics(folder: Path) -> dict[int, dict[str, Any]]:
-    """A stage's metrics by step; where a step was run twice, the later run counts."""
-    steps: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                row = json.loads(line)
-                if MAIN_METRIC in row["data"]:  # not a line of validation alone
-                    steps[int(row["step"])] = row["data"]
-    return dict(sorted(steps.items()))
+def train(start: Start, on_step: OnStep) -> Path:
+    """Start a VERL trainer in a phase's folder, follow it to its end, and return the new model's folder.
 
-
-def train(command: Command, folder: Path, base: Path, log: Path, on_step: OnStep, timer: PhaseTimer) -> Path:
-    """Start a VERL trainer in a stage's folder, follow it to its end, and return the new model's folder.
-
-    It starts from the model `base` and prints to `log`; a Failure where it fails.
+    It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the export does.
     """
-    repair_checkpoint_pointer(folder / "checkpoints")
+    folder, checkpoints, saved = start.folder, start.checkpoints, start.checkpoint
+    choose_checkpoint(checkpoints, start.warn)
+    prune(checkpoints, saved.keep)
     folder.mkdir(parents=True, exist_ok=True)
-    trainer_timer = TrainerTimer(timer)
+    trainer_timer = TrainerTimer(start.timer)
 
     def on_line(line: dict[str, Any]) -> None:
-        if not _STEP_METRICS.isdisjoint(line["data"]):
-            trainer_timer.on_step(line["data"])
-            on_step(int(line["step"]), line["data"])
+        if _STEP_METRICS.isdisjoint(line["data"]):
+            return
+        step = int(line["step"])
+        trainer_timer.on_step(line["data"])
+        on_step(step, line["data"])
+        if saved.export_every and step % saved.export_every == 0:
+            _export(start, checkpoints / f"global_step_{step}", folder / "models" / f"step-{step}")
+        prune(checkpoints, saved.keep)
 
-    with secrets_file(command, os.environ):
-        run_trainer(command, log, Path(command.env["VERL_FILE_LOGGER_PATH"]), on_line)
-    started = time.monotonic()
-    checkpoints = folder / "checkpoints"
-    pointer = checkpoints / _POINTER
-    if not pointer.exists():
-        raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {log}")
-    step = checkpoints / f"global_step_{pointer.read_text().strip()}"
-    actor = step / "actor"  # only RL has this folder
-    _export((actor if actor.is_dir() else step) / "huggingface", base, folder / "model")
-    timer.timing.export_s += time.monotonic() - started
-    timer.save()
+    # A kill while the model was made leaves that alone to be done.
+    if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
+        rollouts = folder / PROGRESS_FILE
+        rollouts.unlink(missing_ok=True)
+        metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
+        with secrets_file(start.command, os.environ):
+            signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
+            run_trainer(start.command, start.log, signs, on_line)
+    last = last_checkpoint(checkpoints)
+    if last is None:
+        raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
+    _export(start, last, folder / "model")
     return folder / "model"
 
 
-def _export(weights: Path, base: Path, model: Path) -> None:
-    """Copy a checkpoint's Hugging Face model, with the prompt format of the model it came from."""
-    part = model.with_name(".model.part")
+def _export(start: Start, checkpoint: Path, model: Path) -> None:
+    """Make a model of a checkpoint by VERL's merger, with the prompt format of the model it came from."""
+    if model.is_dir():
+        return
+    begun_at = time.monotonic()
+    part = model.with_name(f".{model.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(weights, part)
-    fmt = load_codec(base).format
+    part.mkdir(parents=True)
+    words = ["-m", "rstar2.train.verl.output.export", str(actor_of(checkpoint)), str(part)]
+    # What workers on other nodes read from files is gone by now, and is of no use here.
+    env = {name: value for name, value in start.command.env.items() if name not in _FOR_WORKERS}
+    run_export(Command([sys.executable, *words], env), start.log, start.hardware.export_timeout_s)
+    fmt = load_codec(start.base).format
     save_format(fmt, part)
     (part / "chat_template.jinja").write_text(fmt.template, encoding="utf-8")
     part.rename(model)
+    start.timer.timing.export_s += time.monotonic() - begun_at
+    start.timer.save()
 
 
 def last_actor(model: Path, recipe: StageRecipe) -> Path:
@@ -211,33 +270,11 @@ def continue_optimizer(model: Path, folder: Path, recipe: StageRecipe) -> None:
     if any(checkpoints.glob("global_step_*/data*.pt")):
         return
     actor = last_actor(model, recipe).absolute()
-    link = checkpoints / _BEFORE / "actor"
+    link = checkpoints / BEFORE / "actor"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(actor)
-    write_text(checkpoints / _POINTER, "0")
-
-
-def repair_checkpoint_pointer(checkpoints: Path) -> None:
-    """Make VERL's pointer to the latest checkpoint name a whole one.
-
-    VERL writes the pointer last but not by rename, so a kill can leave it empty.
-    """
-    pointer = checkpoints / _POINTER
-    if not pointer.exists():
-        return
-    named = pointer.read_text().strip()
-    if named.isdigit() and (checkpoints / f"global_step_{named}").is_dir():
-        return
-    whole = [
-        int(folder.name.removeprefix("global_step_"))
-        for folder in checkpoints.glob("global_step_*")
-        if any(folder.glob("data*.pt")) or folder.name == _BEFORE
-    ]
-    if whole:
-        pointer.write_text(str(max(whole)))
-    else:
-        pointer.unlink()
+    write_text(checkpoints / POINTER, "0")
 
 
 def next_metrics(folder: Path) -> str:

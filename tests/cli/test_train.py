@@ -164,5 +164,5 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: P
     assert run.exit_code == 0, run.output
     trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
     argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
-    assert any(word.endswith("save_contents=['model','optimizer','extra','hf_model']") for word in argv)
+    assert any(word.endswith("save_contents=['model','optimizer','extra']") for word in argv)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,7 @@ from support.kept_traces import training_traces
 from support.optional import needs
 
 from rstar2.demo.recipe import demo_plan
-from rstar2.train.stages import step_metrics
+from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +62,30 @@ def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Brow
             assert curve["lines"] == [curve["points"][0], *([curve["points"][20]] if steps == 30 else [])]
             assert curve["ticks"]
             assert all(tick.isdigit() and 1 <= int(tick) <= steps for tick in curve["ticks"]), curve["ticks"]
+
+
+def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_stand_before(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = staged_run(tmp_path / "run")
+    alarm = {"step": 3, "sign": "truncation", "text": "31% of the rollouts end by the token budget"}
+    (run / "stage2" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+    open_report(browser, run)
+    assert [text.strip() for text in texts(browser, ".alarm")] == [f"alarm stage 2, step 3: {alarm['text']}"]
+    click(browser, "summary", "Training, step by step")
+    browser.wait("document.querySelectorAll('details[open] .plots svg circle').length")
+    titles = texts(browser, "details[open] .plots h2")
+    assert {"Reward", "Failed calls in correct rollouts", "Length"} <= set(titles)
+    links = browser.run(
+        "return [...document.querySelectorAll('details[open] a[download]')].map((node) => "
+        "[node.download, decodeURIComponent(node.href).split(',').slice(1).join(',')])"
+    )
+    (steps,) = [text for name, text in links if name == "steps.csv"]
+    rows = list(csv.DictReader(io.StringIO(steps)))
+    assert [row["stage_step"] for row in rows] == [str(n) for n in [*range(1, 21), *range(1, 11)]]
+    assert float(rows[29]["failed_calls"]) == pytest.approx(0.03)
+    assert rows[0]["entropy"] == "", "what was not measured is empty"
+    assert browser.errors() == []
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:

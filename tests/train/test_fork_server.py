@@ -15,7 +15,7 @@ import pytest
 from support.optional import needs
 
 from rstar2.train.command import Command
-from rstar2.train.launch import run_trainer
+from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.verl import fork_client
 from rstar2.train.verl.fork_client import SOCKET_VARIABLE
 
@@ -159,8 +159,12 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
     assert ran.returncode == (0 if served else 5), ran.stderr
 
 
+def signs(folder: Path) -> SignsOfLife:
+    return SignsOfLife(folder / "metrics.jsonl", None, 600.0)
+
+
 def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:
     path = script(tmp_path, "import sys\nprint('forked' if 'ray' in sys.modules else 'fresh')")
     command = Command([sys.executable, path], {SOCKET_VARIABLE: server[SOCKET_VARIABLE]})
-    run_trainer(command, tmp_path / "log", tmp_path / "metrics.jsonl", lambda line: None)
+    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None)
     assert (tmp_path / "log").read_text() == "forked\n"

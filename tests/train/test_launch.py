@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,16 +16,18 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.train.command import Command
-from rstar2.train.launch import RAY_STARTS, cause, run_trainer
+from rstar2.train.launch import RAY_STARTS, SignsOfLife, run_export, run_trainer
+from rstar2.train.records.progress import PROGRESS_FILE
 
 
 def python(code: str) -> Command:
     return Command([sys.executable, "-c", code], {})
 
 
-def run(tmp_path: Path, code: str, **more: Any) -> list[dict[str, Any]]:
+def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
-    run_trainer(python(code), tmp_path / "log", tmp_path / "metrics.jsonl", seen.append, **more)
+    signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path / PROGRESS_FILE, hung_after_s)
+    run_trainer(python(code), tmp_path / "log", signs, seen.append)
     return seen
 
 
@@ -72,23 +75,55 @@ def test_where_ray_does_not_start_in_time_it_is_started_again_a_few_times(
     assert starts.stat().st_size == (3 if ends else RAY_STARTS)
 
 
+def test_a_failed_trainer_is_told_with_what_helps_and_without_what_an_earlier_start_said(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "log").write_text("OSError: [Errno 28] No space left on device\n")
+    code = "raise RuntimeError('CUDA out of memory. Tried to allocate 2.00 GiB')"
+    with pytest.raises(Failure, match="RuntimeError: CUDA out of memory") as caught:
+        run(tmp_path, code)
+    assert "hardware.offload=all" in caught.value.hint
+
+
+CHATTY = "import time\nwhile True: print('VERL is alive', flush=True); time.sleep(0.05)"
+
+
+def test_a_trainer_that_only_prints_is_hung(tmp_path: Path) -> None:
+    progress = {"step": 12, "finished": 9312, "wanted": 16384}
+    (tmp_path / PROGRESS_FILE).write_text(json.dumps(progress))
+    code = f"print('ValueError: an engine is stuck', flush=True)\n{CHATTY}"
+    with pytest.raises(
+        Failure, match=r"no step and no rollout finished for 2 s; step 12, 9312 of 16384"
+    ) as caught:
+        run(tmp_path, code, hung_after_s=2.0)
+    assert "ValueError: an engine is stuck" in caught.value.message
+    assert "continues from the last checkpoint" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_a_trainer_whose_rollouts_finish_is_not_hung(tmp_path: Path) -> None:
+    """It works for three times as long as is allowed without a sign."""
+    path = str(tmp_path / PROGRESS_FILE)
+    code = (
+        "import os, time\n"
+        "for n in range(30):\n"
+        f"    open({path!r} + '.part', 'w').write(str(n)); os.replace({path!r} + '.part', {path!r})\n"
+        "    time.sleep(0.3)"
+    )
+    assert run(tmp_path, code, hung_after_s=3.0) == []
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("code", "said"),
     [
-        "[rank0]: FileNotFoundError: no such file",
-        "\x1b[36m(TaskRunner pid=12)\x1b[0m FileNotFoundError: no such file",
-        "FileNotFoundError: no such file",
+        ("import time; time.sleep(120)", "longer than hardware.export_timeout_s = 1"),
+        ("raise ValueError('shards differ')", "exit code 1: ValueError: shards differ"),
     ],
 )
-def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path, line: str) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"Error executing job with overrides: [...]\n{line}\nsome last words\n")
-    assert cause(log) == "FileNotFoundError: no such file"
-
-
-def test_a_silent_trainer_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="no sign of life for 1 s"):
-        run(tmp_path, "import time; time.sleep(60)", stall_s=1.0)
+def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, said: str) -> None:
+    with pytest.raises(Failure, match=said) as caught:
+        run_export(python(code), tmp_path / "log", timeout_s=1.0 if "sleep" in code else 600.0)
+    assert "repeats the export alone" in caught.value.hint
 
 
 def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
@@ -97,10 +132,10 @@ def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
     outer = (
         "from pathlib import Path\n"
         "from rstar2.train.command import Command\n"
-        "from rstar2.train.launch import run_trainer\n"
+        "from rstar2.train.launch import SignsOfLife, run_trainer\n"
         "import sys\n"
         f"run_trainer(Command([sys.executable, '-c', {inner!r}], {{}}), Path({str(tmp_path / 'log')!r}), "
-        f"Path({str(tmp_path / 'm')!r}), print)"
+        f"SignsOfLife(Path({str(tmp_path / 'm')!r}), None, 600.0), print)"
     )
     parent = subprocess.Popen([sys.executable, "-c", outer])
     deadline = time.monotonic() + 60

@@ -16,7 +16,8 @@ from rstar2.judge.client.http import JudgeError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.trace import ToolCall, Trace, Turn, read_traces
-from rstar2.train.roc import Rollout
+from rstar2.train.records.raw_metrics import raw_metrics
+from rstar2.train.roc import RocSettings, Rollout
 from rstar2.train.verl.rollout_fields import rollout_of, to_extra_fields, trace_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def buffer(
             "traces": str(folder),
             "traces_per_step": traces_per_step,
             "prompts": prompts,
+            "rollouts": 8,
             "judge": judge or {},
             "agent_loop": str(folder / "agent_loop.yaml"),
         },
@@ -99,15 +101,13 @@ def test_a_rollout_leaves_verls_queue_as_it_entered_wrapped_or_plain(with_trace:
 
 
 def test_raw_statistics_count_what_selection_would_hide() -> None:
-    from rstar2.train.verl.sampler import raw_metrics
-
     rollouts = [
         rollout(True, wall_s=2.0),
         rollout(True, calls=3, failed=2, wall_s=2.0, tool_wait_s=1.0),
         rollout(False, calls=5, failed=5),
         rollout(False, lost_calls=1),
     ]
-    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]])
+    raw = raw_metrics(rollouts, kept=[0, 3], groups=[[0, 1], [2, 3]], settings=RocSettings())
     assert raw["rstar2/pass_rate"] == 0.5
     assert raw["rstar2/failed_call_ratio_correct"] == pytest.approx(2 / 4)
     assert raw["rstar2/kept_failed_call_ratio_correct"] == 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,8 @@ from rstar2.prompts import ChatCodec
 from rstar2.train.plan import plan_training
 from rstar2.train.recipe import StageRecipe, stage_recipe, stage_recipes
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import (
-    MAIN_METRIC,
-    continue_optimizer,
-    fitting,
-    repair_checkpoint_pointer,
-    step_metrics,
-)
-
-TRACKER = "latest_checkpointed_iteration.txt"
+from rstar2.train.stages import continue_optimizer, fitting
+from rstar2.train.trainer.checkpoints import POINTER
 
 
 def row(name: str) -> dict[str, dict[str, str]]:
@@ -81,16 +73,13 @@ def test_a_stage_continues_the_optimizer_of_the_one_that_made_its_model(tmp_path
         continue_optimizer(model, folder, stage2())
     checkpoints = folder / "checkpoints"
     assert (checkpoints / "global_step_0" / "actor").resolve() == stage1
-    assert (checkpoints / TRACKER).read_text() == "0"
-    # A kill that tears VERL's own pointer leads back to it; a checkpoint of the stage itself comes first.
-    (checkpoints / TRACKER).write_text("")
-    repair_checkpoint_pointer(checkpoints)
-    assert (checkpoints / TRACKER).read_text() == "0"
+    assert (checkpoints / POINTER).read_text() == "0"
+    # A checkpoint of the stage itself comes first.
     (checkpoints / "global_step_3").mkdir()
     (checkpoints / "global_step_3" / "data.pt").touch()
-    (checkpoints / TRACKER).write_text("3")
+    (checkpoints / POINTER).write_text("3")
     continue_optimizer(model, folder, stage2())
-    assert (checkpoints / TRACKER).read_text() == "3"
+    assert (checkpoints / POINTER).read_text() == "3"
 
 
 @needs("torch")
@@ -131,40 +120,3 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
             stage_recipes([1, 2, 3], None, [change])
         stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
-
-
-@pytest.mark.parametrize("torn", ["", "1", "xyz", "9"])
-def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(tmp_path: Path, torn: str) -> None:
-    for step in (2, 4, 6):
-        (tmp_path / f"global_step_{step}").mkdir()
-    for step in (2, 4):
-        (tmp_path / f"global_step_{step}" / "data.pt").touch()
-    (tmp_path / TRACKER).write_text(torn)
-    repair_checkpoint_pointer(tmp_path)
-    assert (tmp_path / TRACKER).read_text() == "4"
-
-
-def test_a_good_pointer_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "global_step_2").mkdir()
-    (tmp_path / TRACKER).write_text("2")
-    repair_checkpoint_pointer(tmp_path)
-    assert (tmp_path / TRACKER).read_text() == "2"
-
-
-def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
-    (tmp_path / TRACKER).write_text("7")
-    repair_checkpoint_pointer(tmp_path)
-    assert not (tmp_path / TRACKER).exists()
-
-
-def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:
-    def line(step: int, value: float) -> str:
-        return json.dumps({"step": step, "data": {MAIN_METRIC: value}}) + "\n"
-
-    (tmp_path / "metrics-1.jsonl").write_text(line(1, 1.0) + line(2, 2.0) + line(3, 3.0) + '{"step": 4, "da')
-    (tmp_path / "metrics-2.jsonl").write_text(line(3, 30.0))
-    (tmp_path / "metrics-10.jsonl").write_text(line(4, 40.0))
-    validation = json.dumps({"step": 9, "data": {"val/acc": 1.0}}) + "\n"
-    (tmp_path / "metrics-11.jsonl").write_text(validation)
-    read = {step: data[MAIN_METRIC] for step, data in step_metrics(tmp_path).items()}
-    assert read == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}

@@ -15,9 +15,12 @@ from support.scripted_rollouts import Group, Trained, Update, in_trainer
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
-from rstar2.train.command import CPU_ENVIRONMENT
+from rstar2.prompts import load_codec
+from rstar2.train import stages
+from rstar2.train.command import CPU_ENVIRONMENT, Command
 from rstar2.train.recipe import StageRecipe, stage_recipe
-from rstar2.train.stages import continue_optimizer
+from rstar2.train.records.timing import PhaseTimer
+from rstar2.train.stages import Start, continue_optimizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs("verl")]
 
@@ -42,6 +45,7 @@ SMALL = [
     # Clipped, every gradient would have the same length.
     "verl.actor_rollout_ref.actor.optim.clip_grad=1e9",
 ]
+SIZE = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
 MIXED = [Group("a", "11100100"), Group("bb", "01111000", output="a longer reply: 123456")]
 
 
@@ -53,8 +57,7 @@ def recipe(prompts: int, *changes: str) -> StageRecipe:
 def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
     """`support.verl_trainer.train` of a tiny model, in a process with the laptop profile's environment."""
     root = tmp_path_factory.mktemp("verl")
-    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(root / "model", size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+    make_tiny_model(root / "model", SIZE, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
@@ -179,6 +182,38 @@ def test_adamw_and_the_warm_up_continue_from_stage_1_to_stage_2(train: Train, tm
     assert logged == pytest.approx([*rising[1:], rate])
     fresh = train(recipe(2, *whole, "steps=1"), steps[:1], folder=tmp_path / "stage3")
     assert (fresh.moments_before, fresh.updates[0].lr) == ([], pytest.approx(rate / 4))
+
+
+def test_a_kill_while_the_model_is_made_leaves_that_alone_to_be_done(train: Train, tmp_path: Path) -> None:
+    folder = tmp_path / "stage1"
+    trained = train(recipe(2, "steps=1"), [MIXED], folder=folder)
+    (folder / ".model.part").mkdir()
+    (folder / ".model.part" / "model.safetensors").write_bytes(b"torn")
+    given = recipe(2, "steps=1")
+    no_trainer = Command(["/bin/false"], {**CPU_ENVIRONMENT, "VERL_FILE_LOGGER_PATH": str(folder / "none")})
+    start = Start(
+        command=no_trainer,
+        folder=folder,
+        steps=1,
+        base=folder.parent / "base",
+        log=tmp_path / "log",
+        hardware=given.hardware,
+        checkpoint=given.checkpoint,
+        timer=PhaseTimer(folder),
+        warn=pytest.fail,
+    )
+    make_tiny_model(start.base, SIZE, builtin.traces(1, 20, {}), builtin.FORMAT, seed=2)
+    model = stages.train(start, lambda step, metrics: pytest.fail("no step is run again"))
+    from safetensors.torch import load_file
+
+    weights = load_file(model / "model.safetensors")
+    assert {name for name in weights if not _equal(weights[name], trained.weights[name])} == set()
+    assert len(weights) > 5
+    assert {str(each.dtype) for each in weights.values()} == {"torch.float32"}, (
+        "the precision of the training"
+    )
+    assert load_codec(model).format == load_codec(start.base).format
+    assert [path.name for path in folder.glob(".*")] == []
 
 
 def _equal(one: Any, other: Any) -> bool:

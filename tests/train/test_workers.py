@@ -16,8 +16,12 @@ from support.ray_nodes import ray_nodes
 
 from rstar2.errors import Failure
 from rstar2.train.command import Command, secrets_file, sft_command, stage_command, worker_environment
-from rstar2.train.launch import run_trainer
+from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.recipe import sft_recipe, stage_recipe
+
+
+def signs(folder: Path) -> SignsOfLife:
+    return SignsOfLife(folder / "metrics.jsonl", None, 600.0)
 
 
 def test_what_wandb_the_hub_and_nccl_need_is_handed_on_and_nothing_else() -> None:
@@ -134,7 +138,7 @@ def trainer(folder: Path, *words: str) -> Command:
 @pytest.mark.usefixtures("two_nodes")
 def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: Path) -> None:
     command = trainer(tmp_path)
-    run_trainer(command, tmp_path / "log", tmp_path / "metrics", lambda line: None)
+    run_trainer(command, tmp_path / "log", signs(tmp_path), lambda line: None)
     said = {(tmp_path / str(rank)).read_text() for rank in range(4)}
     assert said == {f"4 10 {command.env['HANDED_ON']}"}
 
@@ -144,6 +148,6 @@ def test_torchrun_starts_on_every_node_and_its_ranks_find_each_other(tmp_path: P
 @pytest.mark.usefixtures("two_nodes")
 def test_a_rank_that_fails_on_another_node_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="exit code 1") as failed:
-        run_trainer(trainer(tmp_path, "fail"), tmp_path / "log", tmp_path / "metrics", lambda line: None)
+        run_trainer(trainer(tmp_path, "fail"), tmp_path / "log", signs(tmp_path), lambda line: None)
     assert "the fourth rank fell over" in (tmp_path / "log").read_text()
     assert "exit code 1" in failed.value.message

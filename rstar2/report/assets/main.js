@@ -1,8 +1,8 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, analysis, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, what
-// `rstar2 analyze` wrote (or null), whether LaTeX was turned into formulas, and sections. A section is a benchmark's
+// charts, training, analysis, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, what
+// the steps of training measured (or null), what `rstar2 analyze` wrote (or null), whether LaTeX was turned into formulas, and sections. A section is a benchmark's
 // results.json with its `name`, or {name, folder}: a stage of training that kept rollouts in a folder.
 
 /** A section's nodes and its viewer. */
@@ -122,6 +122,7 @@ async function start() {
   const page = [
     ...phasePanels(about.summary),
     about.charts.length ? element("div", { class: "plots small" }, about.charts.map(linePlot)) : null,
+    ...stepPanels(about.training),
     ...analysisPanels(about.analysis),
     sections.tabs,
     sections.body,

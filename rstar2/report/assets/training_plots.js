@@ -106,6 +106,38 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
   }
 }
 
+/**
+ * Every measurement of the steps of training, {charts, alarms: [text], columns, rows}; none without a step. A chart may
+ * have `usual`, the band in which its values usually lie.
+ */
+function stepPanels(training) {
+  if (!training) return [];
+  const alarms = training.alarms.map((text) =>
+    element("p", { class: "alarm" }, element("span", { class: "badge warn" }, "alarm"), ` ${text}`)
+  );
+  const panel = fold("Training, step by step", []);
+  // Many plots, which not everybody wants: they are made when the panel is opened.
+  panel.addEventListener("toggle", () => panel.lastChild.append(...stepPlots(training)), { once: true });
+  return [...alarms, panel];
+}
+
+function stepPlots({ charts, columns, rows }) {
+  const plots = charts.map((chart) =>
+    element(
+      "div",
+      {},
+      linePlot(chart),
+      chart.usual ? element("p", { class: "muted" }, `usual: ${chart.usual}`) : null,
+      chartCsv(chart),
+    )
+  );
+  const all = csvLink({ name: "steps", columns, rows });
+  return [
+    element("p", {}, "Every step with all its measurements: ", all),
+    element("div", { class: "plots small" }, plots),
+  ];
+}
+
 const PHASE_PLOTS = [
   ["accuracy", "Accuracy on held-out problems", "accuracy", "share"],
   ["failed_call_ratio_correct", "Failed calls inside correct traces", "failed calls", "share"],

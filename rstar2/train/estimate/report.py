@@ -135,7 +135,7 @@ def estimate_run(
             memory_per_gpu=memory,
             step=step,
             judge=judge,
-            disk=stage_disk(shape, recipe.checkpoint.keep),
+            disk=stage_disk(shape, recipe.checkpoint.keep, 1 + recipe.models_on_the_way),
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
             warnings=[

@@ -90,10 +90,10 @@ class Disk:
     """Bytes below the run's folder."""
 
     checkpoint: int
-    """Weights and AdamW's moments in fp32, and the export that goes with each."""
+    """Weights and AdamW's moments in fp32."""
     kept_checkpoints: int
     model: int
-    """The exported model of the stage."""
+    """A model that is made of a checkpoint, in fp32: at the end of the stage, and every `checkpoint.export_every`."""
     total: int
     """With one checkpoint being written."""
 
@@ -162,10 +162,10 @@ def stage_judge(step: Step, given: Assumptions, workers: int | None) -> Judge:
     return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
 
 
-def stage_disk(shape: ModelShape, kept: int) -> Disk:
+def stage_disk(shape: ModelShape, kept: int, models: int = 1) -> Disk:
     model = MASTER * shape.parameters
-    checkpoint = (MASTER + MOMENTS) * shape.parameters + model
-    return Disk(checkpoint, kept, model, (kept + 1) * checkpoint + model)
+    checkpoint = (MASTER + MOMENTS) * shape.parameters
+    return Disk(checkpoint, kept, model, (kept + 1) * checkpoint + models * model)
 
 
 def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:

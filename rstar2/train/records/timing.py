@@ -36,7 +36,7 @@ class Timing:
     evaluation_s: float = 0.0
     """Sampling held-out problems, and the training problems where a stage leaves out the solved ones."""
     export_s: float = 0.0
-    """Copying the finished model out of the last checkpoint."""
+    """Making a model of the last checkpoint."""
 
     @property
     def other_s(self) -> float:
@@ -99,6 +99,8 @@ class TrainerTimer:
             timing.rollout_s += rollout_s
             timing.judge_s += rollout_s * metrics.get("rstar2/tool_wait_share", 0.0)
             timing.checkpoint_s += checkpoint_s
+            # VERL measures held-out problems after a step, outside of its time.
+            timing.evaluation_s += metrics.get("timing_s/testing", 0.0)
             timing.update_s += step_s - rollout_s - checkpoint_s
         self._phase.save()
 

@@ -39,6 +39,7 @@ PRELOADED = (
     "verl.trainer.sft_trainer",
     "verl.trainer.ppo.v1",
     "verl.trainer.ppo.v1.trainer_sync",
+    "verl.model_merger.fsdp_model_merger",
     "verl.experimental.agent_loop",
     "verl.experimental.reward_loop",
     "verl.workers.engine_workers",

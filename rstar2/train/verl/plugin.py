@@ -17,6 +17,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from rstar2.train.verl import cpu_platform
+from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
 
 
 def _load_replica() -> type:

@@ -23,6 +23,8 @@ from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.train.recipe import JudgeSettings
 from rstar2.train.records.kept_traces import choose, write_step
+from rstar2.train.records.progress import ProgressWriter, RolloutProgress
+from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
 from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 
@@ -36,7 +38,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     """Samples every group down by RoC, logs what the group looked like before, and keeps traces.
 
     `sampler_kwargs` of the trainer config: `roc` (RocSettings), `judge` (JudgeSettings), `seed`, `traces` (a folder),
-    `traces_per_step`, `prompts` (problems per step), `agent_loop` (the file of `command.agent_loop_yaml`).
+    `traces_per_step`, `prompts` (problems per step), `rollouts` (2G), `agent_loop` (the file of
+    `command.agent_loop_yaml`).
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -47,6 +50,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._traces = Path(given["traces"])
         self._traces_per_step = int(given["traces_per_step"])
         self._agent_loop = Path(given["agent_loop"])
+        self._wanted = int(given["prompts"]) * int(given["rollouts"])
+        self._progress = ProgressWriter(self._agent_loop.parent)
         self._step = 0
         self._raw: dict[str, float] = {}
         self._lost: list[str] = []
@@ -73,16 +78,18 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             JudgeError: too many rollouts lost a call, for longer than the recipe's `judge.stop_after_s`.
         """
         self._step = global_steps
-        deadline = None
+        deadline, paused_s = None, 0.0
         while True:
             self._replaced.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
             if partition_id == "val":
                 return batch, metrics
             if batch.keys:
-                return batch, {**metrics, **self._raw}
-            deadline = deadline or time.monotonic() + self._judge.stop_after_s
+                return batch, {**metrics, **self._raw, "rstar2/judge_pause_s": paused_s}
+            begun_at = time.monotonic()
+            deadline = deadline or begun_at + self._judge.stop_after_s
             self._await_judge(deadline)
+            paused_s += time.monotonic() - begun_at
             self.refill_fn(batch_size)
 
     def _materialize_batch(
@@ -116,11 +123,19 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         for replaced in self._replaced.values():
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
-        self._raw = raw_metrics(rollouts, kept, in_groups)
+        self._raw = raw_metrics(rollouts, kept, in_groups, self._settings)
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
         tags = [batch.tags[order[i]] for i in kept]
         return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        finished = len(self.partitions[partition_id])
+        # With refills more than these are rolled out; how many are held out is not known here.
+        wanted = 0 if partition_id == "val" else max(finished, self._wanted)
+        self._progress.write(RolloutProgress(self._step, finished, wanted))
+        waited: float = super()._wait_for_next_poll(partition_id, last_debug_time)
+        return waited
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Of the finished groups those that give no gradient, to be replaced, as far as `refill_batches` goes."""
@@ -169,8 +184,11 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         why = f"step {self._step}: {self._lost_text()}"
         [settings] = json.loads(self._agent_loop.read_text())
         log.warning("%s; training waits for the judge at %s", why, settings["judge_url"])
+        begun_at = time.monotonic()
         with SyncJudgeClient(settings["judge_url"], settings["judge_token"]) as judge:
             while True:
+                away_s = round(time.monotonic() - begun_at, 1)
+                self._progress.write(RolloutProgress(self._step, 0, self._wanted, judge_away_s=away_s))
                 if time.monotonic() > deadline:
                     raise JudgeError(
                         f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
@@ -198,36 +216,3 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 def _group(key: str) -> str:
     """The group of a trajectory; VERL's keys are GROUP_SESSION_INDEX."""
     return key.split("_")[0]
-
-
-def raw_metrics(rollouts: list[Rollout], kept: list[int], groups: list[list[int]]) -> dict[str, float]:
-    """Statistics of all rollouts of a step, before selection, and of the selection itself.
-
-    `groups` are lists of indices into `rollouts`, as `kept` is one.
-    """
-    correct = [rollout for rollout in rollouts if rollout.correct]
-    kept_correct = [rollouts[i] for i in kept if rollouts[i].correct]
-    rewards = [{rollouts[i].reward for i in group} for group in groups]
-    trained = sum(not set(group).isdisjoint(kept) for group in groups)
-    wall_s = sum(rollout.wall_s for rollout in rollouts)
-    lost = [rollout for rollout in rollouts if rollout.lost_calls]
-    return {
-        "rstar2/pass_rate": len(correct) / len(rollouts),
-        "rstar2/failed_call_ratio_correct": _failed_ratio(correct),
-        "rstar2/tokens": float(np.mean([rollout.tokens for rollout in rollouts])),
-        "rstar2/calls": float(np.mean([rollout.calls for rollout in rollouts])),
-        "rstar2/truncated": float(np.mean([rollout.truncated for rollout in rollouts])),
-        "rstar2/lost_calls": float(sum(rollout.lost_calls for rollout in lost)),
-        "rstar2/lost_rollouts": float(len(lost)),
-        "rstar2/tool_wait_share": sum(r.tool_wait_s for r in rollouts) / wall_s if wall_s else 0.0,
-        "rstar2/rollouts": float(len(rollouts)),
-        "rstar2/kept": float(len(kept)),
-        "rstar2/kept_failed_call_ratio_correct": _failed_ratio(kept_correct),
-        "rstar2/mixed_groups": sum(len(each) > 1 for each in rewards) / len(rewards),
-        "rstar2/dropped_groups": 1 - trained / len(groups),
-    }
-
-
-def _failed_ratio(rollouts: list[Rollout]) -> float:
-    calls = sum(rollout.calls for rollout in rollouts)
-    return sum(rollout.failed_calls for rollout in rollouts) / calls if calls else 0.0

@@ -15,6 +15,8 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
+from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
+
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"
 SECRETS_FILE = "RSTAR2_SECRETS_FILE"
 

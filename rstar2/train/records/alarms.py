@@ -1,0 +1,160 @@
+"""Tells from the metrics of a stage's steps whether training begins to collapse.
+
+The paper's training collapsed after its last step whatever the authors changed (arXiv 2508.20722), so it is worth
+knowing early. The thresholds are ours: the paper gives none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from rstar2.config import Strict
+
+ALARMS_FILE = "alarms.jsonl"
+Metrics = Mapping[str, Any]
+
+
+class AlarmSettings(Strict):
+    """From which values on a sign of collapse is reported. Training continues."""
+
+    window: int = Field(5, ge=1)
+    """Steps that are averaged. The first so many of a stage are what its later ones are compared with."""
+    entropy_fall: float = Field(0.7, gt=0, le=1)
+    """Entropy is this share lower than in the stage's first steps: the policy writes the same again and again."""
+    entropy_rise: float = Field(2.0, gt=0)
+    """Entropy is this share higher than in the stage's first steps: the policy writes noise."""
+    length_change: float = Field(2.0, gt=1)
+    """Rollouts are this many times longer, or shorter, than `length_over` steps before."""
+    length_over: int = Field(20, ge=1)
+    """Over how many steps a change of length is looked for."""
+    truncated: float = Field(0.2, gt=0, le=1)
+    """This share of the rollouts ends by the token budget. In the paper a tenth does at times in stage 1."""
+    reward_fall: float = Field(0.15, gt=0, le=1)
+    """The mean reward, before selection, is this much lower than it has been in the stage."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A sign of collapse at one step of a stage."""
+
+    sign: str
+    """entropy, length, truncation or reward."""
+    text: str
+    """With the values and the key of the threshold."""
+
+
+class AlarmRecorder:
+    """Looks at each step of a stage, and keeps new alarms in `alarms.jsonl` of its folder.
+
+    Args:
+        before: the stage's steps of earlier starts, by number.
+        warn: told of each new alarm.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: AlarmSettings,
+        before: Mapping[int, Metrics],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._path = folder / ALARMS_FILE
+        self._settings = settings
+        self._steps = dict(before)
+        self._warn = warn
+
+    def on_step(self, number: int, metrics: Metrics) -> None:
+        # A step that is run again after a kill, and what came after it, is replaced.
+        self._steps = {step: each for step, each in self._steps.items() if step < number} | {number: metrics}
+        for alarm in new_alarms(list(self._steps.values()), self._settings):
+            self._warn(f"step {number}: {alarm.text}")
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": number, **asdict(alarm)}) + "\n")
+
+
+def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
+    """The alarms of a stage by the step at which they began; of a step that was run again each once."""
+    path = folder / ALARMS_FILE
+    found: dict[int, dict[str, Alarm]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):  # a kill may tear the last line
+            row = json.loads(line)
+            found.setdefault(row["step"], {})[row["sign"]] = Alarm(row["sign"], row["text"])
+    return {step: list(signs.values()) for step, signs in sorted(found.items())}
+
+
+def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
+    """The signs at the last of a stage's steps, given all of them in order; none before a window is full."""
+    return [
+        found
+        for found in (
+            _entropy(steps, settings),
+            _length(steps, settings),
+            _truncation(steps, settings),
+            _reward(steps, settings),
+        )
+        if found is not None
+    ]
+
+
+def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
+    """Those of the last step that the step before did not have."""
+    before = {alarm.sign for alarm in alarms(steps[:-1], settings)}
+    return [alarm for alarm in alarms(steps, settings) if alarm.sign not in before]
+
+
+def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
+    """The mean over the window that ends before `end`; None where it is not full or has no such metric."""
+    values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
+    return sum(values) / window if len(values) == window else None
+
+
+def _entropy(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    name, window = "actor/entropy", settings.window
+    first, last = _mean(steps, name, window, window), _mean(steps, name, len(steps), window)
+    if first is None or last is None or len(steps) < 2 * window:
+        return None
+    if last < (1 - settings.entropy_fall) * first:
+        return Alarm("entropy", f"entropy fell from {first:.3g} to {last:.3g} (alarms.entropy_fall)")
+    if last > (1 + settings.entropy_rise) * first:
+        return Alarm("entropy", f"entropy rose from {first:.3g} to {last:.3g} (alarms.entropy_rise)")
+    return None
+
+
+def _length(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    name, over, window = "rstar2/tokens", settings.length_over, settings.window
+    before = _mean(steps, name, max(window, len(steps) - over), window)
+    last = _mean(steps, name, len(steps), window)
+    if before is None or last is None or len(steps) < 2 * window:
+        return None
+    if before > 0 and not 1 / settings.length_change < last / before < settings.length_change:
+        return Alarm(
+            "length",
+            f"mean length went from {before:.0f} to {last:.0f} tokens within {over} steps (alarms.length_change)",
+        )
+    return None
+
+
+def _truncation(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    last = _mean(steps, "rstar2/truncated", len(steps), settings.window)
+    if last is None or last < settings.truncated:
+        return None
+    return Alarm("truncation", f"{last:.0%} of the rollouts end by the token budget (alarms.truncated)")
+
+
+def _reward(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:
+    window = settings.window
+    means = [_mean(steps, "rstar2/pass_rate", end, window) for end in range(window, len(steps) + 1)]
+    known = [mean for mean in means if mean is not None]
+    if not known or means[-1] is None or max(known) - known[-1] < settings.reward_fall:
+        return None
+    return Alarm(
+        "reward", f"the pass rate fell from {max(known):.1%} to {known[-1]:.1%} (alarms.reward_fall)"
+    )

@@ -1,0 +1,109 @@
+"""Which columns of `rstar2.train.records.steps` are looked at together, for `rstar2 watch` and the report page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES
+from rstar2.train.records.steps import Step
+
+Unit = Literal["share", "count", "seconds", "number"]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Some curves over the steps that share their axis."""
+
+    name: str
+    """For a narrow terminal."""
+    title: str
+    y: str
+    unit: Unit
+    lines: tuple[tuple[str, str], ...]
+    """Column and label."""
+    usual: str = ""
+    """The band in which the values usually lie, and by whose word."""
+
+    def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
+        """Label and points (step, value) of each line that is somewhere other than 0; of the first in any case."""
+        found = []
+        for place, (column, label) in enumerate(self.lines):
+            points = [(step.number, value) for step in steps if (value := step.values[column]) is not None]
+            if any(value for _, value in points) or (points and place == 0):
+                found.append((label, points))
+        return found
+
+
+PANELS = (
+    Panel(
+        "reward",
+        "Reward",
+        "mean reward",
+        "share",
+        (("pass_rate", "all rollouts"), ("kept_reward", "kept"), ("held_out", "held-out problems")),
+    ),
+    Panel(
+        "failed calls",
+        "Failed calls in correct rollouts",
+        "failed calls",
+        "share",
+        (("failed_calls", "all"), ("kept_failed_calls", "kept")),
+        "10 to 15 % under plain GRPO, less and falling under RoC (the paper's figure 4)",
+    ),
+    Panel(
+        "penalties",
+        "Penalties of correct rollouts",
+        "penalty",
+        "number",
+        (
+            ("p_err", "p_err, all"),
+            ("kept_p_err", "p_err, kept"),
+            ("p_format", "p_format, all"),
+            ("kept_p_format", "p_format, kept"),
+        ),
+    ),
+    Panel(
+        "rollouts",
+        "Rollouts kept and dropped",
+        "rollouts",
+        "count",
+        (("kept", "kept"), *((f"dropped_{reason}", reason.replace("_", " ")) for reason in DROPPED)),
+        "lost 0; with no gradient up to 70 % late in stage 2 (the paper)",
+    ),
+    Panel(
+        "kinds",
+        "Failed calls by kind",
+        "of all calls",
+        "share",
+        tuple((f"calls_{status}", status.replace("_", " ")) for status in FAILURES),
+        "error 10 to 30 % at first, then falling; every other kind below 3 % (the demo's runs)",
+    ),
+    Panel("length", "Length", "tokens", "count", (("tokens", "mean"), ("tokens_max", "longest"))),
+    Panel(
+        "truncated",
+        "Truncated rollouts",
+        "truncated",
+        "share",
+        (("truncated", "by the token budget"),),
+        "up to 10 % at times in stage 1 (the paper)",
+    ),
+    Panel("entropy", "Entropy", "nats per token", "number", (("entropy", "entropy"),)),
+    Panel(
+        "mismatch",
+        "Mismatch of engine and trainer",
+        "KL, nats per token",
+        "number",
+        (("mismatch_kl", "mismatch KL"),),
+        "below 0.01; more calls for algorithm.correction",
+    ),
+    Panel("judge", "Judge", "seconds a call", "seconds", (("call_s", "mean"), ("slowest_call_s", "slowest"))),
+    Panel(
+        "time",
+        "Time of a step",
+        "of the step",
+        "share",
+        tuple((f"share_{part}", part) for part in ("rollout", "tools", "update", "checkpoint", "waiting")),
+    ),
+)

@@ -1,0 +1,66 @@
+"""How far the rollouts of the present step are: a small file that the sampler replaces as they finish.
+
+`rstar2.train.launch` knows by it that the trainer works, and `rstar2 watch` shows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rstar2.files import write_json
+
+PROGRESS_FILE = "rollouts.json"
+WRITE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class RolloutProgress:
+    """Of one stage's folder."""
+
+    step: int
+    finished: int
+    """Rollouts of this step that are graded."""
+    wanted: int
+    """Of how many; 0 while held-out problems are rolled out."""
+    judge_away_s: float = 0.0
+    """Seconds that training has waited for the judge."""
+
+    def text(self) -> str:
+        """For people."""
+        what = f"of {self.wanted} rollouts" if self.wanted else "held-out rollouts"
+        shown = f"step {self.step}, {self.finished} {what} finished"
+        return f"{shown}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else shown
+
+
+class ProgressWriter:
+    """Replaces the file of a stage's folder, at most every `WRITE_EVERY_S`, and only where there is progress."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / PROGRESS_FILE
+        self._written: RolloutProgress | None = None
+        self._written_at = 0.0
+
+    def write(self, progress: RolloutProgress) -> None:
+        now = time.monotonic()
+        if progress != self._written and now - self._written_at >= WRITE_EVERY_S:
+            with contextlib.suppress(OSError):  # a full disk must not end a step that needs none
+                write_json(self._path, asdict(progress))
+            self._written, self._written_at = progress, now
+
+
+def read_progress(path: Path) -> RolloutProgress | None:
+    """What a stage's file says; None where there is none that can be read."""
+    try:
+        return RolloutProgress(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def describe(path: Path) -> str:
+    """For people: the step and its rollouts; empty where nothing is known."""
+    progress = read_progress(path)
+    return progress.text() if progress else ""

@@ -1,0 +1,200 @@
+"""The steps of a run as one table: what VERL and our sampler measured, by names that say what they are.
+
+VERL's metrics stand whole in `stage1/metrics-1.jsonl` and so on, one file per start of the trainer. `steps.csv` in the
+run's folder is made of them after each step: one row per step, over all stages.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.files import write_text
+from rstar2.train.records.raw_metrics import DROPPED, FAILURES
+
+STEPS_FILE = "steps.csv"
+MAIN_METRIC = "rstar2/pass_rate"
+SFT_METRIC = "train/loss"
+_STAGES = (1, 2, 3)
+
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the table."""
+
+    name: str
+    meaning: str
+    value: Callable[[Metrics], float | None]
+
+
+def _metric(key: str) -> Callable[[Metrics], float | None]:
+    return lambda step: step.get(key)
+
+
+def _seconds(step: Metrics, *names: str) -> float:
+    return float(sum(step.get(f"timing_s/{name}", 0.0) for name in names))
+
+
+def _share(part: Callable[[Metrics], float]) -> Callable[[Metrics], float | None]:
+    return lambda step: part(step) / step["timing_s/step"] if step.get("timing_s/step") else None
+
+
+def _rolling(step: Metrics) -> float:
+    """Seconds in which rollouts were made: without the part in which the judge was away."""
+    paused_s = float(step.get("rstar2/judge_pause_s", 0.0))
+    return max(0.0, _seconds(step, "gen") - paused_s)
+
+
+def _tools(step: Metrics) -> float:
+    return float(_rolling(step) * step.get("rstar2/tool_wait_share", 0.0))
+
+
+_UPDATE = (
+    "old_log_prob",
+    "ref",
+    "values",
+    "adv",
+    "update_critic",
+    "update_actor",
+    "update_weights",
+    "reward",
+)
+
+
+def _waiting(step: Metrics) -> float:
+    named = _rolling(step) + _seconds(step, *_UPDATE, "save_checkpoint")
+    return max(0.0, float(step["timing_s/step"]) - named)
+
+
+def _held_out(step: Metrics) -> float | None:
+    """The accuracy on held-out problems, over all their sources."""
+    found = [value for key, value in step.items() if key.startswith("val-") and "/acc/mean@" in key]
+    return sum(found) / len(found) if found else None
+
+
+COLUMNS = (
+    Column("pass_rate", "correct rollouts of all, before selection", _metric(MAIN_METRIC)),
+    Column("reward", "mean reward before selection", _metric("rstar2/reward")),
+    Column("kept_reward", "mean reward of what is trained on", _metric("critic/rewards/mean")),
+    Column("held_out", "accuracy on held-out problems", _held_out),
+    Column(
+        "failed_calls", "failed calls inside correct rollouts", _metric("rstar2/failed_call_ratio_correct")
+    ),
+    Column(
+        "kept_failed_calls",
+        "the same of those kept",
+        _metric("rstar2/kept_failed_call_ratio_correct"),
+    ),
+    Column("p_err", "mean penalty for failed calls of correct rollouts", _metric("rstar2/p_err")),
+    Column("kept_p_err", "the same of those kept", _metric("rstar2/kept_p_err")),
+    Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
+    Column("kept_p_format", "the same of those kept", _metric("rstar2/kept_p_format")),
+    Column("rollouts", "rollouts of the step", _metric("rstar2/rollouts")),
+    Column("kept", "of them trained on", _metric("rstar2/kept")),
+    *(
+        Column(f"dropped_{reason}", f"not trained on: {reason}", _metric(f"rstar2/dropped/{reason}"))
+        for reason in DROPPED
+    ),
+    Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
+    Column("calls", "tool calls per rollout", _metric("rstar2/calls")),
+    *(
+        Column(
+            f"calls_{status}", f"share of calls that ended so: {status}", _metric(f"rstar2/calls/{status}")
+        )
+        for status in FAILURES
+    ),
+    Column("tokens", "mean tokens of a rollout after its prompt", _metric("rstar2/tokens")),
+    Column("tokens_max", "tokens of the longest", _metric("rstar2/tokens_max")),
+    Column("truncated", "share that ended by the token budget", _metric("rstar2/truncated")),
+    Column("entropy", "nats per token, of the trainer's policy", _metric("actor/entropy")),
+    Column("mismatch_kl", "KL of engine and trainer, nats per token", _metric("rollout_corr/kl")),
+    Column("grad_norm", "of the gradient, before it is clipped", _metric("actor/grad_norm")),
+    Column("call_s", "mean seconds until the judge answered a call", _metric("rstar2/call_s")),
+    Column("slowest_call_s", "of the slowest", _metric("rstar2/slowest_call_s")),
+    Column("judge_pause_s", "seconds that the step waited for the judge", _metric("rstar2/judge_pause_s")),
+    Column("step_s", "seconds of the step", _metric("timing_s/step")),
+    Column(
+        "share_rollout", "share of it: the model writes", _share(lambda step: _rolling(step) - _tools(step))
+    ),
+    Column("share_tools", "share: an average rollout waits for tools", _share(_tools)),
+    Column(
+        "share_update",
+        "share: log-probabilities to new weights",
+        _share(lambda step: _seconds(step, *_UPDATE)),
+    ),
+    Column("share_checkpoint", "share: saving", _share(lambda step: _seconds(step, "save_checkpoint"))),
+    Column("share_waiting", "share: the rest, a judge that is away included", _share(_waiting)),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a run."""
+
+    number: int
+    """From 1, over all stages."""
+    stage: int
+    stage_step: int
+    """From 1 in each stage."""
+    values: dict[str, float | None]
+    """By the names of COLUMNS; None where it was not measured."""
+
+
+def step_metrics(folder: Path) -> dict[int, Metrics]:
+    """A stage's metrics by step, as VERL wrote them; where a step was run twice, the later run counts."""
+    rows = (row for row in _rows(folder) if MAIN_METRIC in row["data"])  # not a line of validation alone
+    return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
+
+
+def _rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of all starts of a trainer, in order."""
+    for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
+        for line in path.read_bytes().splitlines(keepends=True):
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def sft_losses(folder: Path) -> list[float]:
+    """The loss of each step of SFT, as `step_metrics`."""
+    losses: dict[int, float] = {}
+    for row in _rows(folder):
+        if SFT_METRIC in row["data"]:
+            losses[int(row["step"])] = float(row["data"][SFT_METRIC])
+    return [loss for _, loss in sorted(losses.items())]
+
+
+def run_steps(root: Path) -> list[Step]:
+    """The steps of all stages below `root`, in order."""
+    found = [
+        (stage, step, metrics)
+        for stage in _STAGES
+        for step, metrics in step_metrics(root / f"stage{stage}").items()
+    ]
+    return [
+        Step(number, stage, step, {column.name: column.value(metrics) for column in COLUMNS})
+        for number, (stage, step, metrics) in enumerate(found, 1)
+    ]
+
+
+def as_csv(steps: list[Step]) -> str:
+    """One row per step, with a header; what was not measured is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["step", "stage", "stage_step", *(column.name for column in COLUMNS)])
+    for step in steps:
+        values = [step.values[column.name] for column in COLUMNS]
+        shown = ["" if value is None else f"{value:.6g}" for value in values]
+        writer.writerow([step.number, step.stage, step.stage_step, *shown])
+    return out.getvalue()
+
+
+def write_steps(root: Path) -> None:
+    """Write `steps.csv` of the stages below `root`."""
+    write_text(root / STEPS_FILE, as_csv(run_steps(root)))

@@ -1,0 +1,104 @@
+"""Finds in a trainer's log why it failed, and what helps: the root cause before the errors that follow from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+READ_BYTES = 8_000_000
+"""Of the end of a log; a step of a large run prints some thousands."""
+_LONGEST = 500
+_PREFIX = re.compile(r"^\s*(?:\x1b\[[0-9;]*m)*(?:\([^)]*\)|\[rank\d+\]:)?(?:\x1b\[[0-9;]*m)*\s*")
+"""What Ray and torch put before a line of one of their processes."""
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)(?::|$)")
+_CONSEQUENCE = re.compile(
+    r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
+    r"ObjectLostError|OwnerDiedError|NodeDiedError|TaskCancelledError)"
+    r"|ChildFailedError|^torch\.distributed\.DistBackendError|^BrokenPipeError|^ConnectionResetError|^KeyboardInterrupt"
+)
+"""Errors of processes that only see that another one has ended."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a trainer failed."""
+
+    line: str
+    """As the log has it, without what Ray and torch put before."""
+    remedy: str = ""
+    """What helps, where that is known."""
+
+
+_KNOWN: tuple[tuple[str, str], ...] = (
+    (
+        r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
+        "A GPU's memory is full: set hardware.offload=all, fewer hardware.update_tokens, or a smaller "
+        "hardware.engine_memory_share; `rstar2 plan` says what fits.",
+    ),
+    (
+        r"No available memory for the cache blocks|KV cache is needed, which is larger",
+        "An engine has no room for its KV cache: set a larger hardware.engine_memory_share or "
+        "hardware.tensor_parallel.",
+    ),
+    (
+        r"No space left on device|Errno 28\]|Disk quota exceeded|Errno 122\]",
+        "The disk is full: make room, or keep fewer checkpoints (checkpoint.keep); the same command then continues.",
+    ),
+    (
+        r"low on memory|memory pressure|OutOfMemoryError: Task was killed|oom-kill|Cannot allocate memory",
+        "The machine's own memory is full: set hardware.offload=optimizer or none, or use more machines.",
+    ),
+    (
+        r"^(?:\w+\.)*JudgeError\b",
+        "Start the judge again, then the same command: training continues from its last checkpoint.",
+    ),
+    (
+        r"api_key not configured|wandb\.errors|wandb: ERROR",
+        "Run `wandb login`, set WANDB_MODE=offline, or leave wandb out of trackers.",
+    ),
+    (
+        r"Watchdog caught collective operation timeout|NCCL error|ncclSystemError|ncclRemoteError|"
+        r"Timed out waiting .*recv operation|DistStoreError",
+        "A rank did not answer the others in time: look for an earlier error in the log of its node; where a disk or "
+        "a network is only slow, raise hardware.nccl_timeout_s. NCCL_DEBUG=INFO tells more.",
+    ),
+    (
+        r"CUDA error: |device-side assert|uncorrectable ECC|\bXid\b",
+        "A GPU failed: `nvidia-smi -q` and the kernel's log name it; CUDA_LAUNCH_BLOCKING=1 finds the operation.",
+    ),
+    (
+        r"failed to register to the raylet|worker_register_timeout|The current node timed out during startup",
+        "Ray's processes did not start in time, as on a slow disk: raise hardware.worker_start_s.",
+    ),
+)
+"""Root causes, the more telling first, and what helps."""
+
+
+def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause:
+    """The most telling line of a log from byte `start` on.
+
+    A known root cause comes first, the more telling before the others, and of one kind the first line; then the last
+    exception that does not merely follow from another; then any exception; then the last line.
+
+    Args:
+        exit_code: of the trainer, for one that was killed and could not say why.
+    """
+    with log.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(start, size - READ_BYTES))
+        text = file.read().decode(errors="replace")
+    lines = [bare for line in text.splitlines() if (bare := _PREFIX.sub("", line).rstrip())]
+    for pattern, remedy in _KNOWN:
+        telling = re.compile(pattern)
+        for line in lines:
+            if telling.search(line):
+                return Cause(line[:_LONGEST], remedy)
+    exceptions = [line for line in lines if _EXCEPTION.match(line)]
+    first_hand = [line for line in exceptions if not _CONSEQUENCE.search(line)]
+    killed = exit_code is not None and exit_code < 0 and not first_hand
+    remedy = (
+        "Something killed it; where no person did, the kernel's log (dmesg) says whether memory was full."
+    )
+    found = first_hand or exceptions or lines
+    return Cause(found[-1][:_LONGEST] if found else "it printed nothing", remedy if killed else "")

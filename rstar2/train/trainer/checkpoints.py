@@ -1,0 +1,116 @@
+"""VERL's checkpoints on disk: which are whole, from which one a killed stage resumes, and which are old.
+
+```
+checkpoints/
+  latest_checkpointed_iteration.txt   the step to resume from
+  global_step_20/actor/               of RL; SFT has no folder actor
+    model_world_size_8_rank_0.pt …    one file per rank; optim_… and extra_state_… likewise
+    fsdp_config.json huggingface/     the number of ranks; the model's config and tokenizer
+  global_step_20/data.pt              where in the data training is; SFT writes data_0.pt …
+```
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rstar2.errors import Failure
+from rstar2.files import write_text
+
+POINTER = "latest_checkpointed_iteration.txt"
+BEFORE = "global_step_0"
+"""The checkpoint that a stage starts from; VERL counts its steps from 1."""
+_PARTS = ("model", "optim", "extra_state")
+
+
+def steps_of(checkpoints: Path) -> list[int]:
+    """The steps of which there is a folder, whole or not, in order; without that of the stage before."""
+    names = (folder.name.removeprefix("global_step_") for folder in checkpoints.glob("global_step_*"))
+    return sorted(int(name) for name in names if name.isdigit() and int(name))
+
+
+def actor_of(checkpoint: Path) -> Path:
+    """The folder of a checkpoint that holds the weights."""
+    actor = checkpoint / "actor"
+    return actor if actor.is_dir() else checkpoint
+
+
+def fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, None for one that is whole.
+
+    A file that was cut short lacks the index at its end, which is looked for; its other bytes are not read.
+    """
+    actor = actor_of(checkpoint)
+    try:
+        ranks = int(json.loads((actor / "fsdp_config.json").read_text(encoding="utf-8"))["world_size"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{actor / 'fsdp_config.json'} is missing or torn"
+    files = [actor / f"{part}_world_size_{ranks}_rank_{rank}.pt" for part in _PARTS for rank in range(ranks)]
+    data = sorted(checkpoint.glob("data*.pt")) or [checkpoint / "data.pt"]
+    for file in [*files, *data]:
+        if not file.is_file():
+            return f"{file} is missing"
+        if not zipfile.is_zipfile(file):
+            return f"{file} is cut short"
+    return None
+
+
+def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
+    """Have VERL's pointer name the last checkpoint that is whole; `warn` is told of damaged ones it passes over.
+
+    VERL writes the pointer last but not by rename, so a kill can leave it empty; and a machine that lost power may
+    have lost the end of files that were written before it. A Failure where all that was finished is damaged.
+    """
+    pointer = checkpoints / POINTER
+    if not pointer.exists():
+        return
+    named = pointer.read_text(encoding="utf-8").strip()
+    steps = steps_of(checkpoints)
+    # What is newer than the pointer says was being written when the trainer ended.
+    finished = [step for step in steps if not named.isdigit() or step <= int(named)]
+    for step in reversed(finished):
+        wrong = fault(checkpoints / f"global_step_{step}")
+        if wrong is None:
+            break
+        # With a torn pointer the newest may be the one that was being written: that is no damage.
+        if named.isdigit():
+            warn(f"the checkpoint of step {step} is damaged and passed over: {wrong}")
+    else:
+        if (checkpoints / BEFORE).is_dir():
+            step = 0
+        elif finished and named.isdigit():
+            raise Failure(
+                f"no checkpoint in {checkpoints} is whole",
+                f"Remove {checkpoints} to begin the stage again, then the same command.",
+            )
+        else:
+            pointer.unlink()
+            return
+    if named != str(step):
+        write_text(pointer, str(step))
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the `keep` last finished checkpoints; those of earlier starts too, which VERL forgets.
+
+    What is newer than the pointer says stays: it may be being written.
+    """
+    pointer = checkpoints / POINTER
+    named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
+    if not named.isdigit():
+        return
+    finished = [step for step in steps_of(checkpoints) if step <= int(named)]
+    for step in finished[:-keep]:
+        shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
+
+
+def last_checkpoint(checkpoints: Path) -> Path | None:
+    """The one that VERL's pointer names."""
+    pointer = checkpoints / POINTER
+    if not pointer.exists():
+        return None
+    return checkpoints / f"global_step_{pointer.read_text(encoding='utf-8').strip()}"

@@ -1,0 +1,1 @@
+"""What VERL hands out: models made from its checkpoints, and metrics to trackers."""

@@ -1,0 +1,52 @@
+"""Makes a Hugging Face model of VERL's checkpoint: `python -m rstar2.train.verl.output.export CHECKPOINT MODEL`.
+
+CHECKPOINT is the folder that holds the ranks' `model_world_size_…` files. VERL's own merger does it, but keeps the
+precision of the weights, which it would round to bfloat16: the next stage starts from them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from verl.model_merger.base_model_merger import ModelMergerConfig
+from verl.model_merger.fsdp_model_merger import FSDPModelMerger, merge_non_dtensor_shards
+
+
+class _Merger(FSDPModelMerger):  # type: ignore[misc]
+    def _load_and_merge_state_dicts(
+        self, world_size: int, total_shards: int, *mesh: Any
+    ) -> dict[str, torch.Tensor]:
+        names = [f"model_world_size_{world_size}_rank_{rank}.pt" for rank in range(total_shards)]
+        folder = Path(self.config.local_dir)
+        shards = [torch.load(folder / name, map_location="cpu", weights_only=False) for name in names]
+        merged = {}
+        for key in list(shards[0]):
+            parts = [shard.pop(key) for shard in shards]
+            if isinstance(parts[0], DTensor):
+                # Of replicas of shards, the last placement is the sharding.
+                placement = parts[0].placements[-1]
+                merged[key] = self._merge_by_placement([part._local_tensor for part in parts], placement)
+            else:
+                merged[key] = merge_non_dtensor_shards(key, parts)
+        return merged
+
+
+def export(checkpoint: Path, model: Path) -> None:
+    """Write the model of a checkpoint to the folder `model`; raises what VERL's merger raises."""
+    model.mkdir(parents=True, exist_ok=True)
+    config = ModelMergerConfig(
+        operation="merge",
+        backend="fsdp",
+        local_dir=str(checkpoint),
+        target_dir=str(model),
+        hf_model_config_path=str(checkpoint / "huggingface"),
+    )
+    _Merger(config).merge_and_save()
+
+
+if __name__ == "__main__":
+    export(Path(sys.argv[1]), Path(sys.argv[2]))

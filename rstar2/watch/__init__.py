@@ -1,0 +1,1 @@
+"""What `rstar2 watch` shows of a training run, read from the files of its folder alone."""

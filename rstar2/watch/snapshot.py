@@ -1,0 +1,109 @@
+"""Reads how a training run stands: its state, phase, rollouts, steps and alarms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import UserError
+from rstar2.runs import load_config, load_status
+from rstar2.train.records.alarms import read_alarms
+from rstar2.train.records.progress import PROGRESS_FILE, RolloutProgress, read_progress
+from rstar2.train.records.steps import Step, run_steps, sft_losses
+
+KINDS = ("train", "demo", "sft")
+"""Kinds of runs that train."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    run: Path
+    kind: str
+    state: str
+    """running, finished, failed, stopped, killed; unknown without status.json."""
+    phase: str
+    """SFT, stage 1 …, or empty before the first."""
+    step: int
+    """Finished steps of the phase."""
+    of: int | None
+    """Steps of the phase, where the run's config tells."""
+    rollouts: RolloutProgress | None
+    """Of the present step; None while no stage runs."""
+    steps: list[Step]
+    """All finished steps of all stages."""
+    losses: list[float]
+    """Of SFT's steps, where that is the phase."""
+    alarms: list[dict[str, Any]]
+    """stage, step, sign and text, in order."""
+    cause: str
+    """Why the run failed, where it did."""
+
+    def record(self) -> dict[str, Any]:
+        """JSON-able."""
+        latest = self.steps[-1].values if self.steps else {}
+        return {
+            "run": str(self.run),
+            "kind": self.kind,
+            "state": self.state,
+            "phase": self.phase,
+            "step": self.step,
+            "of": self.of,
+            "rollouts": self.rollouts and self.rollouts.text(),
+            "latest": latest,
+            "loss": self.losses[-1] if self.losses else None,
+            "alarms": self.alarms,
+            "cause": self.cause,
+            "steps": [
+                {"step": step.number, "stage": step.stage, "stage_step": step.stage_step, **step.values}
+                for step in self.steps
+            ],
+        }
+
+
+def snapshot(run: Path) -> Snapshot:
+    """Read a run's folder; a UserError where it is no run that trains."""
+    kind, config = load_config(run)
+    if kind not in KINDS:
+        raise UserError(
+            f"{run} is a run of `{kind}`, which trains nothing", "`rstar2 runs show` shows its results."
+        )
+    status = load_status(run)
+    # The second arm of `rstar2 demo --compare` comes after the first.
+    root = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
+    steps = run_steps(root)
+    stage = max((int(path.parent.name[-1]) for path in root.glob("stage[0-9]/metrics-*.jsonl")), default=None)
+    sft = run if kind == "sft" else run / "sft"
+    losses = sft_losses(sft) if stage is None else []
+    if stage is not None:
+        phase, done = f"stage {stage}", sum(step.stage == stage for step in steps)
+    else:
+        phase, done = ("SFT", len(losses)) if losses else ("", 0)
+    running = status.get("state") == "running"
+    return Snapshot(
+        run=run,
+        kind=kind,
+        state=str(status.get("state", "unknown")),
+        phase=phase,
+        step=done,
+        of=_steps_of(kind, config, stage),
+        rollouts=read_progress(root / f"stage{stage}" / PROGRESS_FILE) if running and stage else None,
+        steps=steps,
+        losses=losses,
+        alarms=[
+            {"stage": number, "step": step, "sign": alarm.sign, "text": alarm.text}
+            for number in (1, 2, 3)
+            for step, found in read_alarms(root / f"stage{number}").items()
+            for alarm in found
+        ],
+        cause=str(status.get("cause", "")),
+    )
+
+
+def _steps_of(kind: str, config: dict[str, Any], stage: int | None) -> int | None:
+    if stage is None:
+        return None
+    recipe = config["recipes"].get(str(stage)) if kind == "train" else config.get(f"stage{stage}")
+    return int(recipe["steps"]) if recipe else None

@@ -1,0 +1,81 @@
+"""Signs of collapse are told once, at the step at which they begin, and a healthy course raises none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rstar2.train.records.alarms import AlarmRecorder, AlarmSettings, alarms, read_alarms
+
+SETTINGS = AlarmSettings(window=2, length_over=6)
+
+
+def course(steps: int, **ends: float) -> list[dict[str, float]]:
+    """Steps of a healthy stage; a metric of `ends` moves evenly from what is usual to that value."""
+    usual = {"entropy": 0.4, "tokens": 4000.0, "truncated": 0.05, "pass_rate": 0.6}
+    keys = {name: f"rstar2/{name}" for name in usual} | {"entropy": "actor/entropy"}
+    return [
+        {
+            keys[name]: value + (ends.get(name, value) - value) * number / (steps - 1)
+            for name, value in usual.items()
+        }
+        for number in range(steps)
+    ]
+
+
+def test_a_healthy_stage_raises_no_alarm() -> None:
+    """It learns, its rollouts grow as in the paper from 1K to 4K tokens over 300 steps, its entropy halves."""
+    steps = course(300, entropy=0.2, pass_rate=0.9, truncated=0.1)
+    for number, step in enumerate(steps):
+        step["rstar2/tokens"] = 1000 + 3000 * number / 299
+    assert [found for end in range(1, 301) for found in alarms(steps[:end], AlarmSettings())] == []
+
+
+@pytest.mark.parametrize(
+    ("sign", "ends", "said"),
+    [
+        ("entropy", {"entropy": 0.01}, r"entropy fell from 0.\d+ to 0.\d+ \(alarms.entropy_fall\)"),
+        ("entropy", {"entropy": 3.0}, r"entropy rose from .* \(alarms.entropy_rise\)"),
+        ("length", {"tokens": 300.0}, r"mean length went from \d+ to \d+ tokens within 6 steps"),
+        ("length", {"tokens": 40000.0}, "alarms.length_change"),
+        (
+            "truncation",
+            {"truncated": 0.5},
+            r"2\d% of the rollouts end by the token budget \(alarms.truncated\)",
+        ),
+        ("reward", {"pass_rate": 0.1}, r"the pass rate fell from \d+.\d% to \d+.\d% \(alarms.reward_fall\)"),
+    ],
+)
+def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
+    tmp_path: Path, sign: str, ends: dict[str, float], said: str
+) -> None:
+    warned: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    for number, step in enumerate(course(12, **ends), 1):
+        recorder.on_step(number, step)
+    [(step_of, [alarm])] = read_alarms(tmp_path).items()
+    assert alarm.sign == sign
+    assert warned == [f"step {step_of}: {alarm.text}"]
+    assert re.search(said, alarm.text)
+
+
+def test_a_sign_that_passes_and_returns_is_told_twice(tmp_path: Path) -> None:
+    warned: list[str] = []
+    recorder = AlarmRecorder(tmp_path, AlarmSettings(window=1), {}, warned.append)
+    for number, truncated in enumerate([0.0, 0.3, 0.4, 0.1, 0.3], 1):
+        recorder.on_step(number, {"rstar2/truncated": truncated})
+    assert [text.partition(":")[0] for text in warned] == ["step 2", "step 5"]
+
+
+def test_after_a_kill_earlier_steps_count_and_steps_run_again_are_told_once(tmp_path: Path) -> None:
+    steps = course(12, pass_rate=0.1)
+    for begun_at, before in ((0, {}), (8, dict(enumerate(steps[:9], 1)))):
+        recorder = AlarmRecorder(tmp_path, SETTINGS, before, lambda text: None)
+        for number in range(begun_at, 12):
+            recorder.on_step(number + 1, steps[number])
+    with (tmp_path / "alarms.jsonl").open("a") as file:
+        file.write('{"step": 9, "si')
+    [(_, [alarm])] = read_alarms(tmp_path).items()
+    assert alarm.sign == "reward"

@@ -1,0 +1,123 @@
+"""The table of steps: names that say what they are, a step's time split into parts, kept and dropped by reason."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.train.records.panels import PANELS
+from rstar2.train.records.raw_metrics import raw_metrics
+from rstar2.train.records.steps import COLUMNS, as_csv, run_steps, sft_losses, step_metrics, write_steps
+from rstar2.train.roc import RocSettings, Rollout
+
+
+def line(step: int, **data: float) -> str:
+    return json.dumps({"step": step, "data": {"rstar2/pass_rate": 0.5, **data}}) + "\n"
+
+
+def rollout(reward: float, calls: dict[str, int] | None = None, **more: Any) -> Rollout:
+    outcomes = calls or {}
+    failed = sum(count for status, count in outcomes.items() if status not in ("ok", "lost"))
+    given: dict[str, Any] = {"answer_blocks": 1, "turns": 2, "correct": reward > 0, "tokens": 10, **more}
+    return Rollout(reward, sum(outcomes.values()), failed, outcomes=outcomes, **given)
+
+
+def test_every_rollout_that_is_not_trained_on_has_one_reason() -> None:
+    group = [
+        rollout(1, lost_calls=1),
+        rollout(1, void_turns=1),
+        rollout(1),
+        rollout(1),
+        rollout(0),
+        rollout(0),
+    ]
+    solved = [rollout(1), rollout(1), rollout(1, lost_calls=1)]
+    settings = RocSettings(leave_out="void-turn")
+    made = raw_metrics([*group, *solved], [2, 4], [[*range(6)], [6, 7, 8]], settings)
+    reasons = {name.rpartition("/")[2]: made[name] for name in made if "/dropped/" in name}
+    assert reasons == {"lost": 2, "left_out": 1, "no_gradient": 2, "wrong": 1, "correct": 1}
+    assert sum(reasons.values()) + made["rstar2/kept"] == made["rstar2/rollouts"]
+
+
+def test_penalties_and_failures_are_those_before_and_after_selection() -> None:
+    messy = rollout(1, {"ok": 1, "error": 3}, answer_blocks=3, calls_s=4.0, slowest_call_s=2.5)
+    clean = rollout(1, {"ok": 4}, calls_s=2.0, slowest_call_s=0.5)
+    wrong = rollout(0, {"timeout": 1, "parse_error": 1})
+    made = raw_metrics([messy, clean, wrong], [1, 2], [[0, 1, 2]], RocSettings())
+    assert (made["rstar2/p_err"], made["rstar2/kept_p_err"]) == (0.375, 0.0)
+    assert (made["rstar2/p_format"], made["rstar2/kept_p_format"]) == (0.5, 0.0)
+    assert made["rstar2/calls/error"] == 0.3
+    assert made["rstar2/calls/timeout"] == made["rstar2/calls/parse_error"] == 0.1
+    assert (made["rstar2/call_s"], made["rstar2/slowest_call_s"]) == (0.6, 2.5)
+    assert made["rstar2/reward"] == pytest.approx(2 / 3)
+
+
+def test_a_steps_time_is_split_into_parts_that_add_up(tmp_path: Path) -> None:
+    (tmp_path / "stage1").mkdir()
+    seconds = {"gen": 60.0, "old_log_prob": 5.0, "adv": 1.0, "update_actor": 12.0, "update_weights": 2.0}
+    data = {f"timing_s/{name}": value for name, value in seconds.items()}
+    data |= {"timing_s/save_checkpoint": 10.0, "timing_s/step": 100.0, "timing_s/testing": 30.0}
+    data |= {"rstar2/tool_wait_share": 0.25, "rstar2/judge_pause_s": 20.0}
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1, **data))
+    [step] = run_steps(tmp_path)
+    shares = {name: value for name, value in step.values.items() if name.startswith("share_")}
+    # 20 s of the rollouts' 60 were a judge that was away; of the other 40 a quarter were tools.
+    assert shares == {
+        "share_rollout": pytest.approx(0.3),
+        "share_tools": pytest.approx(0.1),
+        "share_update": pytest.approx(0.2),
+        "share_checkpoint": pytest.approx(0.1),
+        "share_waiting": pytest.approx(0.3),
+    }
+
+
+def test_steps_are_counted_over_stages_and_starts(tmp_path: Path) -> None:
+    for stage in (1, 2):
+        (tmp_path / f"stage{stage}").mkdir()
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(line(1) + line(2, **{"actor/entropy": 0.1}) + '{"st')
+    (tmp_path / "stage1" / "metrics-2.jsonl").write_text(line(2, **{"actor/entropy": 0.2}))
+    (tmp_path / "stage2" / "metrics-1.jsonl").write_text(
+        line(1, **{"val-core/aime24/acc/mean@1": 0.5, "val-core/math500/acc/mean@1": 0.7})
+    )
+    write_steps(tmp_path)
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "steps.csv").read_text())))
+    assert [(row["step"], row["stage"], row["stage_step"]) for row in rows] == [
+        ("1", "1", "1"),
+        ("2", "1", "2"),
+        ("3", "2", "1"),
+    ]
+    assert [row["entropy"] for row in rows] == ["", "0.2", ""]
+    assert rows[2]["held_out"] == "0.6"
+    assert rows[0]["judge_pause_s"] == "", "what an older run did not measure is empty"
+    assert as_csv(run_steps(tmp_path / "nothing")).count("\n") == 1
+
+
+def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:
+    def one(step: int, value: float) -> str:
+        return line(step, **{"rstar2/pass_rate": value})
+
+    (tmp_path / "metrics-1.jsonl").write_text(one(1, 1.0) + one(2, 2.0) + one(3, 3.0) + '{"step": 4, "da')
+    (tmp_path / "metrics-2.jsonl").write_text(one(3, 30.0))
+    (tmp_path / "metrics-10.jsonl").write_text(one(4, 40.0))
+    validation = json.dumps({"step": 9, "data": {"val/acc": 1.0}}) + "\n"
+    (tmp_path / "metrics-11.jsonl").write_text(validation)
+    read = {step: data["rstar2/pass_rate"] for step, data in step_metrics(tmp_path).items()}
+    assert read == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0}
+
+
+def test_losses_of_a_resumed_sft_are_read_once_a_step(tmp_path: Path) -> None:
+    rows = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2, 3)]
+    (tmp_path / "metrics-1.jsonl").write_text("".join(rows))
+    (tmp_path / "metrics-2.jsonl").write_text(json.dumps({"step": 3, "data": {"train/loss": 0.3}}) + "\n")
+    assert sft_losses(tmp_path) == [1.0, 0.5, 0.3]
+
+
+def test_every_column_of_a_panel_exists_and_no_two_have_one_name() -> None:
+    names = [column.name for column in COLUMNS]
+    assert len(set(names)) == len(names)
+    assert {column for panel in PANELS for column, _ in panel.lines} <= set(names)

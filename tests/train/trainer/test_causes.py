@@ -1,0 +1,108 @@
+"""Of all that a log says, the root cause is shown, and what helps against it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rstar2.train.trainer.causes import find_cause
+
+RAY = "\x1b[36m(WorkerDict pid=12, ip=10.0.0.3)\x1b[0m "
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank0]: FileNotFoundError: no such file",
+        "\x1b[36m(TaskRunner pid=12)\x1b[0m FileNotFoundError: no such file",
+        "FileNotFoundError: no such file",
+    ],
+)
+def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"Error executing job with overrides: [...]\n{line}\nsome last words\n")
+    assert find_cause(log).line == "FileNotFoundError: no such file"
+
+
+@pytest.mark.parametrize(
+    ("root", "helps"),
+    [
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 5.94 GiB. GPU 3 has a total of",
+            "hardware.offload=all",
+        ),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 5.94 GiB", "hardware.update_tokens"),
+        (
+            "ValueError: To serve at least one request with the models's max seq len (10240), (1.25 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (0.9 GiB)",
+            "engine_memory_share",
+        ),
+        ("OSError: [Errno 28] No space left on device: 'model_world_size_8_rank_0.pt'", "checkpoint.keep"),
+        ("RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos [Errno 28]", "make room"),
+        (
+            "A worker died or was killed while executing a task by an unexpected system error: the node was "
+            "running low on memory",
+            "machine's own memory",
+        ),
+        (
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, OpType=ALLGATHER)",
+            "nccl_timeout_s",
+        ),
+        (
+            "rstar2.judge.client.http.JudgeError: step 7: rollouts that lost a tool call: 40, for 1800 s",
+            "Start the judge",
+        ),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "nvidia-smi"),
+        (
+            "wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[key])",
+            "wandb login",
+        ),
+        ("Exception: The current node timed out during startup. This could happen", "worker_start_s"),
+    ],
+)
+def test_a_root_cause_comes_before_the_errors_that_follow_from_it(
+    tmp_path: Path, root: str, helps: str
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        f"step:3 - actor/entropy:0.2\n{RAY}{root}\n{RAY}Traceback (most recent call last):\n"
+        "ray.exceptions.RayTaskError: ray::TaskRunner.run() (pid=9)\n"
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 2\n"
+    )
+    found = find_cause(log)
+    assert found.line == root
+    assert helps in found.remedy
+
+
+def test_memory_comes_before_the_timeouts_of_the_ranks_that_waited_for_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL\n"
+        f"{RAY}torch.OutOfMemoryError: CUDA out of memory.\n"
+    )
+    assert "CUDA out of memory" in find_cause(log).line
+
+
+def test_an_error_that_is_not_known_comes_before_those_of_processes_that_saw_it_end(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        f"{RAY}KeyError: 'prompts'\nray.exceptions.ActorDiedError: The actor died unexpectedly\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    )
+    assert find_cause(log).line == "KeyError: 'prompts'"
+    assert find_cause(log).remedy == ""
+
+
+def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("step:3 - actor/entropy:0.2\n")
+    assert "dmesg" in find_cause(log, exit_code=-9).remedy
+    assert find_cause(log, start=log.stat().st_size).line == "it printed nothing"
+
+
+def test_what_a_judge_that_was_away_for_a_while_left_in_the_log_is_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("step 3: left out before selection: 2 x JudgeError at 10.0.0.1\nKeyError: 'prompts'\n")
+    assert find_cause(log).line == "KeyError: 'prompts'"

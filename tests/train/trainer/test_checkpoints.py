@@ -1,0 +1,145 @@
+"""A stage resumes from the last checkpoint that is whole, and old ones do not pile up."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+from support.commands import largest_file
+
+from rstar2.errors import Failure
+from rstar2.train.trainer.checkpoints import POINTER, choose_checkpoint, fault, prune, steps_of
+
+
+def save(checkpoints: Path, step: int, ranks: int = 2) -> Path:
+    """A checkpoint as VERL leaves it, of files that torch would call whole."""
+    checkpoint = checkpoints / f"global_step_{step}"
+    actor = checkpoint / "actor"
+    actor.mkdir(parents=True)
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
+    files = [
+        actor / f"{part}_world_size_{ranks}_rank_{rank}.pt"
+        for part in ("model", "optim", "extra_state")
+        for rank in range(ranks)
+    ]
+    for file in [*files, checkpoint / "data.pt"]:
+        with zipfile.ZipFile(file, "w") as packed:
+            packed.writestr("data.pkl", os.urandom(5000))
+    (checkpoints / POINTER).write_text(str(step))
+    return checkpoint
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    for step in (10, 20, 30):
+        save(tmp_path, step)
+    return tmp_path
+
+
+def chosen(checkpoints: Path) -> tuple[str, list[str]]:
+    """The step that VERL resumes from, and the warnings."""
+    said: list[str] = []
+    choose_checkpoint(checkpoints, said.append)
+    return (checkpoints / POINTER).read_text(), said
+
+
+def cut(path: Path, share: float) -> None:
+    os.truncate(path, int(share * path.stat().st_size))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "actor/model_world_size_2_rank_1.pt",
+        "actor/optim_world_size_2_rank_0.pt",
+        "actor/extra_state_world_size_2_rank_1.pt",
+        "data.pt",
+    ],
+)
+def test_a_checkpoint_that_was_cut_short_is_passed_over_with_a_warning(
+    saved: Path, file: str, share: float
+) -> None:
+    cut(saved / "global_step_30" / file, share)
+    step, [warning] = chosen(saved)
+    assert step == "20"
+    assert "step 30 is damaged" in warning
+    assert f"{Path(file).name} is cut short" in warning
+
+
+def test_a_rank_whose_file_is_missing_is_noticed(saved: Path) -> None:
+    (saved / "global_step_30" / "actor" / "optim_world_size_2_rank_1.pt").unlink()
+    (saved / "global_step_20" / "actor" / "fsdp_config.json").write_text("{")
+    step, warnings = chosen(saved)
+    assert step == "10"
+    assert ["is missing" in warnings[0], "missing or torn" in warnings[1]] == [True, True]
+
+
+def test_a_checkpoint_that_was_being_written_is_no_damage(saved: Path) -> None:
+    cut(save(saved, 40) / "data.pt", 0.5)
+    (saved / POINTER).write_text("30")
+    assert chosen(saved) == ("30", [])
+
+
+@pytest.mark.parametrize("torn", ["", "xyz"])
+def test_a_torn_pointer_is_set_to_the_last_whole_checkpoint(saved: Path, torn: str) -> None:
+    cut(saved / "global_step_30" / "data.pt", 0.5)
+    (saved / POINTER).write_text(torn)
+    assert chosen(saved) == ("20", [])
+
+
+def test_where_all_are_damaged_the_user_decides(saved: Path) -> None:
+    for step in (10, 20, 30):
+        cut(saved / f"global_step_{step}" / "data.pt", 0.5)
+    with pytest.raises(Failure, match=r"no checkpoint in .* is whole") as caught:
+        chosen(saved)
+    assert f"Remove {saved}" in caught.value.hint
+    # A stage that continues another one's optimizer begins with that.
+    (saved / "global_step_0" / "actor").mkdir(parents=True)
+    assert chosen(saved)[0] == "0"
+
+
+def test_a_pointer_to_nothing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / POINTER).write_text("7")
+    choose_checkpoint(tmp_path, pytest.fail)
+    assert not (tmp_path / POINTER).exists()
+
+
+def test_old_checkpoints_go_whatever_start_wrote_them(saved: Path) -> None:
+    (saved / "global_step_0" / "actor").mkdir(parents=True)
+    (saved / "global_step_5").mkdir()
+    (saved / "global_step_5" / "data.pt").touch()  # what VERL leaves of those that it removes
+    save(saved, 40)
+    (saved / POINTER).write_text("30")  # 40 is being written
+    prune(saved, keep=2)
+    assert steps_of(saved) == [20, 30, 40]
+    assert (saved / "global_step_0").is_dir()
+    prune(saved, keep=1)
+    assert steps_of(saved) == [30, 40]
+
+
+def test_a_checkpoint_that_did_not_fit_the_disk_is_not_resumed_from(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    save(tmp_path, 10)
+    actor = save(tmp_path, 20) / "actor"
+    (tmp_path / POINTER).write_text("10")
+    with largest_file(500_000), pytest.raises((OSError, RuntimeError)):
+        torch.save({"weights": torch.randn(300_000)}, actor / "model_world_size_2_rank_0.pt")
+    assert "model_world_size_2_rank_0.pt is cut short" in str(fault(tmp_path / "global_step_20"))
+    assert chosen(tmp_path) == ("10", [])
+
+
+def test_sfts_checkpoints_are_looked_at_likewise(tmp_path: Path) -> None:
+    """They have no folder `actor`, and one file of data per rank."""
+    for step in (10, 20):
+        checkpoint = save(tmp_path, step)
+        for file in (checkpoint / "actor").iterdir():
+            file.rename(checkpoint / file.name)
+        (checkpoint / "actor").rmdir()
+        (checkpoint / "data.pt").rename(checkpoint / "data_0.pt")
+    assert chosen(tmp_path) == ("20", [])
+    cut(tmp_path / "global_step_20" / "data_0.pt", 0.5)
+    assert chosen(tmp_path)[0] == "10"

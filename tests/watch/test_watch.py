@@ -1,0 +1,159 @@
+"""`rstar2 watch` shows a run from its files: as it stands, as it goes, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import rstar2
+from support.made_runs import made_run, staged_run
+from support.waiting import TIMEOUT_S, wait_until
+
+from rstar2.errors import Failure, UserError
+from rstar2.files import write_json
+from rstar2.runs import load_status, open_run
+from rstar2.watch.snapshot import snapshot
+from rstar2.watch.view import course
+
+CONFIG: dict[str, Any] = {"recipes": {"1": {"steps": 3}}}
+
+
+def add_step(run: Path, step: int, **data: float) -> None:
+    stage = run / "stage1"
+    stage.mkdir(exist_ok=True)
+    values = {"rstar2/pass_rate": 0.25 * step, "rstar2/tokens": 90.0, "actor/entropy": 0.4 / step, **data}
+    with (stage / "metrics-1.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, "data": values}) + "\n")
+
+
+def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        for step in (1, 2):
+            add_step(tmp_path / "run", step)
+        progress = {"step": 3, "finished": 700, "wanted": 16384, "judge_away_s": 40.0}
+        write_json(tmp_path / "run" / "stage1" / "rollouts.json", progress)
+        alarm = {"step": 2, "sign": "entropy", "text": "entropy fell from 0.4 to 0.02"}
+        (tmp_path / "run" / "stage1" / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+        ran = rstar2("watch", tmp_path / "run")
+        told = json.loads(rstar2("watch", tmp_path / "run", "--json").stdout)
+    assert ran.code == 0
+    assert "\x1b" not in ran.stdout
+    assert "train, running  stage 1, step 2 of 3" in ran.stdout
+    assert "step 3, 700 of 16384 rollouts finished, judge away for 40 s" in ran.stdout
+    assert "ALARM  stage 1, step 2: entropy fell from 0.4 to 0.02" in ran.stdout
+    assert "▁█" in ran.stdout
+    assert "all rollouts 50.0%" in ran.stdout
+    assert (told["state"], told["phase"], told["step"], told["of"]) == ("running", "stage 1", 2, 3)
+    assert told["latest"]["pass_rate"] == 0.5
+    assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
+    assert [each["sign"] for each in told["alarms"]] == ["entropy"]
+
+
+def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
+    with pytest.raises(Failure), open_run(tmp_path / "run", "train", CONFIG):
+        raise Failure("the trainer ended with exit code 1: CUDA out of memory")
+    shown = rstar2("watch", tmp_path / "run").stdout
+    assert "failed" in shown
+    assert "exit code 1: CUDA out of memory" in shown
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    write_json(tmp_path / "run" / "status.json", {**status, "state": "running"})
+    assert snapshot(tmp_path / "run").state == "killed"
+
+
+def test_a_run_of_another_machine_whose_locks_are_not_seen_here_runs_while_it_writes(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    write_json(tmp_path / "run" / "status.json", {**status, "state": "running", "host": "node-17"})
+    assert load_status(tmp_path / "run")["state"] == "running"
+    long_ago = time.time() - 3600
+    os.utime(tmp_path / "run" / "stage1" / "metrics-1.jsonl", (long_ago, long_ago))
+    assert load_status(tmp_path / "run")["state"] == "killed"
+
+
+def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Path) -> None:
+    run = staged_run(tmp_path / "demo")
+    assert (snapshot(run).phase, len(snapshot(run).steps)) == ("stage 1", 20), "plain GRPO, which comes last"
+    write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
+    loss = [json.dumps({"step": n, "data": {"train/loss": 1 / n}}) + "\n" for n in (1, 2)]
+    (tmp_path / "sft" / "metrics-1.jsonl").write_text("".join(loss))
+    shown = rstar2("watch", tmp_path / "sft").stdout
+    assert "SFT, step 2" in shown
+    assert "loss   0.5" in shown
+
+
+def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    made_run(tmp_path / "eval", problems=1, samples=1)
+    with pytest.raises(UserError, match="is a run of `eval`, which trains nothing"):
+        snapshot(tmp_path / "eval")
+    ran = rstar2("watch", tmp_path / "nothing")
+    assert ran.code == 2
+    assert "no run at" in ran.stderr
+
+
+def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
+    assert course([0.0, 1.0]) == "▁█"
+    assert course([0.5] * 4) == "▄▄▄▄"
+    assert len(course([float(n) for n in range(510)])) <= 20
+
+
+class Terminal:
+    """`rstar2 watch` on a terminal of its own."""
+
+    def __init__(self, run: Path) -> None:
+        self._screen, there = pty.openpty()
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "250", "LINES": "40"}
+        command = [sys.executable, "-m", "rstar2", "watch", str(run)]
+        self.process = subprocess.Popen(
+            command, stdin=there, stdout=there, stderr=there, env=env, start_new_session=True
+        )
+        os.close(there)
+        self.seen = b""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                part = os.read(self._screen, 65536)
+            except OSError:
+                return
+            self.seen += part
+
+    def shows(self, text: str) -> bool:
+        return text.encode() in self.seen
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_follows_the_run_and_ends_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with open_run(run, "train", CONFIG):
+        add_step(run, 1)
+        terminal = Terminal(run)
+        wait_until(lambda: terminal.shows("step 1 of 3"))
+        add_step(run, 2)
+        wait_until(lambda: terminal.shows("step 2 of 3"))
+        assert terminal.process.poll() is None
+    assert terminal.process.wait(TIMEOUT_S) == 0
+    wait_until(lambda: terminal.shows("finished"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_view_and_not_the_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with open_run(run, "train", CONFIG):
+        add_step(run, 1)
+        terminal = Terminal(run)
+        wait_until(lambda: terminal.shows("step 1 of 3"))
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(TIMEOUT_S) == 130
+        assert load_status(run)["state"] == "running"
+        assert not terminal.shows("Traceback")
