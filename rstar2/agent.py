@@ -91,8 +91,8 @@ def _parse_call(body: str, fmt: Format) -> ToolCall | tuple[str, dict[str, Any]]
         arguments = {key: "" for key in required if properties[key]["type"] == "string"} | arguments
     if not isinstance(arguments, dict) or not _fit(arguments, properties, required):
         needs = " and ".join(f'"{key}" ({properties[key]["type"]})' for key in required)
-        error = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
-        return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", error, name)
+        unread = AttributeError(f"{type(arguments).__name__!r} object has no attribute 'get'")
+        return refused("invalid_arguments", f"{name} needs {needs} in its arguments.", unread, name)
     return name, arguments
 
 

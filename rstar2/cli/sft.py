@@ -82,6 +82,8 @@ def command(
         done = "left out" if resolved.too_long == "drop" else "cut"
         number = counted(plan.too_long, "conversation")
         out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
+    if plan.cut_to_nothing:
+        out.print(f"{counted(plan.cut_to_nothing, 'conversation')} cut before the first answer: left out")
     with open_run(run, "sft", plan.config()) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")

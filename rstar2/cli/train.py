@@ -95,7 +95,10 @@ def command(
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     if dry_run:
         from rstar2.cli.plan import show_run
+        from rstar2.train.plan import check_start
 
+        if any(Path(here).glob("tokenizer*")):
+            check_start(recipes, Path(here))
         show_run(here, recipes, None if judge else judge_workers, run)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):

@@ -56,6 +56,8 @@ class SftPlan:
     conversations: list[Encoded]
     too_long: int
     """How many conversations of the data have more tokens than the recipe allows."""
+    cut_to_nothing: int
+    """How many of them were cut before the first answer, and are left out."""
 
     def config(self) -> dict[str, Any]:
         """What the run's folder keeps, so that nothing else resumes it."""
@@ -80,7 +82,7 @@ def plan_training(
     A UserError where model, data or `solved` cannot be used, the data is too small, or no judge can be started.
     """
     check_model(model)
-    fmt = rl_format(recipes[min(recipes)].format, model)
+    fmt = check_start(recipes, model)
     data = prepared_file(data)
     rows = stage_rows(data, recipes[min(recipes)].rollout.rollouts)
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
@@ -88,9 +90,6 @@ def plan_training(
         raise UserError(
             f"{data} has {len(rows)} problems, a step needs {needed}", "Set rollout.prompts lower."
         )
-    first = recipes[min(recipes)]
-    if first.optim.state == "continued":
-        last_actor(model, first)
     if solved is not None:
         traces_of_eval(solved)
     elif any(recipe.drop_solved for recipe in recipes.values()):
@@ -109,6 +108,18 @@ def plan_training(
     return TrainPlan(recipes, model, data, fmt, rows, solved, judge)
 
 
+def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:
+    """The format in which the first stage trains a model.
+
+    A UserError where it is not the model's, or that stage cannot continue the optimizer of the one that made the model.
+    """
+    first = recipes[min(recipes)]
+    fmt = rl_format(first.format, model)
+    if first.optim.state == "continued":
+        last_actor(model, first)
+    return fmt
+
+
 def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     """Check what can be checked before SFT; a UserError where model, format or data cannot be used, or are too few."""
     check_model(model)
@@ -118,13 +129,15 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     conversations = [encode(row, codec) for row in read_conversations(data)]
     fitting = [each for each in conversations if len(each.input_ids) <= recipe.max_tokens]
     kept = fitting if recipe.too_long == "drop" else [each.cut(recipe.max_tokens) for each in conversations]
+    teaching = [each for each in kept if any(each.loss_mask)]
+    cut_to_nothing, kept = len(kept) - len(teaching), teaching
     if len(kept) < recipe.batch:
         limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
         raise UserError(
             f"{data} has {len(kept)} conversations{limit}, a batch needs {recipe.batch}",
             "Set batch lower" + (", or max_tokens higher." if limit else "."),
         )
-    return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting))
+    return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting), cut_to_nothing)
 
 
 def taught_codec(named: str | None, model: Path) -> ChatCodec:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
@@ -93,11 +92,12 @@ class Rollout:
     @classmethod
     def from_trace(cls, trace: Trace) -> Rollout:
         assert trace.reward is not None, "a rollout is rewarded before RoC sees it"
-        # Calls of the last turn are there only where their replies did not fit the token budget.
-        replies = [[call.output for call in turn.calls] for turn in trace.turns[:-1]]
+        # The last turn has calls only where their replies did not fit the token budget.
+        shown = [[call.output for call in turn.calls] for turn in trace.turns[:-1]] + [[]]
         text = "".join(
-            turn.text + "".join(shown) for turn, shown in zip_longest(trace.turns, replies, fillvalue=())
+            turn.text + "".join(outputs) for turn, outputs in zip(trace.turns, shown, strict=False)
         )
+        replies = [output for outputs in shown for output in outputs]
         closed = len(re.findall("<answer>.*?</answer>", text, re.DOTALL))
         balanced = text.count("<answer>") == text.count("</answer>") == closed
         cut_off = trace.finish == "max_tokens" and not trace.turns[-1].calls
@@ -108,8 +108,8 @@ class Rollout:
             failed_calls=trace.failed_calls,
             answer_blocks=trace.answer_blocks,
             turns=len(trace.turns),
-            replies=sum(map(len, replies)),
-            error_replies=sum("error" in output.lower() for shown in replies for output in shown),
+            replies=len(replies),
+            error_replies=sum("error" in reply.lower() for reply in replies),
             later_turns_ended=max(len(trace.turns) - 1 - cut_off, 0),
             closed_blocks=closed if balanced else 0,
             correct=trace.correct,

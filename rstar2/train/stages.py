@@ -31,12 +31,12 @@ from typing import Any, Protocol
 
 from rstar2.data.parquet import stage_rows, write_parquet
 from rstar2.errors import Failure, UserError
-from rstar2.files import write_text
+from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.command import SFT_KEEP, Command, agent_loop_yaml, secrets_file, sft_command
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
-from rstar2.train.recipe import CheckpointSettings, Hardware, SftRecipe, StageRecipe
+from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE
 from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
@@ -54,6 +54,8 @@ OnStep = Callable[[int, dict[str, float]], None]
 """Called with the step's number, from 1, and its metrics."""
 
 DONE_BEFORE = "done before"
+OPTIMIZER_FILE = "optimizer.json"
+"""In a stage's folder: the settings that the stage after it continues."""
 _STEP_METRICS = {MAIN_METRIC, SFT_METRIC}
 """Each step's line has one of them; a line of validation alone has none."""
 _FOR_WORKERS = ("VERL_USE_EXTERNAL_MODULES", "RSTAR2_SECRETS_FILE")
@@ -155,6 +157,7 @@ def write_stage_inputs(
         problems = fitting(in_format(problems, codec.format), codec, recipe.rollout.prompt_tokens)
         write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
     save_format(codec.format, folder)
+    write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
     # Only this user may read it: it holds the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
 
@@ -240,11 +243,9 @@ def _export(start: Start, checkpoint: Path, model: Path) -> None:
 def last_actor(model: Path, recipe: StageRecipe) -> Path:
     """VERL's checkpoint of the actor, AdamW's state included, at the end of the stage that made a model.
 
-    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks or at
-    another learning rate: VERL would go on with that stage's, whatever the recipe says.
+    A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks, at another
+    learning rate or with another weight decay: VERL would go on with that stage's, whatever the recipe says.
     """
-    import torch
-
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."
     steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
@@ -252,12 +253,16 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
     ranks = hardware.nodes * hardware.gpus_per_node
     if not any(actor.glob("optim_world_size_*")):
         raise UserError(f"optim.state = continued, but {model} has no optimizer state beside it", hint)
-    schedule = actor / f"extra_state_world_size_{ranks}_rank_0.pt"
-    if not schedule.exists():
+    if not (actor / f"optim_world_size_{ranks}_rank_0.pt").exists():
         raise UserError(f"optim.state = continued, but {actor} was not written by {ranks} ranks", hint)
-    [lr] = set(torch.load(schedule, map_location="cpu", weights_only=False)["lr_scheduler"]["base_lrs"])
-    if lr != recipe.optim.lr:
-        raise UserError(f"optim.lr = {recipe.optim.lr:g}, but {actor} would be continued at {lr:g}", hint)
+    settings = model.parent / OPTIMIZER_FILE
+    if not settings.exists():
+        raise UserError(f"optim.state = continued, but {settings} is missing", hint)
+    before = OptimSettings.model_validate_json(settings.read_text(encoding="utf-8"))
+    for key in ("lr", "weight_decay"):
+        old, new = getattr(before, key), getattr(recipe.optim, key)
+        if old != new:
+            raise UserError(f"optim.{key} = {new:g}, but {actor} would be continued with {old:g}", hint)
     return actor
 
 

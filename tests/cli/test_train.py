@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from rstar2.cli import app
 from rstar2.data.parquet import write_parquet
 from rstar2.errors import UserError
+from rstar2.formats.format import ours, save_format
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +168,15 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: P
     argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
     assert any(word.endswith("save_contents=['model','optimizer','extra']") for word in argv)
     assert list(tmp_path.iterdir()) == []
+
+
+@needs("transformers")
+def test_a_dry_run_refuses_a_model_that_the_first_stage_cannot_start_from(
+    model: Path, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(model)
+    (model / "chat_template.jinja").write_text(ours().template)
+    save_format(ours(), model)
+    start = ["train", "--model", model, "--data", "d", "--dry-run", "--stage"]
+    assert "the recipe's format release is not that of" in refusal(*start, "1", "--recipe", "release")
+    assert "has no optimizer state beside it" in refusal(*start, "2")

@@ -66,6 +66,10 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     assert (dropped.too_long, cut.too_long) == (1, 1)
     assert [len(plan.conversations) for plan in (dropped, cut)] == [2, 3]
     assert planned("max_tokens=2000").too_long == 0
+    question = [{"role": "user", "content": "so " * 200}, GOOD[-1]]
+    data = lines(tmp_path / "y.jsonl", {"messages": GOOD}, {"messages": question}, {"messages": GOOD})
+    cut = planned("too_long=cut")
+    assert (cut.too_long, cut.cut_to_nothing, len(cut.conversations)) == (1, 1, 2)
     with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, a batch needs 3"):
         planned("batch=3")
 

@@ -12,6 +12,7 @@ import pytest
 from support.optional import needs
 from support.verl_queue import start_queue
 
+from rstar2.errors import Failure
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
@@ -222,6 +223,23 @@ def test_a_judge_that_is_away_pauses_a_step_and_then_ends_the_training(submit: A
     submit("a", group("1x10"))
     with pytest.raises(JudgeError, match=r"rollouts that lost a tool call: 1 .*the last checkpoint is kept"):
         sampler.sample(1, "train", 1)
+
+
+def test_a_step_of_which_nothing_can_be_trained_on_is_no_fault_of_the_judge(
+    submit: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = iter("bcdefghijklm")
+    sampler = buffer(
+        tmp_path,
+        refill=lambda count: submit(next(names), group("1010")),
+        down_sample_to_n=2,
+        leave_out="all-failed",
+    )
+    submit("a", group("1010"))
+    with pytest.raises(Failure, match=r"roc.leave_out = all-failed.*10 times in a row.*checkpoint is kept"):
+        sampler.sample(1, "train", 1)
+    assert "waits for the judge" not in caplog.text
+    assert caplog.text.count("it is rolled out again") == 9
 
 
 def test_once_the_judge_answers_the_step_is_rolled_out_again(

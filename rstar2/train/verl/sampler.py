@@ -18,6 +18,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
+from rstar2.errors import Failure
 from rstar2.eval.settings import sample_seed
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.client.http import JudgeError
@@ -31,6 +32,8 @@ from rstar2.train.verl.rollout_fields import rollout_of, trace_of
 POLL_S = 0.1
 """Seconds; VERL's default of 2 is most of a step's time for a small model."""
 JUDGE_POLL_S = 5.0
+EMPTY_STEPS = 10
+"""Times that a step is rolled out when nothing of it can be trained on."""
 log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         self._step = 0
         self._raw: dict[str, float] = {}
         self._lost: list[str] = []
+        self._judge_failed = False
+        """Whether too many of the last rollouts lost a call."""
         self._refills = int(self._settings.refill_batches * given["prompts"])
         """Dropped groups of a step that are replaced."""
         self._replaced: dict[str, list[Any]] = {}
@@ -76,9 +81,10 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
 
         Raises:
             JudgeError: too many rollouts lost a call, for longer than the recipe's `judge.stop_after_s`.
+            Failure: whatever was rolled out, the algorithm leaves all of it out.
         """
         self._step = global_steps
-        deadline, paused_s = None, 0.0
+        deadline, paused_s, empty = None, 0.0, 0
         while True:
             self._replaced.clear()
             batch, metrics = super().sample(global_steps, partition_id, batch_size)
@@ -86,6 +92,11 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 return batch, metrics
             if batch.keys:
                 return batch, {**metrics, **self._raw, "rstar2/judge_pause_s": paused_s}
+            if not self._judge_failed:
+                empty += 1
+                self._nothing_to_train_on(empty)
+                self.refill_fn(batch_size)
+                continue
             begun_at = time.monotonic()
             deadline = deadline or begun_at + self._judge.stop_after_s
             self._await_judge(deadline)
@@ -112,7 +123,8 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             groups[_group(key)].append(i)
         kept = self._select(rollouts, groups)
         self._lost = [rollout.lost_because for rollout in rollouts if rollout.lost_calls]
-        if len(self._lost) > self._judge.max_lost_share * len(rollouts):
+        self._judge_failed = len(self._lost) > self._judge.max_lost_share * len(rollouts)
+        if self._judge_failed:
             kept = []
         dropped = sorted(set(range(len(keys))) - set(kept))
         if dropped:
@@ -178,6 +190,19 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             elif len(chosen) > 1:
                 spare = chosen
         return sorted(kept or spare)
+
+    def _nothing_to_train_on(self, times: int) -> None:
+        """Say why a step is rolled out again; a Failure once that was in vain `EMPTY_STEPS` times in a row."""
+        why = (
+            f"step {self._step}: no problem has two rollouts left (roc.leave_out = {self._settings.leave_out}, "
+            f"{self._lost_text()})"
+        )
+        if times == EMPTY_STEPS:
+            raise Failure(
+                f"{why}, {times} times in a row; the last checkpoint is kept",
+                "Use an algorithm that leaves out less, or a model that makes better calls.",
+            )
+        log.warning("%s; it is rolled out again", why)
 
     def _await_judge(self, deadline: float) -> None:
         """Wait until the judge answers, and say why; JudgeError at the deadline, on the monotonic clock."""
