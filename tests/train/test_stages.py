@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from support.optional import needs
 
-from rstar2.data.parquet import write_parquet
+from rstar2.data.parquet import read_rows, rl_rows, write_parquet
+from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.prompts import ChatCodec
+from rstar2.train.command import stage_command
 from rstar2.train.plan import plan_training
 from rstar2.train.recipe import StageRecipe, stage_recipe, stage_recipes
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import continue_optimizer, fitting
+from rstar2.train.stages import continue_optimizer, fitting, write_stage_inputs
 from rstar2.train.trainer.checkpoints import POINTER
 
 
@@ -120,3 +122,36 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
             stage_recipes([1, 2, 3], None, [change])
         stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
+
+
+@needs("torch")
+def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_rolled_out_as_often_as_asked(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    model = tmp_path / "model"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    rows = rl_rows([Problem(str(number), "How many?", "7") for number in range(4)], 8, "made")
+    write_parquet(tmp_path / "train.parquet", rows)
+    write_parquet(tmp_path / "held.parquet", rows[:2])
+    changes = ["rollout.prompts=4", "rollout.rollouts=8", "roc.down_sample_to_n=4", "held_out.samples=3"]
+    missing = stage_recipe(1, None, [*changes, f"held_out.data={tmp_path / 'gone.parquet'}"])
+    with pytest.raises(UserError, match=r"gone\.parquet"):
+        plan_training({1: missing}, model, tmp_path / "train.parquet", None, JudgeChoice("http://judge"))
+    recipe = stage_recipe(1, None, [*changes, f"held_out.data={tmp_path / 'held.parquet'}"])
+    write_stage_inputs(recipe, model, rows, tmp_path / "stage1", ("http://judge", None))
+    counts = {
+        name: [row["__rollout_n__"] for row in read_rows(tmp_path / "stage1" / f"{name}.parquet")]
+        for name in ("train", "held_out")
+    }
+    assert counts == {"train": [8] * 4, "held_out": [3] * 2}
+    argv = stage_command(recipe, tmp_path / "stage1", model).argv
+    assert "trainer.test_freq=10" in argv
+    assert f"data.val_files='{tmp_path / 'stage1' / 'held_out.parquet'}'" in argv
+
+
+def test_models_are_made_of_saved_steps_only() -> None:
+    with pytest.raises(UserError, match="export_every = 15 is no multiple of every = 10"):
+        stage_recipe(1, None, ["checkpoint.export_every=15"])
+    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
