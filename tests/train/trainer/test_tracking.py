@@ -15,8 +15,10 @@ from rstar2.train.trainer.tracking import check_trackers, run_name, tracker_envi
 
 def test_a_run_is_named_by_run_and_phase(tmp_path: Path) -> None:
     assert run_name(tmp_path / "night" / "stage2") == "night-stage2"
-    assert run_name(tmp_path / "night" / "sft") == "night-sft"
     assert run_name(tmp_path / "night") == "night", "`rstar2 sft` trains in the run's folder itself"
+    assert run_name(tmp_path / "sft") == "sft"
+    (tmp_path / "config.json").touch()
+    assert run_name(tmp_path / "sft") == f"{tmp_path.name}-sft", "a phase of the demo"
     keys = tracker_keys(["console", "wandb"], tmp_path / "night" / "stage2")
     assert keys["trainer.logger"] == ["file", "console", "wandb"], "the file is what watch and report read"
 
