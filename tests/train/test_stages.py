@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
