@@ -52,7 +52,7 @@ def reference() -> str:
         "## Every key of SFT's recipe\n",
         *_tables(SftRecipe, "", [read_toml(find("sft"))], leave_out={"hardware"}),
         "`hardware` is that of a stage; of its keys `nodes`, `gpus_per_node`, `sequence_parallel`, `update_tokens`, "
-        "`gradient_checkpointing` and `nccl_timeout_s` apply to SFT.\n",
+        "`gradient_checkpointing`, and those that end in `_s` apply to SFT.\n",
     ]
     return "\n".join(parts)
 
@@ -132,6 +132,8 @@ def _value(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, tuple):
+        return ", ".join(value)
     return "–" if value is None or value == {} else str(value)
 
 

@@ -18,7 +18,7 @@ READ_EVERY_S = 2.0
 
 
 def command(run: RunArgument, as_json: AsJson = False) -> None:
-    """Follow a training run: reward, failed calls, lengths, entropy, the judge, alarms.
+    """Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.
 
     Only the files of the run's folder are read, so it may run anywhere. Ends with the run; Ctrl-C ends it earlier and
     leaves the run alone. Where the output is no terminal, the run is shown once as it stands.

@@ -135,7 +135,7 @@ def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
     return Failure(
         f"the trainer was stopped: no step and no rollout finished for {signs.hung_after_s:g} s{at}. "
         f"Its log says: {found.line}",
-        f"{found.remedy or 'Where its steps do take that long, raise hung_after_s.'}\n"
+        f"{found.remedy or 'Where its steps do take that long, raise hardware.hung_after_s.'}\n"
         f"The same command continues from the last checkpoint. The whole log: {log}",
     )
 

@@ -202,7 +202,10 @@ def train(start: Start, on_step: OnStep) -> Path:
         trainer_timer.on_step(line["data"])
         on_step(step, line["data"])
         if saved.export_every and step % saved.export_every == 0:
-            _export(start, checkpoints / f"global_step_{step}", folder / "models" / f"step-{step}")
+            try:
+                _export(start, checkpoints / f"global_step_{step}", folder / "models" / f"step-{step}")
+            except Failure as failure:  # no reason to end the training
+                start.warn(f"{failure.message}; step {step} has no model")
         prune(checkpoints, saved.keep)
 
     # A kill while the model was made leaves that alone to be done.
@@ -212,7 +215,13 @@ def train(start: Start, on_step: OnStep) -> Path:
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
             signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
-            run_trainer(start.command, start.log, signs, on_line)
+            try:
+                run_trainer(start.command, start.log, signs, on_line)
+            except OSError as error:
+                raise Failure(
+                    f"{error.filename or folder}: {error.strerror}",
+                    "Where its disk is full, make room; the same command continues from the last checkpoint.",
+                ) from error
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")

@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.kept_traces import training_traces
 from support.optional import needs
+from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan
 from rstar2.train.records.steps import step_metrics
@@ -42,9 +44,9 @@ SMALL = [
 BOUND_S = 900.0
 
 
-def start(run: Path) -> subprocess.Popen[bytes]:
+def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "rstar2", "demo", "--run", str(run)]
-    for change in SMALL:
+    for change in [*SMALL, *more]:
         argv += ["--set", change]
     return subprocess.Popen(
         argv, stdout=(run.parent / f"{run.name}.out").open("ab"), stderr=subprocess.STDOUT
@@ -78,12 +80,37 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
         assert time.monotonic() < deadline, "stage 2 did not get to step 2"
         time.sleep(0.1)
+    # Step 2 is told when it is done: the next one's rollouts have begun.
+    kill(process, run)
+    return run, finish(start(run), run)
+
+
+def kill(process: subprocess.Popen[bytes], run: Path) -> None:
+    """End a run as a power failure would, and see that nothing of it is left."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait(30)
-    while survivors(run):
-        assert time.monotonic() < deadline, f"processes outlived the kill: {survivors(run)}"
-        time.sleep(0.2)
-    return run, finish(start(run), run)
+    wait_until(lambda: not survivors(run))
+
+
+def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint_and_repeats_no_saved_step(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    metrics = [run / "sft" / f"metrics-{number}.jsonl" for number in (1, 2)]
+    ends: list[Callable[[], object]] = [lambda: len(steps(metrics[0])) >= 15, (run / "sft" / "model").is_dir]
+    for end in ends:
+        process = start(run, "sft.checkpoint_every=10", "traces.count=480")
+        try:
+            wait_until(lambda end=end, process=process: end() or process.poll() is not None, BOUND_S)
+            assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
+        finally:
+            kill(process, run)
+    before, after = map(steps, metrics)
+    assert before == list(range(1, before[-1] + 1))
+    saved = before[-1] // 10 * 10
+    # The last step that was reported may have been saved, or not yet.
+    assert after[0] in (saved + 1, saved - 9)
+    assert after == list(range(after[0], 31))
 
 
 def survivors(run: Path) -> list[str]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.optional import needs
 
-from rstar2.data.parquet import write_parquet
-from rstar2.errors import UserError
+from rstar2.data.parquet import read_rows, rl_rows, write_parquet
+from rstar2.data.problem import Problem
+from rstar2.errors import Failure, UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
+from rstar2.train import stages
+from rstar2.train.command import Command, stage_command
 from rstar2.train.plan import plan_training
-from rstar2.train.recipe import StageRecipe, stage_recipe, stage_recipes
+from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe, stage_recipe, stage_recipes
+from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
-from rstar2.train.stages import continue_optimizer, fitting
+from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs
 from rstar2.train.trainer.checkpoints import POINTER
 
 
@@ -118,3 +125,89 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
             stage_recipes([1, 2, 3], None, [change])
         stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
+
+
+@needs("torch")
+def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_rolled_out_as_often_as_asked(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    model = tmp_path / "model"
+    tokenizer.save_pretrained(model)
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").touch()
+    rows = rl_rows([Problem(str(number), "How many?", "7") for number in range(4)], 8, "made")
+    write_parquet(tmp_path / "train.parquet", rows)
+    write_parquet(tmp_path / "held.parquet", rows[:2])
+    changes = ["rollout.prompts=4", "rollout.rollouts=8", "roc.down_sample_to_n=4", "held_out.samples=3"]
+    missing = stage_recipe(1, None, [*changes, f"held_out.data={tmp_path / 'gone.parquet'}"])
+    with pytest.raises(UserError, match=r"gone\.parquet"):
+        plan_training({1: missing}, model, tmp_path / "train.parquet", None, JudgeChoice("http://judge"))
+    recipe = stage_recipe(1, None, [*changes, f"held_out.data={tmp_path / 'held.parquet'}"])
+    write_stage_inputs(recipe, model, rows, tmp_path / "stage1", ("http://judge", None))
+    counts = {
+        name: [row["__rollout_n__"] for row in read_rows(tmp_path / "stage1" / f"{name}.parquet")]
+        for name in ("train", "held_out")
+    }
+    assert counts == {"train": [8] * 4, "held_out": [3] * 2}
+    argv = stage_command(recipe, tmp_path / "stage1", model).argv
+    assert "trainer.test_freq=10" in argv
+    assert f"data.val_files='{tmp_path / 'stage1' / 'held_out.parquet'}'" in argv
+
+
+def test_models_are_made_of_saved_steps_only() -> None:
+    with pytest.raises(UserError, match="export_every = 15 is no multiple of every = 10"):
+        stage_recipe(1, None, ["checkpoint.export_every=15"])
+    assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
+
+
+def two_steps(folder: Path, **checkpoint: int) -> tuple[Start, list[str]]:
+    """A trainer that writes two steps and a pointer, but no checkpoint; and what is warned of."""
+    metrics, warned = folder / "metrics-1.jsonl", list[str]()
+    code = (
+        "import json, os\n"
+        f"os.makedirs({str(folder / 'checkpoints')!r})\n"
+        f"open({str(folder / 'checkpoints' / POINTER)!r}, 'w').write('2')\n"
+        f"lines = [json.dumps({{'step': n, 'data': {{'rstar2/pass_rate': 0.5}}}}) + '\\n' for n in (1, 2)]\n"
+        f"open({str(metrics)!r}, 'w').write(''.join(lines))"
+    )
+    command = Command([sys.executable, "-c", code], {"VERL_FILE_LOGGER_PATH": str(metrics)})
+    start = Start(
+        command=command,
+        folder=folder,
+        steps=2,
+        base=folder / "base",
+        log=folder / "log",
+        hardware=Hardware(),
+        checkpoint=CheckpointSettings(every=2, **checkpoint),
+        timer=PhaseTimer(folder),
+        warn=warned.append,
+    )
+    return start, warned
+
+
+def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
+    start, _ = two_steps(tmp_path)
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/rl/steps.csv")
+
+    with pytest.raises(Failure, match=r"runs/rl/steps\.csv: No space left on device") as caught:
+        train(start, on_step)
+    assert "continues from the last checkpoint" in caught.value.hint
+
+
+def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*about: object) -> None:
+        raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
+
+    monkeypatch.setattr(stages, "run_export", fails)
+    start, warned = two_steps(tmp_path, export_every=2)
+    seen: list[int] = []
+    with pytest.raises(Failure, match="the reason"):  # the last model is what was asked for
+        train(start, lambda step, metrics: seen.append(step))
+    assert seen == [1, 2]
+    assert warned == [
+        "making the model of a checkpoint ended with exit code 1: the reason; step 2 has no model"
+    ]

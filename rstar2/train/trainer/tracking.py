@@ -77,7 +77,10 @@ def check_trackers(trackers: Sequence[Tracker], environ: Mapping[str, str] = os.
 
 
 def _is_phase(folder: Path) -> bool:
-    return re.fullmatch(r"stage\d|sft", folder.name) is not None
+    """Whether a folder lies in that of its run; `rstar2 sft` trains in the run's folder, which may be called sft."""
+    if folder.name == "sft":
+        return (folder.parent / "config.json").is_file()
+    return re.fullmatch(r"stage\d", folder.name) is not None
 
 
 def _key_on_file(environ: Mapping[str, str]) -> bool:
