@@ -9,8 +9,8 @@ seconds, the time in which a GPU reads the weights and the KV cache; a prompt's 
 `prefill_s` each, during which nothing else runs. Like vLLM it runs at most `in_flight` requests, keeps what earlier
 turns wrote until it needs the room (least recently used first), and throws out the newest request where running ones
 fill the cache. By default an engine is Qwen3-14B on two H100, by the shares of `rstar2 plan`, and a step is the
-paper's: 512 problems, 32 rollouts each, 8K tokens. Rollouts of a problem are alike in length; turns and tools' times are
-long-tailed.
+paper's: 512 problems, 32 rollouts each, 8K tokens. Rollouts of a problem are alike in length; turns and tools' times
+are long-tailed.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ class Hardware(Strict):
     """Share of each GPU's memory that a rollout engine takes for weights, KV cache and all else, while it is awake."""
     sequences_in_flight: int = Field(64, ge=1)
     """Rollouts an engine generates at a time; further ones wait. Far more than its KV cache holds are recomputed."""
+    router: Literal["sessions", "verl"] = "sessions"
+    """Which engine takes a rollout, where there are several. sessions: ours, see `rstar2.train.scheduler`; a rollout
+    waits until its KV cache has room on one, and stays there. verl: VERL's, the one with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
     """Tokens per GPU in a micro-batch of the update. By default the longest rollout with its prompt, divided by
     `sequence_parallel`; in SFT twice `max_tokens`."""
@@ -51,6 +54,16 @@ class Hardware(Strict):
     """Keep each layer's input only, and compute the rest again in the backward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
     """Seconds after which a collective operation that not all ranks joined ends the trainer."""
+
+    @property
+    def engines(self) -> int:
+        """Rollout engines, on all GPUs."""
+        return max(1, self.nodes * self.gpus_per_node // self.tensor_parallel)
+
+    @property
+    def schedules_sessions(self) -> bool:
+        """Whether our scheduler decides which engine takes a rollout."""
+        return self.router == "sessions" and self.engines > 1
 
 
 class RolloutSettings(Strict):
