@@ -140,6 +140,8 @@ class StageRecipe(Strict):
     """The format of a model that has no format file, by name or file; by default, or empty, its own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
+    keep_filter_traces: bool = False
+    """Keep the rollouts by which solved problems are found as traces too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
     Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to
