@@ -77,7 +77,8 @@ def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
     if len(found) != 1:
         raise UserError(
             f"--solved {path}: {len(found)} files of verdicts or traces there, one is needed",
-            "Give the `rstar2 eval` run over the training problems, or the `solved` folder of a stage that filtered them.",
+            "Give the `rstar2 eval` run over the training problems, or the `solved` folder of a stage that "
+            "filtered them.",
         )
     settings = found[0].with_name(SETTINGS)
     if recipe is not None and found[0].name == VERDICTS and settings.is_file():

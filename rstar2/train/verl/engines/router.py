@@ -122,6 +122,7 @@ class SessionRouter:
             self._scheduler.remove_engine(name, time.monotonic())
         if not self._handles:
             for session in list(self._waiting):
+                self._scheduler.end(session, None, time.monotonic())
                 self.refused(session, _NO_SERVER)
 
     def get_all_servers(self) -> list[str]:
