@@ -126,19 +126,19 @@ class Engine:
         return "written"
 
 engines = {name: Engine.remote() for name in "ab"}
-router = get_router_handle(engines, router_config_path="{path}")
+router = get_router_handle(engines, router_config_path="PATH")
 fields = ray.get(router.require_acquire_fields.remote())
 assert fields == ["prompt_ids", "sampling_params"], fields
 
 def ask(name):
-    return router.acquire_server.remote(request_id=name, prompt_ids=[1] * 300, sampling_params={{"max_tokens": 100}})
+    return router.acquire_server.remote(request_id=name, prompt_ids=[1] * 300, sampling_params={"max_tokens": 100})
 
 first = ray.get([ask("g/0"), ask("g/1")])
-assert {{name for name, _ in first}} == set("ab"), first
-waiting = [ask(f"g/{{number}}") for number in range(2, 3000)]
+assert {name for name, _ in first} == set("ab"), first
+waiting = [ask(f"g/{number}") for number in range(2, 3000)]
 # More calls than are under way at once by Ray's default; none keeps out the end of another.
 for number in range(2, 3000):
-    router.end_session.remote(f"g/{{number - 2}}", 350)
+    router.end_session.remote(f"g/{number - 2}", 350)
     ray.get(waiting[number - 2], timeout=300)
 name, handle = ray.get(waiting[-1])
 assert ray.get(handle.generate.remote()) == "written"
@@ -161,7 +161,7 @@ def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(tmp_path: Pa
     path.write_text(router_yaml(recipe).replace('"in_flight": 128', '"in_flight": 1'))
     with ray_nodes(tmp_path, [0]) as environment:
         ran = subprocess.run(
-            [sys.executable, "-c", ACTORS.format(path=path)],
+            [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
