@@ -129,7 +129,7 @@ async def asked_by_verl(model: Path) -> list[list[int]]:
     (row,) = in_format(rl_rows([PROBLEM], 2, "test"), codec.format)
     given = {key: row[key] for key in ("extra_info", "reward_model")}
     output = await loop.run(
-        {"temperature": 1.0}, raw_prompt=row["prompt"], session_id=0, global_steps=1, **given
+        {"temperature": 1.0}, raw_prompt=row["prompt"], uid="u", session_id=0, global_steps=1, **given
     )
     assert output.reward_score == 1.0
     assert output.prompt_ids == engine.asked[0]

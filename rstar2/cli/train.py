@@ -77,7 +77,8 @@ def command(
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="Stage 3: the `rstar2 eval` run over the training problems by the model it starts from."
+            help="Stage 3: the `rstar2 eval` run over the training problems by the model it starts from, or the "
+            "`solved` folder of a stage that filtered them."
         ),
     ] = None,
     change: Change = None,

@@ -24,6 +24,7 @@ SFT_KEEP = 2
 """How many of the last checkpoints of SFT stay."""
 _SAVED = ("model", "optimizer", "extra")
 """What a checkpoint holds. The Hugging Face model, as large as the weights, is made of the last one only."""
+ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
 CPU_ENVIRONMENT = {
@@ -79,6 +80,18 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "traces": str(folder.absolute() / "traces"),
     }
     return json.dumps([entry], indent=2) + "\n"
+
+
+def router_yaml(recipe: StageRecipe) -> str:
+    """VERL's router file: our scheduler and its settings, see `rstar2.train.verl.engines.router`."""
+    settings = {
+        "router_class": "rstar2.train.verl.engines.router.RolloutRouter",
+        "in_flight": recipe.hardware.sequences_in_flight,
+        # Longer than a turn, and than a tool call may wait for the judge.
+        "quiet_s": 3600.0 + recipe.judge.wait_s,
+        "metrics": recipe.hardware.device == "cuda",
+    }
+    return json.dumps(settings, indent=2) + "\n"
 
 
 def stage_command(
@@ -217,6 +230,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
+        f"{engine}.router_config_path": folder / ROUTER_FILE if hardware.schedules_sessions else None,
+        # The router reads an engine's KV cache from its metrics.
+        f"{engine}.disable_log_stats": not hardware.schedules_sessions,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",

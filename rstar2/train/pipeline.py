@@ -6,7 +6,7 @@ call after a kill repeats nothing:
 ```
 RUN/
   sft/ stage1/ stage2/ stage3/      see `rstar2.train.stages`
-  stage3/solved/                    samples of the training problems, see `rstar2.train.sampling`
+  stage3/solved/                    verdicts on the training problems, see `rstar2.train.filter`
   eval/sft/ eval/stage1/ …          see `rstar2.eval.runner` (the demo)
   steps.csv                         every step of all stages, see `rstar2.train.records.steps`
   model.json                        the last finished stage's model
@@ -28,19 +28,18 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
-from rstar2.prompts import load_codec
 from rstar2.runs import Run
-from rstar2.trace import read_traces
 from rstar2.train import sampling, stages
 from rstar2.train.command import stage_command
 from rstar2.train.conversations import write_encoded
+from rstar2.train.filter.sample import FilterProgress
+from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
 from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
 from rstar2.train.records.steps import step_metrics, write_steps
 from rstar2.train.records.timing import PhaseTimer, read_timing
-from rstar2.train.reward import solved
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
 
@@ -152,26 +151,36 @@ class Pipeline:
         """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
         row = f"{row} filter"
         self.progress.start(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
-        if self.solved is None:
-            shown = self._sampling_progress(row, timer)
-            traces = sampling.sample_training_problems(
-                model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown
-            )
+        if self.solved is not None:
+            kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe, model)
         else:
-            traces = sampling.traces_of_eval(self.solved)
-        rewarded = solved(read_traces(traces), recipe.reward, load_codec(model))
-        kept = sampling.drop_solved(rows, rewarded, recipe.drop_solved, recipe.rollout.prompts)
+            count = self._counted_progress(row, timer)
+
+            def shown(progress: FilterProgress) -> None:
+                text = f"right {progress.right / progress.done:.1%}" if progress.done else ""
+                count(progress.done, progress.resumed, text)
+
+            kept = unsolved(model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown)
         self.progress.finish(row, f"{len(kept)} of {len(rows)} problems kept")
         return kept
 
     def _sampling_progress(self, row: str, timer: PhaseTimer) -> OnProgress:
-        counted_s = 0.0
+        count = self._counted_progress(row, timer)
 
         def on_progress(progress: Progress) -> None:
-            nonlocal counted_s
             shown = "" if progress.accuracy is None else f"accuracy {progress.accuracy:.1%}"
-            self.progress.update(row, progress.done, shown)
-            if progress.resumed < progress.done:
+            count(progress.done, progress.resumed, shown)
+
+        return on_progress
+
+    def _counted_progress(self, row: str, timer: PhaseTimer) -> Callable[[int, int, str], None]:
+        """Shows how many samples are done, and counts the time in which there were new ones."""
+        counted_s = 0.0
+
+        def on_progress(done: int, resumed: int, text: str) -> None:
+            nonlocal counted_s
+            self.progress.update(row, done, text)
+            if resumed < done:
                 timer.timing.evaluation_s += timer.elapsed_s() - counted_s
                 counted_s = timer.elapsed_s()
                 timer.save()

@@ -15,8 +15,9 @@ from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
+from rstar2.train.filter.unsolved import counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
-from rstar2.train.sampling import problems_of, traces_of_eval
+from rstar2.train.sampling import problems_of
 from rstar2.train.stages import last_actor
 from rstar2.train.trainer.tracking import check_trackers
 
@@ -31,7 +32,7 @@ class TrainPlan:
     format: Format
     rows: list[dict[str, Any]]
     solved: Path | None
-    """The `rstar2 eval` run that counts how often the training problems are solved."""
+    """The filter's folder or `rstar2 eval` run that counts how often the training problems are solved."""
     judge: JudgeChoice
 
     def config(self) -> dict[str, Any]:
@@ -91,7 +92,8 @@ def plan_training(
             f"{data} has {len(rows)} problems, a step needs {needed}", "Set rollout.prompts lower."
         )
     if solved is not None:
-        traces_of_eval(solved)
+        filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]
+        counted(solved, filtered[0] if filtered else None)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
     for recipe in recipes.values():

@@ -43,6 +43,9 @@ class Hardware(Strict):
     """Share of each GPU's memory that a rollout engine takes for weights, KV cache and all else, while it is awake."""
     sequences_in_flight: int = Field(64, ge=1)
     """Rollouts an engine generates at a time; further ones wait. Far more than its KV cache holds are recomputed."""
+    router: Literal["sessions", "verl"] = "sessions"
+    """Which engine takes a rollout, where there are several. sessions: ours, see `rstar2.train.scheduler`; a rollout
+    waits until its KV cache has room on one, and stays there. verl: VERL's, the one with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
     """Tokens per GPU in a micro-batch of the update. By default the longest rollout with its prompt, divided by
     `sequence_parallel`; in SFT twice `max_tokens`."""
@@ -64,6 +67,16 @@ class Hardware(Strict):
     a checkpoint each have to fit in it."""
     export_timeout_s: float = Field(3600.0, gt=0)
     """Seconds that making a model of a checkpoint may take."""
+
+    @property
+    def engines(self) -> int:
+        """Rollout engines, on all GPUs."""
+        return max(1, self.nodes * self.gpus_per_node // self.tensor_parallel)
+
+    @property
+    def schedules_sessions(self) -> bool:
+        """Whether our scheduler decides which engine takes a rollout."""
+        return self.router == "sessions" and self.engines > 1
 
 
 class RolloutSettings(Strict):
@@ -168,6 +181,8 @@ class StageRecipe(Strict):
     """The format of a model that has no format file, by name or file; by default, or empty, its own chat template."""
     drop_solved: int = Field(0, ge=0)
     """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
+    keep_filter_traces: bool = False
+    """Keep the rollouts by which solved problems are found as traces too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
     """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
     Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to

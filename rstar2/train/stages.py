@@ -4,6 +4,7 @@
 FOLDER/
   train.parquet         the problems of this stage (RL only)
   agent_loop.yaml       the settings of our agent loop, for VERL (RL only)
+  router.yaml           the settings of our rollout scheduler, for VERL (RL on several engines)
   rstar2_format.json    the format of its rollouts (RL only)
   checkpoints/          VERL's; a killed stage resumes from the last one. global_step_0 is the last of the stage
                         before, where its optimizer is continued
@@ -34,7 +35,15 @@ from rstar2.errors import Failure, UserError
 from rstar2.files import write_json, write_text
 from rstar2.formats.format import Format, save_format
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.train.command import SFT_KEEP, Command, agent_loop_yaml, secrets_file, sft_command
+from rstar2.train.command import (
+    ROUTER_FILE,
+    SFT_KEEP,
+    Command,
+    agent_loop_yaml,
+    router_yaml,
+    secrets_file,
+    sft_command,
+)
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE
@@ -160,6 +169,8 @@ def write_stage_inputs(
     write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
     # Only this user may read it: it holds the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
+    if recipe.hardware.schedules_sessions:
+        write_text(folder / ROUTER_FILE, router_yaml(recipe))
 
 
 def in_format(rows: Rows, fmt: Format) -> Rows:

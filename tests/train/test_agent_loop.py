@@ -41,6 +41,7 @@ ROW = {
     "raw_prompt": [{"role": "user", "content": "2 + 2?"}],
     "extra_info": {"id": "sum", "problem": "2 + 2?"},
     "reward_model": {"ground_truth": "4"},
+    "uid": "u1",
     "session_id": 3,
     "global_steps": 12,
 }

@@ -19,7 +19,7 @@ RECIPES: list[tuple[int, str | None]] = [(1, None), (2, None), (3, None), (1, "r
 NAMED = {
     *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
     *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
-    "nccl_timeout_s",
+    *("nccl_timeout_s", "router"),
 }
 
 
@@ -53,6 +53,7 @@ def seen_by_verl(config: Any) -> dict[str, Any]:
         "offload": {(False, False): "none", (False, True): "optimizer", (True, True): "all"}[offloaded],
         "gradient_checkpointing": config.actor_rollout_ref.model.enable_gradient_checkpointing,
         "nccl_timeout_s": config.actor_rollout_ref.nccl_timeout,
+        "router": "sessions" if rollout.router_config_path else "verl",
     }
 
 

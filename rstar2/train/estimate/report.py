@@ -15,6 +15,7 @@ from rstar2.train.estimate.work import (
     Judge,
     Rates,
     Step,
+    filter_disk,
     filter_hours,
     stage_disk,
     stage_judge,
@@ -135,7 +136,9 @@ def estimate_run(
             memory_per_gpu=memory,
             step=step,
             judge=judge,
-            disk=stage_disk(shape, recipe.checkpoint.keep, 1 + recipe.models_on_the_way),
+            disk=stage_disk(
+                shape, recipe.checkpoint.keep, 1 + recipe.models_on_the_way, filter_disk(recipe, given)
+            ),
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,
             warnings=[
@@ -151,8 +154,8 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
     """Whether the filter before a stage takes long enough that a user wants to know."""
     if hours > LONG_FILTER_HOURS:
         yield (
-            f"one engine samples the training problems {recipe.drop_solved} times each before stage {number}, about "
-            f"{hours:.0f} hours: sample them with rstar2 eval on more GPUs and give --solved, or set drop_solved=0"
+            f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, about "
+            f"{hours:.0f} hours on all engines: give a run that has done so (--solved), or set drop_solved=0"
         )
 
 

@@ -13,6 +13,10 @@ from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.recipe import StageRecipe
 
+BYTES_OF_VERDICT = 60
+BYTES_OF_TRACE_TOKEN = 32
+"""Its id, mask, log-probability and text in JSON."""
+
 
 @dataclass(frozen=True)
 class Assumptions:
@@ -94,6 +98,8 @@ class Disk:
     kept_checkpoints: int
     model: int
     """A model that is made of a checkpoint, in fp32: at the end of the stage, and every `checkpoint.export_every`."""
+    filter: int
+    """What the filter before the stage leaves."""
     total: int
     """With one checkpoint being written."""
 
@@ -162,14 +168,25 @@ def stage_judge(step: Step, given: Assumptions, workers: int | None) -> Judge:
     return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
 
 
-def stage_disk(shape: ModelShape, kept: int, models: int = 1) -> Disk:
+def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0) -> Disk:
+    """Disk of a stage that keeps so many checkpoints and models, with the bytes of its filter."""
     model = MASTER * shape.parameters
     checkpoint = (MASTER + MOMENTS) * shape.parameters
-    return Disk(checkpoint, kept, model, (kept + 1) * checkpoint + models * model)
+    return Disk(checkpoint, kept, model, filtered, (kept + 1) * checkpoint + models * model + filtered)
+
+
+def filter_disk(recipe: StageRecipe, given: Assumptions) -> int:
+    """Bytes that the filter before a stage leaves: a line for each sample, and its trace where that is kept."""
+    trace = BYTES_OF_TRACE_TOKEN * recipe.rollout.tokens * given.mean_token_share
+    each = BYTES_OF_VERDICT + (trace if recipe.keep_filter_traces else 0)
+    return int(given.problems * recipe.drop_solved * each)
 
 
 def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:
-    """Hours to sample the training problems before a stage that leaves out the solved, by one engine on one node."""
+    """Hours to sample the training problems before a stage that leaves out the solved, on all engines.
+
+    There are always further samples to start, so unlike in a step the engines stay full.
+    """
     tokens = given.problems * recipe.drop_solved * recipe.rollout.tokens * given.mean_token_share
-    per_s = step.generate_tokens_per_s * recipe.hardware.tensor_parallel * given.busy_share
+    per_s = step.generate_tokens_per_s * recipe.hardware.tensor_parallel * recipe.hardware.engines
     return tokens / per_s / 3600

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayActorError
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar2.agent import Limits, RolloutError, rollout
@@ -24,6 +25,7 @@ from rstar2.train.recipe import RewardRule
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
 from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
+from rstar2.train.verl.engines.router import GROUP_ENDS
 from rstar2.train.verl.rollout_fields import to_extra_fields
 
 
@@ -41,32 +43,37 @@ def _grader() -> GraderPool:
     return pool
 
 
+_ENGINES_TRIED = 3
+"""For one turn, where engines die under it."""
+
+
 class _ServerEngine:
-    """VERL's server client as an `Engine`; notes which weights wrote the trace."""
+    """VERL's server client as an `Engine` for one rollout; notes which weights wrote the trace.
+
+    Its requests' id begins with the rollout's group, see `rstar2.train.verl.engines.router`.
+    """
 
     name = "verl"
 
-    def __init__(self, client: Any, codec: ChatCodec, params: dict[str, Any]) -> None:
+    def __init__(self, client: Any, codec: ChatCodec, params: dict[str, Any], group: str) -> None:
         self._client = client
+        self._router = getattr(client, "_load_balancer", None)
         self._params = params
         self._end_id = codec.end_id
-        self._request_id = uuid.uuid4().hex
+        self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
+        params = {
+            **self._params,
+            "max_tokens": sampling.max_tokens,
+            "stop_token_ids": [self._end_id],
+            **({} if sampling.seed is None else {"seed": sampling.seed}),
+        }
         try:
-            output = await self._client.generate(
-                request_id=self._request_id,
-                prompt_ids=list(prompt_ids),
-                sampling_params={
-                    **self._params,
-                    "max_tokens": sampling.max_tokens,
-                    "stop_token_ids": [self._end_id],
-                    **({} if sampling.seed is None else {"seed": sampling.seed}),
-                },
-            )
+            output = await self._generate(list(prompt_ids), params)
         except Exception as error:  # VERL's client raises whatever its server did
             raise EngineError(f"VERL's rollout server failed: {error}") from error
         fields = output.extra_fields
@@ -75,6 +82,27 @@ class _ServerEngine:
         token_ids = list(output.token_ids)
         full = len(token_ids) >= sampling.max_tokens and token_ids[-1:] != [self._end_id]
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
+
+    async def _generate(self, prompt_ids: list[int], params: dict[str, Any]) -> Any:
+        """VERL's answer, from another engine where the rollout's own one died."""
+        for _ in range(_ENGINES_TRIED - 1):
+            try:
+                return await self._client.generate(
+                    request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+                )
+            except RayActorError:
+                failed = getattr(self._router, "engine_failed", None)
+                if failed is None or not await failed.remote(self._request_id):
+                    raise
+        return await self._client.generate(
+            request_id=self._request_id, prompt_ids=prompt_ids, sampling_params=params
+        )
+
+    def ended(self, tokens: int | None) -> None:
+        """Tell our router, where it is used, that the rollout is over: its tokens in all, None where it failed."""
+        end = getattr(self._router, "end_session", None)
+        if end is not None:
+            end.remote(self._request_id, tokens)
 
     async def aclose(self) -> None:
         return None
@@ -114,7 +142,8 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         return sample_seed(self._seed, name, int(row["session_id"]))
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
-        engine = _ServerEngine(self.server_manager, self._codec, sampling_params)
+        engine = _ServerEngine(self.server_manager, self._codec, sampling_params, str(kwargs["uid"]))
+        tokens = None
         try:
             async with self._tools.opened() as tools:
                 trace = await rollout(
@@ -125,10 +154,13 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     limits=self._limits,
                     sampling=Sampling(float(sampling_params["temperature"]), seed=self._seed_of(kwargs)),
                 )
+            tokens = len(trace.prompt_ids) + trace.tokens
         except RolloutError as error:
             if self._trace_share > 0:
                 write_failed(self._traces, _described(error.trace, kwargs))
             raise
+        finally:
+            engine.ended(tokens)
         trace = await self._rewarded(_described(trace, kwargs))
         return AgentLoopOutput(
             prompt_ids=trace.prompt_ids,

@@ -78,7 +78,7 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
 @pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])
 def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
     said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
-    assert [warning for warning in said if "samples the training problems" not in warning] == []
+    assert [warning for warning in said if "training problems are sampled" not in warning] == []
     assert list(sft_warnings(shape("Qwen3-14B"), sft_recipe(profile, []))) == []
 
 
@@ -131,9 +131,19 @@ def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
 
 
 def test_a_warning_about_one_stage_names_it() -> None:
-    said = warned("Qwen3-14B", "64xh100", stages=(1, 2, 3))
+    said = warned("Qwen3-14B", "8xh100", stages=(1, 2, 3))
     assert [warning.split(":")[0] for warning in said] == ["stage 3"]
     assert "--solved" in said[0]
+
+
+def test_the_filter_runs_on_all_engines_and_its_traces_take_disk() -> None:
+    hours, disk = {}, {}
+    for changes in ((), ("hardware.nodes=4",), ("keep_filter_traces=true",)):
+        stage = estimated("Qwen3-14B", "64xh100", *changes, stages=(3,)).stages[3]
+        hours[changes], disk[changes] = stage.filter_hours, stage.disk.filter
+    assert 1.7 < hours["hardware.nodes=4",] / hours[()] < 2.3
+    assert disk[()] < 50e6
+    assert disk["keep_filter_traces=true",] > 20e9
 
 
 def test_the_record_has_every_part_and_is_json() -> None:

@@ -1,0 +1,47 @@
+"""What the filter leaves behind: the kept problems, and a card that says from what, how and how many."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rstar2.files import whole_file, write_json
+from rstar2.train.filter.verdicts import Tally
+
+CARD, KEPT = "card.json", "kept.jsonl"
+
+
+def write_card(
+    out: Path, tally: Tally, kept: Iterable[str], samples: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Write `kept.jsonl`, a line of id and count for each kept problem, and then `card.json`, and return the card.
+
+    Args:
+        kept: ids, in the order of training.
+        samples: of each problem.
+        settings: everything that decided the verdicts, with the digests of model and problems.
+    """
+    right = {
+        problem: sum(verdict == "right" for verdict in seen.values())
+        for problem, seen in tally.samples.items()
+    }
+    names = list(kept)
+    with whole_file(out / KEPT) as file:
+        for name in names:
+            file.write(json.dumps({"id": name, "right": right[name], "samples": samples}) + "\n")
+    times = Counter(right.values())
+    card = {
+        "problems": len(right),
+        "kept": len(names),
+        "left_out": len(right) - len(names),
+        "kept_although_solved": sum(right[name] == samples for name in names),
+        "samples": samples,
+        "verdicts": {word: tally.counts[word] for word in ("right", "wrong", "none", "error")},
+        "problems_by_times_right": {str(count): times[count] for count in range(samples + 1)},
+        **settings,
+    }
+    write_json(out / CARD, card)
+    return card

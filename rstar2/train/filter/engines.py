@@ -1,0 +1,98 @@
+"""Opens all engines that the filter may use: in this process on a CPU, else a vLLM server for every engine's GPUs.
+
+The servers are started through Ray, on the nodes of the cluster that RAY_ADDRESS names, or on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rstar2.engines.base import Engine
+from rstar2.engines.models import open_folder, open_server
+from rstar2.errors import Failure, UserError
+from rstar2.processes import start_bound, stop_group
+from rstar2.prompts import ChatCodec, load_codec
+from rstar2.serve import ServeSettings, find_vllm, install_hint, vllm_command
+from rstar2.train.command import worker_environment
+from rstar2.train.recipe import Hardware
+from rstar2.train.sampling import ENGINE_THREADS
+
+CPU_BATCH = 128
+READY_S = 2400.0
+"""How long Ray may take to place the servers, and they to load the policy."""
+_POLL_S = 0.5
+_STOP_S = 30.0
+_LOG_TAIL = 15
+
+
+@contextmanager
+def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[list[Engine], ChatCodec]]:
+    """As many engines of a model as the hardware holds, for the length of the block.
+
+    A UserError without vLLM, a Failure where the servers do not start.
+    """
+    codec = load_codec(model)
+    if hardware.device == "cpu":
+        yield [open_folder(model, CPU_BATCH, ENGINE_THREADS)[0] for _ in range(hardware.engines)], codec
+        return
+    vllm = find_vllm(sys.executable)
+    if vllm is None:
+        raise UserError("sampling the training problems needs vLLM, which is not installed", install_hint())
+    command, environment = vllm_command(
+        vllm,
+        ServeSettings(
+            model=str(model.absolute()),
+            tp=hardware.tensor_parallel,
+            extra=("--max-num-seqs", str(hardware.sequences_in_flight)),
+        ),
+    )
+    with running_servers(command, environment, hardware.engines, hardware.tensor_parallel, logs) as urls:
+        opened = [asyncio.run(open_server(url, tokenizer=str(model))) for url in urls]
+        yield [each.engine for each in opened], codec
+
+
+@contextmanager
+def running_servers(
+    command: list[str], environment: dict[str, str], count: int, gpus: int, logs: Path
+) -> Iterator[list[str]]:
+    """The URLs of `count` servers with `gpus` GPUs each, which run for the length of the block.
+
+    `command` is given `--host` and `--port` on top. A Failure, with the end of the log, where one does not start.
+    """
+    logs = logs.absolute()
+    log, ready = logs / "filter_servers.log", logs / "filter_servers.json"
+    ready.unlink(missing_ok=True)
+    names = [*worker_environment(os.environ)[0], *environment]
+    script = [sys.executable, "-m", "rstar2.train.verl.engines.servers"]
+    words = [*script, str(count), str(gpus), str(ready), ",".join(names), *command]
+    process = start_bound(words, log, env=environment, ended_by=signal.SIGTERM)
+    try:
+        _wait(process, ready, log)
+        yield list(json.loads(ready.read_text(encoding="utf-8")))
+    finally:
+        stop_group(process, _STOP_S)
+        ready.unlink(missing_ok=True)
+
+
+def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path) -> None:
+    deadline = time.monotonic() + READY_S
+    while not ready.exists():
+        if process.poll() is not None:
+            raise Failure(f"the vLLM servers ended with exit code {process.returncode}", _tail(log))
+        if time.monotonic() > deadline:
+            raise Failure(f"the vLLM servers were not ready within {READY_S:g} seconds", _tail(log))
+        time.sleep(_POLL_S)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
+    return "\n".join([f"The end of its log, {log}:", *lines])

@@ -1,0 +1,151 @@
+"""Leaves out the problems that a policy solves every time: as counted in an earlier run, or sampled now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.benchmarks import fingerprint
+from rstar2.errors import UserError
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.settings import EvalSettings
+from rstar2.eval.target import model_hash
+from rstar2.judge.client import JudgeClient
+from rstar2.prompts import load_codec
+from rstar2.runs import refuse_changed
+from rstar2.toolbox import Toolbox
+from rstar2.trace import read_traces
+from rstar2.train.filter.card import CARD, write_card
+from rstar2.train.filter.engines import CPU_BATCH, open_engines
+from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
+from rstar2.train.filter.verdicts import Tally
+from rstar2.train.recipe import StageRecipe
+from rstar2.train.reward import solved
+from rstar2.train.sampling import JudgeAddress, Rows, drop_solved, problems_of
+
+SETTINGS = "settings.json"
+_GRADERS = 4
+"""Processes, beside engines on GPUs."""
+
+
+def unsolved(
+    model: Path,
+    rows: Rows,
+    recipe: StageRecipe,
+    judge: JudgeAddress,
+    out: Path,
+    logs: Path,
+    on_progress: Callable[[FilterProgress], None],
+) -> Rows:
+    """Sample every problem `recipe.drop_solved` times with the policy that a stage starts from; see `drop_solved`.
+
+    Verdicts, kept problems and card are written to `out`, where a killed call continues. A UserError without vLLM, a
+    Failure where servers or judge do not start or no longer answer, or the disk is full.
+    """
+    about = _settings(model, rows, recipe)
+    out.mkdir(parents=True, exist_ok=True)
+    refuse_changed(out / SETTINGS, about)
+    if not (out / CARD).exists():
+        _sample(model, rows, recipe, judge, out, logs, on_progress)
+    tally = Tally.of(out / VERDICTS)
+    kept = drop_solved(rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
+    if not (out / CARD).exists():
+        write_card(out, tally, (row["extra_info"]["id"] for row in kept), recipe.drop_solved, about)
+    return kept
+
+
+def unsolved_as_counted(file: Path, rows: Rows, recipe: StageRecipe, model: Path) -> Rows:
+    """The same, by an earlier filter's verdicts or an evaluation's traces, as `counted` finds them."""
+    if file.name == VERDICTS:
+        outcomes = _outcomes(Tally.of(file))
+    else:
+        outcomes = solved(read_traces(file), recipe.reward, load_codec(model))
+    return drop_solved(rows, outcomes, recipe.drop_solved, recipe.rollout.prompts)
+
+
+def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
+    """The verdicts of a filter, or the traces of an `rstar2 eval` run of one benchmark: a file, or in its folder.
+
+    A UserError where there is not one such file, or the verdicts were reached under another reward than the recipe's.
+    """
+    in_folder = sorted(path.glob(f"**/{VERDICTS}")) or sorted(path.glob(f"**/{TRACES}"))
+    found = [path] if path.is_file() else in_folder
+    if len(found) != 1:
+        raise UserError(
+            f"--solved {path}: {len(found)} files of verdicts or traces there, one is needed",
+            "Give the `rstar2 eval` run over the training problems, or the `solved` folder of a stage that "
+            "filtered them.",
+        )
+    settings = found[0].with_name(SETTINGS)
+    if recipe is not None and found[0].name == VERDICTS and settings.is_file():
+        reward = json.loads(settings.read_text(encoding="utf-8")).get("reward")
+        if reward != recipe.reward:
+            raise UserError(
+                f"--solved {path}: its verdicts are those of reward = {reward}, the recipe has {recipe.reward}",
+                "Leave out --solved, to sample the problems again.",
+            )
+    return found[0]
+
+
+def _settings(model: Path, rows: Rows, recipe: StageRecipe) -> dict[str, Any]:
+    """What decides the verdicts."""
+    return {
+        "model": {"path": str(model.absolute()), "sha256": model_hash(model)},
+        "data": {"problems": len(rows), "sha256": fingerprint(problems_of(rows))},
+        "reward": recipe.reward,
+        "settings": _eval_settings(recipe).protocol(),
+    }
+
+
+def _eval_settings(recipe: StageRecipe) -> EvalSettings:
+    hardware = recipe.hardware
+    each = CPU_BATCH if hardware.device == "cpu" else hardware.sequences_in_flight
+    return EvalSettings(
+        samples=recipe.drop_solved,
+        temperature=recipe.rollout.temperature,
+        max_tokens=recipe.rollout.tokens,
+        max_turns=recipe.rollout.max_turns,
+        in_flight=each * hardware.engines,
+        seed=recipe.seed,
+    )
+
+
+def _sample(
+    model: Path,
+    rows: Rows,
+    recipe: StageRecipe,
+    judge: JudgeAddress,
+    out: Path,
+    logs: Path,
+    on_progress: Callable[[FilterProgress], None],
+) -> None:
+    graders = 1 if recipe.hardware.device == "cpu" else _GRADERS
+    with open_engines(model, recipe.hardware, logs) as (engines, codec), GraderPool(graders) as grader:
+
+        async def work() -> None:
+            async with AsyncExitStack() as stack:
+                for engine in engines:
+                    await stack.enter_async_context(aclosing(engine))
+                client = await stack.enter_async_context(JudgeClient(*judge))
+                sampler = Sampler(
+                    engines,
+                    codec,
+                    Toolbox(client, codec.format),
+                    grader,
+                    _eval_settings(recipe),
+                    recipe.reward,
+                    recipe.keep_filter_traces,
+                )
+                await sample_problems(problems_of(rows), sampler, out, on_progress)
+
+        asyncio.run(work())
+
+
+def _outcomes(tally: Tally) -> Iterator[tuple[str, bool]]:
+    for problem, seen in tally.samples.items():
+        for sample in sorted(seen):
+            yield problem, seen[sample] == "right"

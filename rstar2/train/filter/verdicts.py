@@ -1,0 +1,90 @@
+"""The file of verdicts: one JSON line for each sample of a problem, `{"id": …, "sample": 0, "verdict": "right"}`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+from rstar2.errors import UserError
+from rstar2.trace import drop_torn_line
+
+VerdictWord = Literal["right", "wrong", "none", "error"]
+"""none: no answer was found. error: the sample says nothing, since the engine, the judge or the grader failed it."""
+_WORDS = frozenset(get_args(VerdictWord))
+
+
+class VerdictWriter(contextlib.AbstractContextManager["VerdictWriter"]):
+    """Appends verdicts to a file, each with one write; OSError where that fails."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drop_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, problem: str, sample: int, verdict: VerdictWord) -> None:
+        line = json.dumps({"id": problem, "sample": sample, "verdict": verdict}).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(f"short write to {self._file.name}")
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+
+def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
+    """Each line's problem, sample and verdict; a torn last line is left out.
+
+    UserError where a line is not a verdict.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+                problem, sample, verdict = str(row["id"]), int(row["sample"]), row["verdict"]
+            except (ValueError, KeyError, TypeError):
+                problem, sample, verdict = "", 0, ""
+            if verdict not in _WORDS:
+                raise UserError(
+                    f"{path}, line {number}: not a verdict",
+                    'A line is {"id": …, "sample": 0, "verdict": "right"}, with right, wrong, none or error.',
+                )
+            yield problem, sample, verdict
+
+
+class Tally:
+    """The verdicts so far, in memory that does not grow with the rollouts' lengths: a few bytes a sample.
+
+    A later verdict on a sample replaces an earlier `error`; any other second one is ignored.
+    """
+
+    def __init__(self) -> None:
+        self.samples: dict[str, dict[int, VerdictWord]] = {}
+        self.counts: Counter[VerdictWord] = Counter()
+
+    def add(self, problem: str, sample: int, verdict: VerdictWord) -> None:
+        seen = self.samples.setdefault(problem, {})
+        before = seen.get(sample)
+        if before is not None and before != "error":
+            return
+        if before is not None:
+            self.counts[before] -= 1
+        seen[sample] = verdict
+        self.counts[verdict] += 1
+
+    def has(self, problem: str, sample: int) -> bool:
+        """Whether the sample has a verdict that says something."""
+        return self.samples.get(problem, {}).get(sample, "error") != "error"
+
+    @classmethod
+    def of(cls, path: Path) -> Tally:
+        """Of a file, which may be missing."""
+        tally = cls()
+        if path.exists():
+            for problem, sample, verdict in read_verdicts(path):
+                tally.add(problem, sample, verdict)
+        return tally

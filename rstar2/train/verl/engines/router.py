@@ -1,0 +1,196 @@
+"""VERL's router plugin that asks our scheduler which engine takes a rollout; VERL makes it a Ray actor.
+
+VERL's client asks `acquire_server` before each turn of a rollout, which may have to wait, and says `release_server`
+after it. Two calls are ours: the agent loop says `end_session` when a rollout is over, and `engine_failed` when its
+engine died. VERL's setting `rollout.router_config_path` names the file with the settings, see `rstar2.train.command`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+import httpx
+import ray
+from ray.exceptions import RayActorError
+
+from rstar2.train.scheduler.metrics import read_vllm
+from rstar2.train.scheduler.policy import Scheduler, SchedulerSettings
+
+MOST_CALLS = 1 << 20
+"""Calls under way at once: each rollout that waits is one. By Ray's default of 1,000 those that wait would keep out
+those that make room."""
+READ_EVERY_S = 2.0
+_HTTP_S = 5.0
+_PING_S = 10.0
+_FIRST_READING_S = 30.0
+GROUP_ENDS = "/"
+"""What comes before it in a request's id is the group."""
+_NO_SERVER = "No available servers in load balancer"
+"""VERL's asynchronous client waits where an error says this."""
+
+logger = logging.getLogger(__name__)
+
+
+class SessionRouter:
+    """The scheduler behind VERL's interface (`verl.workers.rollout.router.RequestLoadBalancer`).
+
+    Args:
+        servers: actor handles by `address:port`.
+        config: of the file; `in_flight` and `quiet_s` as in `SchedulerSettings`, `metrics` whether the engines have a
+            /metrics page at their address.
+    """
+
+    def __init__(self, servers: dict[str, Any], config: dict[str, Any]) -> None:
+        self._handles: dict[str, Any] = {}
+        self._waiting: dict[str, asyncio.Future[str]] = {}
+        self._metrics = bool(config["metrics"])
+        settings = SchedulerSettings(in_flight=int(config["in_flight"]), quiet_s=float(config["quiet_s"]))
+        self._scheduler = Scheduler(self, settings)
+        self._watching: asyncio.Task[None] | None = None
+        self._read_once = asyncio.Event()
+        self.add_servers(servers)
+
+    def placed(self, session: str, engine: str) -> None:
+        future = self._waiting.pop(session, None)
+        if future is not None and not future.done():
+            future.set_result(engine)
+
+    def refused(self, session: str, why: str) -> None:
+        future = self._waiting.pop(session, None)
+        if future is not None and not future.done():
+            future.set_exception(RuntimeError(why))
+
+    def require_acquire_fields(self) -> list[str]:
+        return ["prompt_ids", "sampling_params"]
+
+    def require_release_fields(self) -> list[str]:
+        return ["request_id"]
+
+    async def acquire_server(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> tuple[str, Any]:
+        """The engine for a rollout's next turn, as soon as there is one.
+
+        RuntimeError where there is none at all, none can hold the rollout, or none had room for `quiet_s` seconds.
+        """
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        if self._metrics and not self._read_once.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._read_once.wait(), _FIRST_READING_S)
+        group, more = request_id.partition(GROUP_ENDS)[0], int(sampling_params["max_tokens"])
+        while self._handles:
+            self.refused(request_id, "the rollout asked again")
+            future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
+            self._scheduler.request(request_id, group, len(prompt_ids), more, time.monotonic())
+            engine = await future
+            if engine in self._handles:  # it may have died meanwhile
+                return engine, self._handles[engine]
+        raise RuntimeError(_NO_SERVER)
+
+    async def release_server(self, server_id: str, request_id: str) -> None:
+        """A turn is over."""
+        session = self._scheduler.sessions.get(request_id)
+        if session is not None and session.engine == server_id:
+            self._scheduler.turn_ended(request_id, time.monotonic())
+
+    async def end_session(self, request_id: str, tokens: int | None) -> None:
+        """A rollout is over, with so many tokens in all; None for one that failed."""
+        self.refused(request_id, "the rollout is over")
+        self._scheduler.end(request_id, tokens, time.monotonic())
+
+    async def engine_failed(self, request_id: str) -> bool:
+        """Whether a rollout's engine is dead, and the rollout should ask for another."""
+        session = self._scheduler.sessions.get(request_id)
+        if session is None or session.engine is None:
+            return True
+        return await self._drop_if_dead(session.engine)
+
+    def add_servers(self, servers: dict[str, Any]) -> None:
+        for name, handle in servers.items():
+            self._handles[name] = handle
+            self._scheduler.add_engine(name, None, time.monotonic())
+        self._read_once.clear()
+
+    def remove_servers(self, server_ids: list[str]) -> None:
+        for name in server_ids:
+            self._handles.pop(name, None)
+            self._scheduler.remove_engine(name, time.monotonic())
+        if not self._handles:
+            for session in list(self._waiting):
+                self._scheduler.end(session, None, time.monotonic())
+                self.refused(session, _NO_SERVER)
+
+    def get_all_servers(self) -> list[str]:
+        return list(self._handles)
+
+    def get_total_inflight(self) -> int:
+        return sum(self._loads().values())
+
+    def clear_sticky_cache(self) -> dict[str, Any]:
+        """VERL's word that engines came, or that their KV caches were emptied."""
+        cleared = self._scheduler.forget_places(time.monotonic())
+        return {"cleared_entries": cleared, "server_loads": self._loads()}
+
+    def get_status(self) -> dict[str, Any]:
+        loads = self._loads()
+        return {
+            "servers": loads,
+            "total_inflight": sum(loads.values()),
+            "active_servers": len(loads),
+            "registered_handles": list(self._handles),
+            "sessions": len(self._scheduler.sessions),
+            "waiting": self._scheduler.waiting,
+            "kv_tokens": {name: books.capacity for name, books in self._scheduler.engines.items()},
+        }
+
+    def _loads(self) -> dict[str, int]:
+        """Requests that each engine works on."""
+        return {
+            name: sum(session.busy for session in books.sessions.values())
+            for name, books in self._scheduler.engines.items()
+        }
+
+    async def _watch(self) -> None:
+        """Read the engines' KV caches, and let the scheduler's clock run, for as long as the actor lives."""
+        async with httpx.AsyncClient(timeout=_HTTP_S, trust_env=False) as http:
+            while True:
+                if self._metrics:
+                    await asyncio.gather(*(self._read(http, name) for name in list(self._handles)))
+                    self._read_once.set()
+                self._scheduler.tick(time.monotonic())
+                await asyncio.sleep(READ_EVERY_S)
+
+    async def _read(self, http: httpx.AsyncClient, name: str) -> None:
+        try:
+            answer = await http.get(f"http://{name}/metrics")
+            reading = read_vllm(answer.text)
+        except httpx.HTTPError as error:
+            logger.warning("no metrics of the engine %s: %s", name, error or type(error).__name__)
+            await self._drop_if_dead(name)
+            return
+        if reading is not None:
+            self._scheduler.read(name, reading, time.monotonic())
+
+    async def _drop_if_dead(self, name: str) -> bool:
+        """Whether Ray knows that the engine's actor is dead; then it is used no more."""
+        handle = self._handles.get(name)
+        if handle is None:
+            return True
+        try:
+            await asyncio.wait_for(handle.__ray_ready__.remote(), _PING_S)
+        except TimeoutError:
+            return False
+        except RayActorError as error:
+            logger.warning("the engine %s is dead, its rollouts continue elsewhere: %s", name, error)
+            self.remove_servers([name])
+            return True
+        return False
+
+
+RolloutRouter = ray.remote(num_cpus=0, max_concurrency=MOST_CALLS)(SessionRouter)
+"""What VERL makes an actor of."""

@@ -1,0 +1,267 @@
+"""The filter before a stage: all engines sample, verdicts are kept, and what is done is not done again."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.optional import needs
+from support.ray_nodes import ray_nodes
+from support.tools import SharedTools
+from support.vllm_standin import StandIn, serving
+from support.waiting import wait_until
+
+from rstar2.data.problem import Problem
+from rstar2.engines.oracle import byte_codec
+from rstar2.engines.vllm import VLLMEngine
+from rstar2.errors import Failure, UserError
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.settings import EvalSettings
+from rstar2.prompts import ChatCodec
+from rstar2.trace import read_traces
+from rstar2.train.filter.card import write_card
+from rstar2.train.filter.engines import running_servers
+from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
+from rstar2.train.filter.unsolved import counted
+from rstar2.train.filter.verdicts import Tally, VerdictWriter, read_verdicts
+from rstar2.train.recipe import stage_recipe
+
+PROBLEMS = [Problem(f"p{number}", f"{number} + 0?", str(number)) for number in range(6)]
+SETTINGS = EvalSettings(samples=4, max_tokens=400, max_turns=2, in_flight=8, wait_s=20.0)
+
+
+def answering(codec: ChatCodec, wrong: str = "p1", silent: str = "p2") -> Callable[[list[int]], list[int]]:
+    """A model that answers every problem right, but for one that it gets wrong and one to which it says nothing."""
+
+    def model(prompt_ids: list[int]) -> list[int]:
+        text = codec.decode(prompt_ids)
+        (problem,) = [each for each in PROBLEMS if each.problem in text]
+        answer = {wrong: "77", silent: ""}.get(problem.id, problem.answer)
+        said = f"</reason><answer>\\boxed{{{answer}}}</answer>" if answer else "</reason>I do not know."
+        return [*codec.tokenizer.encode(said), codec.end_id]
+
+    return model
+
+
+@pytest.fixture
+def grader() -> Iterator[GraderPool]:
+    with GraderPool(workers=1) as pool:
+        yield pool
+
+
+@pytest.fixture
+def servers() -> Iterator[list[StandIn]]:
+    codec = byte_codec()
+    with ExitStack() as stack:
+        yield [stack.enter_context(serving(StandIn(answering(codec)))) for _ in range(2)]
+
+
+async def filtered(
+    servers: list[StandIn], grader: GraderPool, out: Path, keep_traces: bool = False
+) -> tuple[Tally, list[FilterProgress]]:
+    codec = byte_codec()
+    engines = [VLLMEngine(each.url, stop_token_ids=[codec.end_id]) for each in servers]
+    sampler = Sampler(engines, codec, SharedTools(), grader, SETTINGS, "paper", keep_traces)
+    seen: list[FilterProgress] = []
+    try:
+        return await sample_problems(PROBLEMS, sampler, out, seen.append), seen
+    finally:
+        for engine in engines:
+            await engine.aclose()
+
+
+async def test_all_engines_take_part_and_only_verdicts_are_kept(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
+    for each in servers:
+        each.together = 3  # neither is left out
+    tally, seen = await filtered(servers, grader, tmp_path)
+    assert dict(tally.counts) == {"right": 16, "wrong": 4, "none": 4}
+    assert sum(len(each.asked) for each in servers) == 24
+    assert os.listdir(tmp_path) == [VERDICTS]
+    rows = [json.loads(line) for line in (tmp_path / VERDICTS).read_text().splitlines()]
+    assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
+    assert all(set(row) == {"id", "sample", "verdict"} for row in rows)
+    assert (seen[-1].done, seen[-1].right, seen[-1].resumed) == (24, 16, 0)
+
+
+async def test_traces_are_kept_where_asked_for(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
+    await filtered(servers, grader, tmp_path, keep_traces=True)
+    assert len({(trace.problem_id, trace.sample) for trace in read_traces(tmp_path / TRACES)}) == 24
+
+
+async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
+    with VerdictWriter(tmp_path / VERDICTS) as writer:
+        for problem in PROBLEMS[:5]:
+            for sample in range(4):
+                writer.write(problem.id, sample, "wrong")
+        writer.write("p5", 0, "error")
+    with (tmp_path / VERDICTS).open("a") as file:
+        file.write('{"id": "p5", "sam')  # torn by a kill
+    tally, seen = await filtered(servers, grader, tmp_path)
+    assert sum(len(each.asked) for each in servers) == 4
+    assert dict(+tally.counts) == {"wrong": 20, "right": 4}
+    assert seen[-1].resumed == 20
+
+
+async def test_the_rollouts_of_an_engine_that_dies_start_again_on_the_others(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.train.filter.sample._OF_SEVERAL_S", 0.5)
+    servers[1].busy_answers = 1 << 30
+    tally, _ = await filtered(servers, grader, tmp_path)
+    assert dict(tally.counts) == {"right": 16, "wrong": 4, "none": 4}
+
+
+async def test_without_any_engine_left_it_ends_in_words_and_keeps_what_it_has(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.train.filter.sample._OF_SEVERAL_S", 0.5)
+    for each in servers:
+        each.busy_answers = 1 << 30
+    with pytest.raises(Failure, match="HTTP 503"):
+        await filtered(servers, grader, tmp_path)
+    assert (tmp_path / VERDICTS).read_bytes() == b""
+
+
+async def test_a_sample_that_an_engine_refuses_is_an_error(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
+    for each in servers:
+        each.token_ids = False
+    tally, _ = await filtered(servers, grader, tmp_path)
+    assert dict(tally.counts) == {"error": 24}
+
+
+async def test_a_file_that_cannot_grow_is_said_and_what_is_written_counts(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+    try:
+        with pytest.raises(Failure, match=r"cannot write .*verdicts.jsonl"):
+            await filtered(servers, grader, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    written = Tally.of(tmp_path / VERDICTS).counts.total()
+    assert 0 < written < 24
+    tally, seen = await filtered(servers, grader, tmp_path)
+    assert seen[-1].resumed == written
+    assert tally.counts.total() == 24
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from train.filter.test_filter import filtered
+from support.vllm_standin import StandIn
+from rstar2.eval.grader import GraderPool
+servers = [StandIn(lambda ids: ids) for _ in sys.argv[2:]]
+for each, url in zip(servers, sys.argv[2:]):
+    each.url = url
+with GraderPool(workers=1) as grader:
+    asyncio.run(filtered(servers, grader, Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp_path: Path) -> None:
+    verdicts = tmp_path / VERDICTS
+    words = [sys.executable, "-c", KILLED, str(tmp_path), *(each.url for each in servers)]
+    for each in servers:
+        each.delay_s = 0.3
+    process = subprocess.Popen(words)
+    wait_until(lambda: verdicts.exists() and verdicts.read_bytes().count(b"\n") >= 5, timeout_s=300)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    before = list(read_verdicts(verdicts))
+    assert len(before) < 24
+    assert subprocess.run(words, timeout=600).returncode == 0
+    after = list(read_verdicts(verdicts))
+    assert after[: len(before)] == before
+    assert max(Counter((problem, sample) for problem, sample, _ in after).values()) == 1
+    assert len(after) == 24
+
+
+def test_the_card_counts_what_came_in_and_what_was_kept(tmp_path: Path) -> None:
+    tally = Tally()
+    for problem, right in (("a", 4), ("b", 4), ("c", 3), ("d", 0)):
+        for sample in range(4):
+            tally.add(problem, sample, "right" if sample < right else "none")
+    card = write_card(tmp_path, tally, ["c", "d", "a"], 4, {"reward": "paper"})
+    assert card == json.loads((tmp_path / "card.json").read_text())
+    assert (card["problems"], card["kept"], card["left_out"], card["kept_although_solved"]) == (4, 3, 1, 1)
+    assert card["problems_by_times_right"] == {"0": 1, "1": 0, "2": 0, "3": 1, "4": 2}
+    assert card["verdicts"] == {"right": 11, "wrong": 0, "none": 5, "error": 0}
+    assert card["reward"] == "paper"
+    kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
+    assert kept[0] == {"id": "c", "right": 3, "samples": 4}
+
+
+def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
+    with VerdictWriter(tmp_path / "solved" / VERDICTS) as writer:
+        writer.write("a", 0, "right")
+    (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
+    assert counted(tmp_path) == tmp_path / "solved" / VERDICTS
+    with pytest.raises(UserError, match="reward = release, the recipe has paper"):
+        counted(tmp_path, stage_recipe(3, None, []))
+    with pytest.raises(UserError, match="0 files of verdicts or traces"):
+        counted(tmp_path / "nowhere")
+
+
+def test_a_line_that_is_no_verdict_is_named(tmp_path: Path) -> None:
+    path = tmp_path / VERDICTS
+    for line in ('{"id": "a", "sample": 0, "verdict": "maybe"}', "[]", '{"id": "a"}'):
+        path.write_text('{"id": "a", "sample": 0, "verdict": "right"}\n' + line + "\n")
+        with pytest.raises(UserError, match=r"line 2: not a verdict"):
+            list(read_verdicts(path))
+
+
+SERVER = """
+import argparse, http.server
+parser = argparse.ArgumentParser()
+parser.add_argument("--host"), parser.add_argument("--port", type=int)
+given = parser.parse_args()
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200), self.end_headers()
+http.server.HTTPServer((given.host, given.port), Health).serve_forever()
+"""
+
+
+@pytest.mark.slow
+@needs("ray")
+def test_every_engines_gpus_of_a_cluster_get_a_server_which_ends_with_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    with ray_nodes(tmp_path, [4]) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with running_servers([sys.executable, "-c", SERVER], {"ODD": "1"}, 2, 2, tmp_path / "logs") as urls:
+            assert len(set(urls)) == 2
+            assert all(httpx.get(f"{url}/health").status_code == 200 for url in urls)
+
+        def gone(url: str) -> bool:
+            try:
+                httpx.get(f"{url}/health")
+            except httpx.TransportError:
+                return True
+            return False
+
+        wait_until(lambda: all(gone(url) for url in urls), timeout_s=240)

@@ -1,0 +1,77 @@
+"""What is learned of rollouts' lengths."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from rstar2.train.scheduler.lengths import HORIZONS, LengthModel
+
+
+def test_nothing_is_known_until_those_that_started_first_have_ended() -> None:
+    lengths = LengthModel()
+    numbers = [lengths.started() for _ in range(2048)]
+    for number in numbers[100:]:
+        lengths.ended(number, 0.1)
+    assert lengths.lasting(0.0) is None
+    for number in numbers[:100]:
+        lengths.ended(number, 0.9)
+    known = lengths.lasting(0.0)
+    assert known is not None
+    assert known[0] == 1.0
+    np.testing.assert_allclose(known[3], 0.05, atol=0.01)
+    assert known[-1] == 0.0
+
+
+def test_short_ones_that_end_first_do_not_mislead() -> None:
+    """1,000 rollouts of 50 ticks run side by side; those whose length is 0.1 end after a tenth of the others' time."""
+    draw = random.Random(1)
+    lengths = LengthModel()
+    running: list[tuple[int, int, float]] = []
+    for tick in range(600):
+        while len(running) < 400:
+            share = draw.choice([0.1, 0.9])
+            running.append((tick + int(100 * share), lengths.started(), share))
+        for ends_at, number, share in running:
+            if ends_at == tick:
+                lengths.ended(number, share)
+        running = [each for each in running if each[0] > tick]
+        known = lengths.lasting(0.0)
+        if known is not None:
+            assert 0.42 < known[8] < 0.6, tick
+    assert known is not None
+
+
+def test_who_has_lasted_long_is_expected_to_last() -> None:
+    lengths = LengthModel()
+    for number in range(4000):
+        lengths.ended(lengths.started(), 0.2 if number % 4 else 0.95)
+    young, old = lengths.lasting(0.0), lengths.lasting(0.5)
+    assert young is not None
+    assert old is not None
+    assert young[8] < 0.3
+    assert old[4] == 1.0
+
+
+def test_beyond_what_was_seen_the_full_length_is_expected() -> None:
+    lengths = LengthModel()
+    for _ in range(1000):
+        lengths.ended(lengths.started(), 0.3)
+    beyond = lengths.lasting(0.6)
+    assert beyond is not None
+    np.testing.assert_array_equal(beyond, np.ones(HORIZONS))
+
+
+def test_what_left_the_window_counts_no_longer() -> None:
+    lengths = LengthModel(window=1000)
+    stuck = lengths.started()
+    for share in (0.9, 0.1):
+        for _ in range(2000):
+            lengths.ended(lengths.started(), share)
+    lengths.ended(stuck, 1.0)
+    known = lengths.lasting(0.0)
+    assert known is not None
+    assert known[4] == 0.0
+    assert len(lengths._ends) == 1000
+    assert lengths._counts.sum() == lengths._counted

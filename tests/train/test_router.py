@@ -1,0 +1,192 @@
+"""VERL's router plugin waits for room, reads the engines' metrics and drops a dead one; no call blocks another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from support.optional import needs
+from support.ray_nodes import ray_nodes
+from support.verl_config import composed
+
+from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
+from rstar2.train.recipe import stage_recipe
+
+pytestmark = [pytest.mark.slow, needs("verl")]  # Importing Ray takes seconds.
+
+CONFIG = {"in_flight": 2, "quiet_s": 600.0, "metrics": False}
+METRICS = """vllm:kv_cache_usage_perc{{engine="0"}} 0.0
+vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1.0
+"""
+
+
+@contextmanager
+def metrics_page(blocks: int) -> Iterator[str]:
+    """An engine's address, with a /metrics page that says how many blocks its KV cache has."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(METRICS.format(blocks=blocks).encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+
+
+def router(servers: dict[str, Any], **config: Any) -> Any:
+    from rstar2.train.verl.engines.router import SessionRouter
+
+    return SessionRouter(servers, {**CONFIG, **config})
+
+
+async def ask(router: Any, name: str, tokens: int = 16, more: int = 144) -> str:
+    engine, handle = await router.acquire_server(name, [1] * tokens, {"max_tokens": more})
+    assert handle == f"handle of {engine}"
+    return str(engine)
+
+
+async def test_a_rollout_waits_for_the_end_of_another_not_of_its_turn() -> None:
+    made = router({"a": "handle of a"})
+    for name in ("g/1", "g/2"):
+        assert await ask(made, name) == "a"
+    third = asyncio.create_task(ask(made, "g/3"))
+    await made.release_server("a", "g/1")
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not third.done()
+    assert made.get_status()["waiting"] == 1
+    await made.end_session("g/1", 40)
+    assert await third == "a"
+    assert made.get_total_inflight() == 2
+
+
+async def test_the_room_is_what_the_engines_metrics_say() -> None:
+    with metrics_page(blocks=10) as small, metrics_page(blocks=30) as large:
+        made = router({small: f"handle of {small}", large: f"handle of {large}"}, metrics=True, in_flight=100)
+        placed = [await ask(made, f"g/{number}") for number in range(4)]
+        assert sorted(placed) == sorted([large, large, large, small])
+        assert made.get_status()["kv_tokens"] == {small: 160, large: 480}
+        with pytest.raises(RuntimeError, match=r"500 tokens.*480"):
+            await ask(made, "g/huge", 100, 400)
+
+
+async def test_who_waits_is_told_when_the_last_engine_goes_or_its_rollout_ends() -> None:
+    made = router({"a": "handle of a"}, in_flight=1)
+    await ask(made, "g/1")
+    waiting = [asyncio.create_task(ask(made, f"g/{number}")) for number in (2, 3)]
+    await asyncio.sleep(0)
+    await made.end_session("g/2", None)
+    with pytest.raises(RuntimeError, match="the rollout is over"):
+        await waiting[0]
+    made.remove_servers(["a"])
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        await waiting[1]
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        await ask(made, "g/4")
+    made.add_servers({"b": "handle of b"})
+    assert await ask(made, "g/5") == "b"
+
+
+async def test_cleared_places_are_chosen_anew() -> None:
+    made = router({"a": "handle of a"})
+    await ask(made, "g/1")
+    await made.release_server("a", "g/1")
+    made.add_servers({"b": "handle of b"})
+    await ask(made, "g/2")
+    assert made.clear_sticky_cache() == {"cleared_entries": 1, "server_loads": {"a": 0, "b": 1}}
+    assert await ask(made, "g/1") == "a"
+
+
+ACTORS = """
+import ray, time
+from rstar2.train.verl.engines.router import RolloutRouter
+from verl.workers.rollout.router import get_router_handle
+
+ray.init()
+
+@ray.remote(num_cpus=0)
+class Engine:
+    def generate(self):
+        return "written"
+
+engines = {name: Engine.remote() for name in "ab"}
+router = get_router_handle(engines, router_config_path="PATH")
+fields = ray.get(router.require_acquire_fields.remote())
+assert fields == ["prompt_ids", "sampling_params"], fields
+
+def ask(name):
+    return router.acquire_server.remote(request_id=name, prompt_ids=[1] * 300, sampling_params={"max_tokens": 100})
+
+first = ray.get([ask("g/0"), ask("g/1")])
+assert {name for name, _ in first} == set("ab"), first
+waiting = [ask(f"g/{number}") for number in range(2, 3000)]
+# More calls than are under way at once by Ray's default; none keeps out the end of another.
+for number in range(2, 3000):
+    router.end_session.remote(f"g/{number - 2}", 350)
+    ray.get(waiting[number - 2], timeout=300)
+name, handle = ray.get(waiting[-1])
+assert ray.get(handle.generate.remote()) == "written"
+assert not ray.get(router.engine_failed.remote("g/2999"))
+ray.kill(handle)
+deadline = time.monotonic() + 300
+while not ray.get(router.engine_failed.remote("g/2999")):
+    assert time.monotonic() < deadline
+router.end_session.remote("g/2998", None)
+other, handle = ray.get(ask("g/2999"), timeout=300)
+assert other != name
+assert ray.get(router.get_status.remote())["active_servers"] == 1
+print("all well")
+"""
+
+
+def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(tmp_path: Path) -> None:
+    recipe = stage_recipe(1, "laptop", ["hardware.gpus_per_node=2", "hardware.router=sessions"])
+    path = tmp_path / ROUTER_FILE
+    path.write_text(router_yaml(recipe).replace('"in_flight": 128', '"in_flight": 1'))
+    with ray_nodes(tmp_path, [0]) as environment:
+        ran = subprocess.run(
+            [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    assert "all well" in ran.stdout, ran.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("profile", "changes", "used"),
+    [
+        ("64xh100", [], True),
+        ("8xh100", [], True),
+        ("8xh100", ["hardware.router=verl"], False),
+        ("8xh100", ["hardware.tensor_parallel=8"], False),
+        ("1xh200", [], False),
+        ("laptop", [], False),
+    ],
+)
+def test_it_is_used_where_there_are_several_engines(
+    profile: str, changes: list[str], used: bool, tmp_path: Path
+) -> None:
+    recipe = stage_recipe(1, profile, changes)
+    rollout = composed(
+        "ppo_trainer", stage_command(recipe, tmp_path, tmp_path / "model").argv[3:]
+    ).actor_rollout_ref.rollout
+    assert rollout.router_config_path == (str(tmp_path / ROUTER_FILE) if used else None)
+    assert rollout.disable_log_stats is not used
