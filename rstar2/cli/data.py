@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
 
 if TYPE_CHECKING:
@@ -127,10 +128,13 @@ def prepare(
     ] = None,
     agree: Annotated[
         Path | None,
-        typer.Option(help="Keep problems on which a `data agree` or `eval` run agrees with the label."),
+        typer.Option(
+            metavar="RUN", help="Keep problems on which a `data agree` or `eval` run agrees with the label."
+        ),
     ] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="An `eval` run over the rows, for the two options that follow.")
+        Path | None,
+        typer.Option(metavar="RUN", help="A `data agree` or `eval` run, for the two options that follow."),
     ] = None,
     pass_rate: Annotated[
         str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with such a pass rate.")
@@ -304,6 +308,9 @@ def inspect(
             f"tokens: mean {about['mean']:.0f}, longest {about['most']:,}; "
             f"{about['over']:.1%} of {about['counted']:,} rows have more than {about['limit']:,}"
         )
+
+
+app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 
 
 @app.command(epilog=examples(("what a rule changed", "rstar2 data diff data/rl data/rl2")))
