@@ -45,6 +45,8 @@ from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
 _WORK = ".work"
+_OURS = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
+"""How names begin of what a preparation that was killed may have left beside `.work`."""
 _DROPS = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", pa.string())])
 _BATCH = 8192
 MOST_GRAMS = 50
@@ -83,6 +85,8 @@ def prepare(
     try:
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
+            for torn in output.glob(".*.part"):
+                torn.unlink()
             try:
                 card = _Preparation(plan, config, output, work, progress, count_tokens).run()
             except UserError:
@@ -107,12 +111,11 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
                 f"{output} holds another set; what differs: {', '.join(changed)}",
                 "Give another folder with --output.",
             )
+        # A kill may have come before it was removed.
+        shutil.rmtree(output / _WORK, ignore_errors=True)
         return card
-    others = (
-        [each.name for each in output.iterdir() if each.name not in (_WORK, PREPARED, DROPPED)]
-        if output.exists()
-        else []
-    )
+    found = [each.name for each in output.iterdir()] if output.exists() else []
+    others = [name for name in found if _WORK not in found or not name.startswith(_OURS)]
     if others:
         raise UserError(f"{output} is not empty: {others[0]}", "Give an empty or new folder with --output.")
     return None
