@@ -171,7 +171,13 @@ def test_what_a_kill_left_in_the_folder_does_not_hinder_the_next_start(tmp_path:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         prepare(todo, out, Silent(stop))
-    for name in (".data.parquet.part", ".dropped.jsonl.77.part", ".card.json.77.part", "data.parquet", "card.md"):
+    for name in (
+        ".data.parquet.part",
+        ".dropped.jsonl.77.part",
+        ".card.json.77.part",
+        "data.parquet",
+        "card.md",
+    ):
         (out / name).write_text("torn")
     prepare(todo, out, Silent())
     assert files(out) == files(tmp_path / "whole")

@@ -35,5 +35,6 @@ SOURCE = Source(
     read=_read,
     rows="40K in its split chat, with and without reasoning",
     hub=(HubSet("nvidia/Llama-Nemotron-Post-Training-Dataset", "SFT", "chat"),),
+    rewritten="prompts",
     paper="27K, the prompts rewritten with o4-mini",
 )

@@ -27,5 +27,6 @@ SOURCE = Source(
     read=_read,
     rows="30K",
     hub=(HubSet("allenai/tulu-3-sft-personas-instruction-following", None, "train"),),
+    rewritten="answers",
     paper="30K, the answers rewritten with o4-mini",
 )
