@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,15 +158,19 @@ def read_traces(path: Path) -> Iterator[Trace]:
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):
-    """Appends traces to a JSON-lines file, each with one write; OSError where that fails (a full disk, say)."""
+    """Appends traces to a JSON-lines file, each with one write; OSError where that fails (a full disk, say).
 
-    def __init__(self, path: Path) -> None:
+    `as_line` says what is written of a trace.
+    """
+
+    def __init__(self, path: Path, as_line: Callable[[Trace], str] = Trace.model_dump_json) -> None:
+        self._as_line = as_line
         path.parent.mkdir(parents=True, exist_ok=True)
         drop_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
     def write(self, trace: Trace) -> None:
-        line = trace.model_dump_json().encode() + b"\n"
+        line = self._as_line(trace).encode() + b"\n"
         written = self._file.write(line) or 0
         if written < len(line) and self._file.write(line[written:]) != len(line) - written:
             # The second write raises what is wrong itself, a full disk most often.

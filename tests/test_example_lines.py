@@ -108,7 +108,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     _jsonl(root / "conversations.jsonl", [{"messages": ROWS["tulu3"]["messages"]}])
     _jsonl(root / "outputs.jsonl", [{"gold": "1", "pred": "1", "answer": "1", "output": "2"}])
-    for name, source in (("rl", "problems"), ("rl2", "problems"), ("sft", "conversations")):
+    for name, source in (
+        *(("rl", "problems"), ("rl2", "problems"), ("candidates", "problems")),
+        ("sft", "conversations"),
+    ):
         words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
         assert rstar2("data", "prepare", *words).code == 0
     measured = [{"id": f"{name}-1", "correct": 8, "samples": 16} for name in sources()]
@@ -175,7 +178,11 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
     """Run a line with few and short samples, and everything elsewhere on this machine."""
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
         line = line.replace(there, standin.url)
-    line = line.replace("/data/runs", "runs").replace("$TOKEN", judge.token or "none")
+    line = (
+        line.replace("--model Qwen3-32B", f"--model {standin.names[0]}")
+        .replace("/data/runs", "runs")
+        .replace("$TOKEN", judge.token or "none")
+    )
     before, _, rest = line.partition("rstar2 ")
     words = shlex.split(re.split(r" [|<>] | #", rest)[0])
     verb = words[0]
@@ -183,8 +190,9 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
         words.insert(1, "--dry-run")
     if words[:2] == ["data", "prepare"]:
         words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
-    if verb == "eval" and "runs/agree" in words:
-        words[words.index("runs/agree")] = tempfile.mkdtemp(dir=".")
+    if words[:2] == ["data", "agree"]:
+        words[words.index("--run") + 1] = tempfile.mkdtemp(dir=".")
+        words += [*FEW["eval"], "--judge", judge.url]
     if "paper-sft" in words:
         # Its counts cannot be met by a row of each source.
         words.append("--dry-run")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rstar2.cli import agree as agree_verb
 from rstar2.cli.common import AsJson, Change, ForceFormat, Format, err, examples, out
 
 if TYPE_CHECKING:
@@ -95,6 +96,10 @@ def list_sources(as_json: AsJson = False) -> None:
             "rstar2 data prepare dapo --output data/dapo",
         ),
         (
+            "the conversations of the paper, some rewritten by a model that a server holds",
+            "rstar2 data prepare paper-sft --output data/sft --rewrite http://gpu:8000 --model Qwen3-32B",
+        ),
+        (
             "without a network, everything from files",
             "rstar2 data prepare mine.jsonl --against aime24 --from aime24=aime24.jsonl --output data/mine",
         ),
@@ -127,10 +132,13 @@ def prepare(
     ] = None,
     agree: Annotated[
         Path | None,
-        typer.Option(help="Keep problems on which a `data agree` or `eval` run agrees with the label."),
+        typer.Option(
+            metavar="RUN", help="Keep problems on which a `data agree` or `eval` run agrees with the label."
+        ),
     ] = None,
     measured: Annotated[
-        Path | None, typer.Option(help="An `eval` run over the rows, for the two options that follow.")
+        Path | None,
+        typer.Option(metavar="RUN", help="A `data agree` or `eval` run, for the two options that follow."),
     ] = None,
     pass_rate: Annotated[
         str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with such a pass rate.")
@@ -138,6 +146,16 @@ def prepare(
     exclude_solved: Annotated[
         bool, typer.Option("--exclude-solved", help="Drop problems that were solved every time.")
     ] = False,
+    rewrite: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="An OpenAI-compatible server that rewrites Tulu's answers and Nemotron's prompts.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model of that server; its key is $OPENAI_API_KEY.")
+    ] = None,
     tokenizer: Tokenizer = None,
     change: Change = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved mixture, and end.")] = False,
@@ -150,7 +168,9 @@ def prepare(
     from rstar2.data.mixture.recipe import plan_mixture
 
     changes, also = _changes(against, filters, agree, measured, pass_rate, exclude_solved)
-    plan = plan_mixture(sources, given or [], changes, also, change or [])
+    if model is not None:
+        changes["rewrite"] = {"model": model}
+    plan = plan_mixture(sources, given or [], changes, also, change or [], rewrite or "")
     if dry_run:
         out.print_json(plan.recipe.model_dump_json())
         return
@@ -304,6 +324,9 @@ def inspect(
             f"tokens: mean {about['mean']:.0f}, longest {about['most']:,}; "
             f"{about['over']:.1%} of {about['counted']:,} rows have more than {about['limit']:,}"
         )
+
+
+app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 
 
 @app.command(epilog=examples(("what a rule changed", "rstar2 data diff data/rl data/rl2")))

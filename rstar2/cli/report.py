@@ -1,4 +1,4 @@
-"""`rstar2 report`: writes a run's results as one static page."""
+"""`rstar2 report`: writes a run's results, or the card of prepared data, as one static page."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rstar2.cli.common import RunArgument, examples, out
 
 EPILOG = examples(
     ("the page of a run, in its folder", "rstar2 report runs/demo"),
+    ("the data card of prepared data", "rstar2 report data/rl"),
     ("somewhere else", "rstar2 report runs/night --output night.html"),
 )
 
@@ -19,7 +20,7 @@ def command(
     run: RunArgument,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write.")] = None,
 ) -> None:
-    """Make one static page of a run.
+    """Make one static page of a run, or of prepared data.
 
     It holds the numbers, plots and every trace, and needs no network.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from rstar2.data.rows import Refused, unicode_text
+from rstar2.data.rows import Refused, parsed, unicode_text
 
 Message = dict[str, Any]
 BAD_CALL = "bad call"
@@ -38,30 +38,59 @@ _TYPES = {
 _JSON_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
 
-def tools_of(schemas: Iterable[Any]) -> list[dict[str, Any]]:
-    """Tools as OpenAI's API lists them, from `{name, description, parameters}` or OpenAI's own form.
+KEPT_TOOLS = 4096
+"""How many texts of tools a source keeps read: its rows often list the same ones."""
+
+
+class Tools:
+    """The tools of a conversation, from `{name, description, parameters}` or the form of OpenAI's API.
 
     Refused where one is neither.
     """
-    found = []
-    for schema in schemas:
-        function = schema.get("function", schema) if isinstance(schema, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise Refused("malformed", f"a tool without a name: {json.dumps(schema, default=str)[:80]}")
-        parameters = function.get("parameters") or {}
-        if not isinstance(parameters, dict):
-            raise Refused("malformed", f"the parameters of {function['name']} are no object")
-        found.append(
-            {
-                "type": "function",
-                "function": {
-                    "name": function["name"],
-                    "description": str(function.get("description") or ""),
-                    "parameters": {"properties": {}, **_schema(parameters), "type": "object"},
-                },
-            }
-        )
-    return found
+
+    def __init__(self, schemas: Iterable[Any] = ()) -> None:
+        listed = [_tool(schema) for schema in schemas]
+        self.text = unicode_text(_AS_JSON(listed), "the tools")
+        """JSON of the list, as OpenAI's API has it."""
+        self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in listed}
+        self._validators: dict[str, Any] = {}
+
+    def check(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Refused where there is no such tool, its parameters are no JSON Schema, or the arguments do not fit them."""
+        if name not in self._validators:
+            self._validators[name] = self._validator(name)
+        try:
+            self._validators[name].validate(arguments)
+        except jsonschema_rs.ValidationError as error:
+            raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
+
+    def _validator(self, name: str) -> Any:
+        if name not in self._parameters:
+            known = ", ".join(self._parameters) or "there are none"
+            raise Refused(BAD_CALL, f"{name} is none of the tools ({known})")
+        try:
+            return jsonschema_rs.validator_for(self._parameters[name])
+        except jsonschema_rs.ValidationError as error:
+            raise Refused(
+                "malformed", f"a tool's parameters are no JSON Schema: {error.message[:120]}"
+            ) from error
+
+
+def _tool(schema: Any) -> dict[str, Any]:
+    function = schema.get("function", schema) if isinstance(schema, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused("malformed", f"a tool without a name: {json.dumps(schema, default=str)[:80]}")
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise Refused("malformed", f"the parameters of {function['name']} are no object")
+    return {
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "description": str(function.get("description") or ""),
+            "parameters": {"properties": {}, **_schema(parameters), "type": "object"},
+        },
+    }
 
 
 def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +132,7 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
     """
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, strict=False)
+            arguments = parsed(arguments)
         except ValueError as error:
             raise Refused(BAD_CALL, f"{name}: its arguments are not JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -133,7 +162,7 @@ def replied(content: Any) -> Message:
     return {"role": "tool", "content": unicode_text(text, "a tool's reply")}
 
 
-def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> dict[str, Any]:
+def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     """The columns of a conversation that its source decides.
 
     What follows the assistant's last message is left out, since nothing is learnt from it. Refused where no assistant's
@@ -143,8 +172,6 @@ def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> di
         messages.pop()
     if not any(message["role"] == "user" for message in messages):
         raise Refused("malformed", "no assistant's message that answers a user")
-    by_name = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    validators: dict[str, Any] = {}
     number = 0
     waiting: list[str] = []
     for message in messages:
@@ -160,24 +187,6 @@ def conversation_row(messages: list[Message], tools: list[dict[str, Any]]) -> di
             each["id"] = f"call_{number}"
             waiting.append(each["id"])
             function = each["function"]
-            name = function["name"]
-            if name not in validators:
-                validators[name] = _validator(name, by_name)
-            try:
-                validators[name].validate(function["arguments"])
-            except jsonschema_rs.ValidationError as error:
-                raise Refused(BAD_CALL, f"{name}: {error.message[:200]}") from error
+            tools.check(function["name"], function["arguments"])
             function["arguments"] = unicode_text(_AS_JSON(function["arguments"]), "a call")
-    return {"messages": messages, "tools": unicode_text(_AS_JSON(tools), "the tools")}
-
-
-def _validator(name: str, by_name: Mapping[str, Any]) -> Any:
-    """Refused where there is no such tool, or its parameters are no JSON Schema."""
-    if name not in by_name:
-        raise Refused(BAD_CALL, f"{name} is none of the tools ({', '.join(by_name) or 'there are none'})")
-    try:
-        return jsonschema_rs.validator_for(by_name[name])
-    except jsonschema_rs.ValidationError as error:
-        raise Refused(
-            "malformed", f"a tool's parameters are no JSON Schema: {error.message[:120]}"
-        ) from error
+    return {"messages": messages, "tools": tools.text}

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.conversations import (
     BAD_CALL,
     Message,
+    Tools,
     call,
     called,
     conversation_row,
     replied,
     said,
-    tools_of,
 )
 from rstar2.data.reading import columns_of
-from rstar2.data.rows import Refused, list_of, problem_row, text_of
+from rstar2.data.rows import Refused, list_of, parsed, problem_row, text_of
 from rstar2.data.source import Row, Source
 from rstar2.errors import UserError
 
@@ -54,13 +53,13 @@ def _read_conversation(row: Row) -> dict[str, Any]:
     tools = row.get("tools") or []
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = parsed(tools)
         except ValueError as error:
             raise Refused("malformed", f"tools is not JSON: {error}") from error
     if not isinstance(tools, list):
         raise Refused("malformed", "tools is not a list")
     messages = [_message(message) for message in list_of(row, "messages")]
-    return {**conversation_row(messages, tools_of(tools)), **_about(row)}
+    return {**conversation_row(messages, Tools(tools)), **_about(row)}
 
 
 def _message(message: Any) -> Message:

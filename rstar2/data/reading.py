@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rstar2.data.rows import SCHEMAS, Refused, key_of, words_of
+from rstar2.data.rows import SCHEMAS, Refused, key_of, parsed, words_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.data.workers import mapped
 from rstar2.errors import UserError
@@ -224,7 +224,7 @@ def _first_row(file: Path, lines: list[bytes]) -> Row:
 def _object(place: object, number: int, line: bytes) -> dict[str, Any]:
     """The object on a line; a UserError where there is none."""
     try:
-        value = json.loads(line)
+        value = parsed(line)
     except (ValueError, RecursionError) as error:
         hint = "Each line is one JSON object. Is the file whole?"
         raise UserError(f"{place}, line {number}: not JSON: {error}", hint) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rstar2.data.rows import Kind
 
@@ -45,6 +45,8 @@ class Source:
     """Columns that are read where they are there."""
     gated: bool = False
     """Whether its terms must be accepted on the hub first."""
+    rewritten: Literal["answers", "prompts"] | None = None
+    """What of its conversations the paper had a model rewrite."""
     paper: str = ""
     """What the paper takes of it."""
     missing: str = ""

@@ -19,6 +19,7 @@ from rstar2.engines.models import ServerModel
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
+from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.target import Opened, Target, open_target, versions
@@ -37,6 +38,8 @@ class EvalPlan:
     """Of each benchmark, by its name in results and folders."""
     settings: EvalSettings
     judge: JudgeChoice
+    record: SampleRecord = TRACES
+    """What is kept of each sample."""
 
     @property
     def config(self) -> dict[str, Any]:
@@ -62,11 +65,13 @@ def prepare(
     judge: JudgeChoice,
     data: Path | None = None,
     limit: int | None = None,
+    record: SampleRecord = TRACES,
 ) -> EvalPlan:
     """Check the judge, load the problems, and open the model; `server` is the target's, from `reach_server`.
 
     `benchmarks` are names, or JSON-lines files; `data` stands in for the hub, for the one benchmark; `limit` takes only
-    the first so many problems of each. UserError where the judge does not answer, or something cannot be used.
+    the first so many problems of each; `record` is what is kept of each sample. UserError where the judge does not
+    answer, or something cannot be used.
     """
     if data is not None and len(benchmarks) > 1:
         raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
@@ -78,12 +83,13 @@ def prepare(
         for name, benchmark in zip(names, benchmarks, strict=True)
     }
     every = [problem for part in problems.values() for problem in part]
-    return EvalPlan(open_target(target, every, settings.in_flight, server), problems, settings, judge)
+    opened = open_target(target, every, settings.in_flight, server)
+    return EvalPlan(opened, problems, settings, judge, record)
 
 
 def _names(benchmarks: list[str]) -> list[str]:
     """The names of benchmarks in results and folders: a file's is its stem; no two may share a folder."""
-    names = [name.rpartition("/")[2].removesuffix(".jsonl") for name in benchmarks]
+    names = [name.rstrip("/").rpartition("/")[2].removesuffix(".jsonl") for name in benchmarks]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{name} is named twice", "Name each benchmark once; rename one of the files.")
@@ -137,6 +143,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
                     on_progress=view,
                     stop=interrupt.stop,
                     about=about,
+                    record=plan.record,
                 )
             return results, interrupt.asked
 

@@ -4,8 +4,9 @@
 jobs (problem, sample) ─→ samplers, one per slot: agent.rollout ─→ queue ─→ graders: grade, append, count
 ```
 The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other; the
-queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl` is the
-only state: on the next start the samples in it are counted and the others run, each from its own seed.
+queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl`, or
+what else `record` keeps, is the only state: on the next start the samples in it are counted and the others run, each
+from its own seed.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.progress import Meter, Progress
-from rstar2.eval.results import Row, problem_rows, summarise
+from rstar2.eval.record import TRACES, SampleRecord
+from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.stored import read_json
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
-from rstar2.trace import Trace, TraceWriter, read_traces
+from rstar2.trace import Trace, TraceWriter
 
 _GRADERS = 8
 """Gradings awaited at once; the pool behind them has its own number of processes."""
@@ -56,7 +58,7 @@ class EvalResult:
 
     name: str
     summary: dict[str, Any]
-    """Made by `rstar2.eval.results.summarise`."""
+    """Made by the `summary` of what is kept, for whole traces `rstar2.eval.results.summarise`."""
     per_problem: list[dict[str, Any]]
     complete: bool
     """Whether no sample is missing."""
@@ -74,6 +76,7 @@ class Shared:
     slots: asyncio.Semaphore
     stop: asyncio.Event
     """Set from outside: start nothing new, finish what is in flight."""
+    record: SampleRecord
 
 
 async def evaluate(
@@ -87,17 +90,19 @@ async def evaluate(
     on_progress: OnProgress | None = None,
     stop: asyncio.Event | None = None,
     about: Mapping[str, Any] | None = None,
+    record: SampleRecord = TRACES,
 ) -> list[EvalResult]:
-    """Sample every problem, grade every sample, and write traces.jsonl and results.json of each benchmark.
+    """Sample every problem, grade every sample, and write the samples and results.json of each benchmark.
 
     All benchmarks run at once on the same slots, so that none waits for the last sample of another. Starting again
     with the same arguments continues where the last start ended.
 
     Args:
         benchmarks: by name, the problems and the folder to write to.
-        on_progress: called about twice a second and once at the end.
+        on_progress: called about twice a second, seldomer with very many samples, and once at the end.
         stop: when set, nothing new is started; what is in flight is finished.
         about: further entries of results.json, such as the model and the versions.
+        record: what is kept of each sample.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
@@ -111,6 +116,7 @@ async def evaluate(
         settings=settings,
         slots=asyncio.Semaphore(settings.in_flight),
         stop=stop or asyncio.Event(),
+        record=record,
     )
     parts = [_Benchmark(name, *where, shared) for name, where in benchmarks.items()]
     problems = [rows for part in parts for rows in part.groups.values()]
@@ -133,8 +139,10 @@ async def evaluate(
 
 async def _tick(meter: Meter, on_progress: OnProgress) -> None:
     while True:
+        started = time.monotonic()
         on_progress(meter.read())
-        await asyncio.sleep(_TICK_S)
+        # Reading a million samples takes seconds, in which nothing else runs.
+        await asyncio.sleep(max(_TICK_S, 30 * (time.monotonic() - started)))
 
 
 def _raise_first(parts: list[_Benchmark]) -> None:
@@ -161,7 +169,7 @@ class _Benchmark:
         self._problems = problems
         self._out = out
         self._shared = shared
-        self._traces = out / "traces.jsonl"
+        self._samples = out / shared.record.file
         if len(self.groups) != len(problems):
             raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
         out.mkdir(parents=True, exist_ok=True)
@@ -172,19 +180,19 @@ class _Benchmark:
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
         """Count the samples that earlier starts wrote."""
-        if not self._traces.exists():
+        if not self._samples.exists():
             return
         seen: set[tuple[str, int]] = set()
-        for trace in read_traces(self._traces):
-            key = (trace.problem_id, trace.sample)
-            if key in seen or trace.problem_id not in self.groups:
+        for row in self._shared.record.read(self._samples):
+            key = (row.problem_id, row.sample)
+            if key in seen or row.problem_id not in self.groups:
                 raise UserError(
-                    f"{self._traces} holds sample {trace.sample} of problem {trace.problem_id!r} "
+                    f"{self._samples} holds sample {row.sample} of problem {row.problem_id!r} "
                     f"{'twice' if key in seen else 'which is not in the benchmark'}",
                     "Was the file edited? Give another folder.",
                 )
             seen.add(key)
-            self.groups[trace.problem_id].append(Row.of(trace))
+            self.groups[row.problem_id].append(row)
             yield key
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
@@ -197,11 +205,11 @@ class _Benchmark:
     async def run(self, meter: Meter) -> None:
         """Run what is missing; an error from outside is left in `failure`."""
         try:
-            with TraceWriter(self._traces) as writer:
+            with TraceWriter(self._samples, self._shared.record.line) as writer:
                 await self._run(writer, meter)
         except* OSError as errors:
             error = _first(errors)
-            self.failure = Failure(f"cannot write {self._traces}: {error.strerror or error}", _NO_ROOM)
+            self.failure = Failure(f"cannot write {self._samples}: {error.strerror or error}", _NO_ROOM)
         if self.failure is not None:
             self._shared.stop.set()
 
@@ -261,7 +269,7 @@ class _Benchmark:
         while (trace := await self._finished.get()) is not None:
             graded = await self._graded(trace)
             writer.write(graded)
-            self.groups[trace.problem_id].append(Row.of(graded))
+            self.groups[trace.problem_id].append(self._shared.record.row(graded))
 
     async def _graded(self, trace: Trace) -> Trace:
         """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
@@ -282,8 +290,8 @@ class _Benchmark:
         samples = sum(map(len, groups.values()))
         result = EvalResult(
             name=self.name,
-            summary=summarise(groups),
-            per_problem=problem_rows(groups, golds),
+            summary=self._shared.record.summary(groups),
+            per_problem=self._shared.record.per_problem(groups, golds),
             complete=samples == self.total,
         )
         record = {

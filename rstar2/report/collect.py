@@ -1,8 +1,8 @@
-"""Reads from a run's folder what its report shows: benchmark results, the summary of stages, charts."""
+"""Reads from a run's folder what its report shows: benchmark results, stages, charts; or the card of prepared data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,18 @@ class RunPage:
     """The steps of training: `charts`, `alarms` (texts), and `columns` and `rows` of all measurements."""
     analysis: dict[str, Any] | None
     """What `rstar2 analyze` wrote: `tables` and `charts`."""
+    card: dict[str, Any] | None = None
+    """card.json of prepared data."""
 
 
 def collect(run: Path) -> RunPage:
-    """Read a run's folder.
+    """Read a run's folder, or one of prepared data.
 
     Raises:
-        UserError: it is no run's folder, or a file in it is damaged.
+        UserError: it is neither, or a file in it is damaged.
     """
+    if (run / "card.json").exists():
+        return _prepared(run)
     kind, config = load_config(run)
     asked = list(config.get("problems") or ())
     sections = sorted(
@@ -75,6 +79,14 @@ def collect(run: Path) -> RunPage:
         training=_training(run) if kind in _TRAINING_KINDS else None,
         analysis=read_json(run / "analysis" / "analysis.json"),
     )
+
+
+def _prepared(folder: Path) -> RunPage:
+    from rstar2.data.mixture.card import Card
+
+    card = Card.load(folder)
+    title = f"{folder.resolve().name}: {card.name}"
+    return RunPage(folder, title, "data", card.config, [], [], [], None, [], None, asdict(card))
 
 
 def _models(kind: str, config: dict[str, Any], sections: list[Measurement]) -> list[str]:

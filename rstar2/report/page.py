@@ -1,4 +1,4 @@
-"""Writes a run's report page: one HTML file with its style, scripts and data inside.
+"""Writes the report page of a run or of prepared data: one HTML file with its style, scripts and data inside.
 
 Traces are packed in chunks (gzip in base64), each in a script element of its own. The browser leaves such text
 alone until the viewer asks for a trace, so a page with ten thousand of them opens at once.
@@ -31,6 +31,7 @@ _SCRIPTS = (
     "plots.js",
     "training_plots.js",
     "summary.js",
+    "data_card.js",
     "trace_parts.js",
     "entropy.js",
     "search.js",
@@ -54,17 +55,17 @@ _COLUMNS = (
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write the report page of a run.
+    """Write the report page of a run or of prepared data.
 
     Args:
-        run: the run's folder.
+        run: the run's folder, or one that `rstar2 data prepare` made.
         output: the page's file; `run/report.html` by default.
 
     Returns:
         The page's file.
 
     Raises:
-        UserError: `run` is no run's folder, or its data is damaged.
+        UserError: `run` is neither, or its data is damaged.
         Failure: the page cannot be written.
     """
     page = collect(run)
@@ -97,6 +98,7 @@ def _write(page: RunPage, file: TextIO) -> None:
         "charts": page.charts,
         "training": page.training,
         "analysis": page.analysis,
+        "card": page.card,
         "sections": [
             *({"name": section.name, **section.results} for section in page.sections),
             *(

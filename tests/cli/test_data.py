@@ -240,14 +240,27 @@ def test_real_benchmarks_are_dropped_from_training_when_they_are_measured(
     assert kept == ["mixed-own-one", "mixed-own-three"]
 
 
-@pytest.mark.parametrize(("rule", "dropped"), [("literal", 345), ("distinctive", 192)])
+WITHOUT_HMMT = {"aime24": "aime24", "aime25": "aime25", "math500": "math500"}
+BENCHMARKS = {**WITHOUT_HMMT, "hmmt25": "hmmt_feb_2025"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "dropped"),
+    [
+        ("literal", WITHOUT_HMMT, 345),
+        ("literal", BENCHMARKS, 356),
+        ("distinctive", WITHOUT_HMMT, 192),
+        ("distinctive", BENCHMARKS, 206),
+    ],
+)
 def test_the_contest_problems_near_the_benchmarks_are_as_many_as_were_counted(
-    tmp_path: Path, shared: Path, rule: str, dropped: int
+    tmp_path: Path, shared: Path, rule: str, files: dict[str, str], dropped: int
 ) -> None:
     data = shared / "data"
-    names = ("aime24", "aime25", "math500")
     against = [
-        word for name in names for word in ("--against", name, "--from", f"{name}={data / name}.jsonl")
+        word
+        for name, file in files.items()
+        for word in ("--against", name, "--from", f"{name}={data / file}.jsonl")
     ]
     words = ["--filters", "grams", "--set", f"grams.rule={rule}", "--output", str(tmp_path / "out")]
     ran = _prepare(str(data / "aime_1983_2023_train.jsonl"), *against, *words)

@@ -161,6 +161,39 @@ def test_a_stop_after_any_step_continues_to_the_same_bytes(tmp_path: Path) -> No
         assert files(out) == files(tmp_path / "whole")
 
 
+def test_what_a_kill_left_in_the_folder_does_not_hinder_the_next_start(tmp_path: Path) -> None:
+    todo = plan(faulty(tmp_path / "it.jsonl"))
+    prepare(todo, tmp_path / "whole", Silent())
+
+    def stop(title: str) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        prepare(todo, out, Silent(stop))
+    for name in (
+        ".data.parquet.part",
+        ".dropped.jsonl.77.part",
+        ".card.json.77.part",
+        "data.parquet",
+        "card.md",
+    ):
+        (out / name).write_text("torn")
+    prepare(todo, out, Silent())
+    assert files(out) == files(tmp_path / "whole")
+    (out / ".work").mkdir()  # killed while it was removed
+    prepare(todo, out, Silent())
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_data_that_no_preparation_of_this_folder_wrote_is_not_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "data.parquet").write_text("mine")
+    assert "is not empty: data.parquet" in refused(out, plan(faulty(tmp_path / "it.jsonl")))
+    assert (out / "data.parquet").read_text() == "mine"
+
+
 @pytest.mark.slow
 def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> None:
     rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(20_000)]

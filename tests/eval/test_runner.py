@@ -21,6 +21,7 @@ from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
+from rstar2.eval.record import VERDICTS
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec
@@ -157,6 +158,32 @@ async def test_a_torn_and_halved_run_ends_as_an_uninterrupted_one(
     await run(tmp_path / "torn")
     assert engine.asked == len(lines) - 17
     assert stable(tmp_path / "torn") == stable(tmp_path / "whole")
+
+
+async def test_verdicts_alone_are_kept_and_a_torn_run_of_them_continues(
+    run: Run, engine: SeededEngine, tmp_path: Path
+) -> None:
+    whole = await run(tmp_path / "whole", record=VERDICTS)
+    await run(tmp_path / "torn", record=VERDICTS)
+    assert not (tmp_path / "torn" / "traces.jsonl").exists()
+    written = tmp_path / "torn" / "verdicts.jsonl"
+    lines = written.read_bytes().splitlines(keepends=True)
+    first = json.loads(lines[0])
+    assert set(first) == {"id", "sample", "verdict"}
+    written.write_bytes(b"".join(lines[:17]) + lines[17][:9])
+    engine.asked = 0
+    again = await run(tmp_path / "torn", record=VERDICTS)
+    assert engine.asked == len(lines) - 17
+    assert again == whole
+    assert sorted(written.read_bytes().splitlines(keepends=True)) == sorted(lines)
+    expected = {
+        problem.id: sum(sample_seed(0, problem.id, sample) % 3 != 0 for sample in range(4))
+        for problem in PROBLEMS
+    }
+    assert {row["id"]: row["correct"] for row in again.per_problem} == expected
+    written.write_bytes(lines[0] + b"{}\n")
+    with pytest.raises(UserError, match="line 2: not a verdict"):
+        await run(tmp_path / "torn", record=VERDICTS)
 
 
 async def test_a_finished_run_asks_the_engine_nothing(run: Run, engine: SeededEngine, tmp_path: Path) -> None:

@@ -17,18 +17,24 @@ Rates = Mapping[str, tuple[int, int]]
 def rates_of_run(run: Path) -> Rates:
     """The pass rates that an evaluation run measured, from the results.json of each of its parts.
 
-    A UserError where there is none, or it is damaged.
+    A UserError where there is none, it is damaged, or samples are missing: their problems would count as not solved.
     """
     found: dict[str, tuple[int, int]] = {}
     files = sorted(run.glob("**/results.json"))
     for file in files:
         try:
-            rows = json.loads(file.read_text(encoding="utf-8"))["per_problem"]
+            results = json.loads(file.read_text(encoding="utf-8"))
+            rows, complete = results["per_problem"], results.get("complete", True)
             found |= {row["id"]: (int(row["correct"]), int(row["samples"])) for row in rows}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{file} holds no results of an evaluation", "Run the evaluation again."
             ) from error
+        if not complete:
+            raise UserError(
+                f"the evaluation at {run} is not complete: {results.get('missing', 'some')} samples are missing",
+                "Start its command again; it continues where it stopped.",
+            )
     if not files:
         raise UserError(
             f"no evaluation at {run}",

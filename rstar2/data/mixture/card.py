@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.mixture.recipe import MixturePlan
+from rstar2.data.mixture.rewrite import Rewritten
 from rstar2.data.reading import ReadCounts
+from rstar2.data.source import Source
 from rstar2.errors import UserError
 from rstar2.files import write_json, write_text
 
 CARD = "card.json"
-NOT_REWRITTEN = {
-    "tulu3": "the paper had o4-mini rewrite its answers",
-    "llama-nemotron": "the paper had o4-mini rewrite its prompts",
-}
 
 
 @dataclass(frozen=True)
@@ -76,6 +74,7 @@ def make_card(
     counts: Mapping[str, ReadCounts],
     steps: list[Step],
     taken: Mapping[str, Taken],
+    rewritten: Mapping[str, Rewritten],
     examples: list[dict[str, Any]],
     shared: list[dict[str, Any]],
     digest: str,
@@ -92,11 +91,19 @@ def make_card(
             "refused": dict(sorted(read.refused.items())),
             "dropped": {step.filter: step.by_source[name] for step in steps if name in step.by_source},
             **asdict(taken[name]),
-            "note": f"not rewritten: {NOT_REWRITTEN[name]}" if name in NOT_REWRITTEN else "",
+            "note": _note(origin.source, plan.recipe.rewrite.model, rewritten.get(name)),
         }
     rows = sum(each.taken for each in taken.values())
     listed = [asdict(step) for step in steps]
     return Card(plan.name, plan.kind, config, sources, listed, examples, shared, rows, digest)
+
+
+def _note(source: Source, model: str, rewritten: Rewritten | None) -> str:
+    if rewritten is None:
+        what = source.rewritten
+        return f"not rewritten: the paper had o4-mini rewrite its {what}" if what else ""
+    kept = _listed(rewritten.kept)
+    return f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left as they were: {kept}"
 
 
 def write_card(card: Card, folder: Path) -> None:

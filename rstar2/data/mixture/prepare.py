@@ -27,14 +27,16 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import rstar2
-from rstar2.data.candidates import Candidates, Drop, Group
+from rstar2.data.candidates import Candidates, Drop, Group, Numbers
 from rstar2.data.filters import ROW_FILTERS, SET_FILTERS, RowFilter
-from rstar2.data.mixture.card import CARD, Card, Step, Taken, make_card, write_card
+from rstar2.data.mixture.card import CARD, Card, make_card, write_card
+from rstar2.data.mixture.draw import draw
+from rstar2.data.mixture.dropped import MOST_GRAMS, DroppedRows
 from rstar2.data.mixture.recipe import MixturePlan
+from rstar2.data.mixture.rewrite import Rewritten, Texts, rewrite
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind
@@ -45,11 +47,9 @@ from rstar2.runs import changed_keys, locked
 
 DROPPED = "dropped.jsonl"
 _WORK = ".work"
-_DROPS = pa.schema([("filter", pa.int32()), ("number", pa.int64()), ("detail", pa.string())])
+_OURS = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
+"""How names begin of what a preparation that was killed may have left beside `.work`."""
 _BATCH = 8192
-MOST_GRAMS = 50
-"""Shared grams that the card lists; dropped.jsonl has them all."""
-
 CountTokens = Callable[[Path, Kind], dict[str, Any]]
 """Counts the tokens of a written set, for `Card.tokens`."""
 
@@ -83,6 +83,8 @@ def prepare(
     try:
         work.mkdir(parents=True, exist_ok=True)
         with locked(work):
+            for torn in output.glob(".*.part"):
+                torn.unlink()
             try:
                 card = _Preparation(plan, config, output, work, progress, count_tokens).run()
             except UserError:
@@ -107,12 +109,11 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
                 f"{output} holds another set; what differs: {', '.join(changed)}",
                 "Give another folder with --output.",
             )
+        # A kill may have come before it was removed.
+        shutil.rmtree(output / _WORK, ignore_errors=True)
         return card
-    others = (
-        [each.name for each in output.iterdir() if each.name not in (_WORK, PREPARED, DROPPED)]
-        if output.exists()
-        else []
-    )
+    found = [each.name for each in output.iterdir()] if output.exists() else []
+    others = [name for name in found if _WORK not in found or not name.startswith(_OURS)]
     if others:
         raise UserError(f"{output} is not empty: {others[0]}", "Give an empty or new folder with --output.")
     return None
@@ -137,14 +138,6 @@ def _by_rename(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """What a step of filters dropped."""
-
-    filters: Sequence[str]
-    file: Path
 
 
 class _Preparation:
@@ -172,15 +165,23 @@ class _Preparation:
             files.append((origin.name, file))
         rows = Candidates(self._plan.kind, files)
         steps = [self._filter(rows, names) for names in _together(self._plan.recipe.filters)]
-        dropped = self._count(rows, steps)
-        taken = self._choose(rows, counts, dropped)
+        dropped = [counted for step in steps for counted in step.count(rows)]
+        taken = draw(rows, self._plan, counts, dropped)
+        texts, rewritten = self._rewrite(rows)
         self._progress.start("write")
         self._write_dropped(rows, steps)
-        digest = self._write_data(rows)
+        digest = self._write_data(rows, texts)
         self._progress.finish(f"{int(rows.alive.sum())} rows")
-        examples = self._examples(rows, steps, counts)
         card = make_card(
-            self._plan, self._config, counts, dropped, taken, examples, self._shared(steps), digest
+            self._plan,
+            self._config,
+            counts,
+            dropped,
+            taken,
+            rewritten,
+            _examples(rows, steps, counts),
+            _shared(steps),
+            digest,
         )
         if self._count_tokens is not None:
             self._progress.start("count tokens")
@@ -210,18 +211,17 @@ class _Preparation:
         self._progress.finish(f"{counts.read} rows, {counts.read - sum(counts.refused.values())} usable")
         return file, counts
 
-    def _filter(self, rows: Candidates, names: Sequence[str]) -> _Counted:
+    def _filter(self, rows: Candidates, names: Sequence[str]) -> DroppedRows:
         """Drop what one filter, or several that judge each row by itself, find."""
         recipe = self._plan.recipe
-        settings = recipe.model_dump(mode="json", exclude={"sources", "filters", "seed"})
+        settings = recipe.model_dump(mode="json", exclude={"sources", "filters", "seed", "rewrite"})
         name = self._named(names, settings, self._config["against"], self._config["measured"])
-        step = _Counted(names, self._work / f"filter-{name}.parquet")
+        step = DroppedRows(names, self._work / f"filter-{name}.parquet")
         self._progress.start(", ".join(names))
         if not step.file.exists():
-            with _by_rename(step.file) as part, pq.ParquetWriter(part, _DROPS, compression="zstd") as writer:
-                for chunk in _chunks(self._found(rows, names)):
-                    writer.write_batch(chunk)
-        dropped = pq.read_table(step.file, columns=["number"])["number"].to_numpy()
+            with _by_rename(step.file) as part:
+                step.write(part, self._found(rows, names))
+        dropped = step.numbers()
         rows.drop(dropped)
         self._progress.finish(f"{len(dropped)} dropped, {int(rows.alive.sum())} left")
         return step
@@ -240,60 +240,34 @@ class _Preparation:
             self._progress.rows(read)
             yield from found
 
-    def _count(self, rows: Candidates, steps: Sequence[_Counted]) -> list[Step]:
-        """How many rows of each source each filter dropped."""
-        found = []
-        for step in steps:
-            table = pq.read_table(step.file, columns=["filter", "number"])
-            which, numbers = table["filter"].to_numpy(), table["number"].to_numpy()
-            for at, name in enumerate(step.filters):
-                counts, _ = np.histogram(numbers[which == at], bins=rows.starts)
-                by_source = {
-                    source: int(count) for source, count in zip(rows.names, counts, strict=True) if count
-                }
-                found.append(Step(name, int(counts.sum()), by_source))
-        return found
+    def _rewrite(self, rows: Candidates) -> tuple[dict[str, Texts], dict[str, Rewritten]]:
+        """Have a model rewrite what is left of some sources. → by source, the texts and what became of them."""
+        texts, rewritten = {}, {}
+        settings = self._plan.recipe.rewrite
+        for at, origin in enumerate(self._plan.origins if settings.model else ()):
+            what = origin.source.rewritten
+            if what is None:
+                continue
+            numbers = int(rows.starts[at]) + np.flatnonzero(rows.alive[rows.starts[at] : rows.starts[at + 1]])
+            # Row numbers stand for the same rows as long as the same inputs were read.
+            name = self._named("rewrite", origin.name, settings.model_dump(mode="json"))
+            found = texts[origin.name] = Texts(self._work / f"rewrite-{name}.jsonl")
+            self._progress.start(f"rewrite the {what} of {origin.name}")
+            rewrite(rows, numbers, what, self._plan.rewriter, settings, found, self._progress.rows)
+            done = rewritten[origin.name] = found.count(what, numbers)
+            self._progress.finish(f"{done.taken} of {len(numbers)} taken")
+        return texts, rewritten
 
-    def _choose(
-        self, rows: Candidates, counts: dict[str, ReadCounts], dropped: list[Step]
-    ) -> dict[str, Taken]:
-        """Draw as many rows of each source as the recipe asks; a UserError where a source has fewer."""
-        taken = {}
-        keys: Any = None
-        for at, (name, wanted) in enumerate(self._plan.recipe.sources.items()):
-            first, end = int(rows.starts[at]), int(rows.starts[at + 1])
-            left = first + np.flatnonzero(rows.alive[first:end])
-            if wanted.count is not None and wanted.count > len(left):
-                reasons = {
-                    **counts[name].refused,
-                    **{step.filter: step.by_source.get(name, 0) for step in dropped},
-                }
-                listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-                raise UserError(
-                    f"the mixture cannot be met: it asks for {wanted.count} rows of {name}, and {len(left)} of "
-                    f"{counts[name].read} are left",
-                    f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.count={len(left) or 1}, or give "
-                    "more rows.",
-                )
-            if wanted.count is not None and wanted.count < len(left):
-                keys = rows.keys("key") if keys is None else keys
-                order = np.lexsort((left, _mixed(keys[left], self._plan.recipe.seed)))
-                rows.drop(left[order[wanted.count :]])
-            taken[name] = Taken(len(left), int(rows.alive[first:end].sum()))
-        if not rows.alive.any():
-            listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
-            raise UserError(
-                f"nothing of {self._plan.name} is left: {listed or 'no usable row'}", "Give other data."
-            )
-        return taken
-
-    def _write_data(self, rows: Candidates) -> str:
-        """Write the chosen rows. → the file's SHA-256."""
+    def _write_data(self, rows: Candidates, texts: dict[str, Texts]) -> str:
+        """Write the chosen rows, some of them with new texts. → the file's SHA-256."""
         schema = SCHEMAS[rows.kind]
         file = self._output / PREPARED
         with _by_rename(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
             for numbers, table in rows.batches(schema.names, rows.live_numbers()):
+                source = rows.source_of(int(numbers[0]))
+                if source in texts:
+                    table = self._with(texts[source], source, numbers, table)
                 waiting.append(table)
                 self._progress.rows(len(numbers))
                 if sum(each.num_rows for each in waiting) >= _BATCH:
@@ -303,7 +277,15 @@ class _Preparation:
                 writer.write_table(pa.concat_tables(waiting))
         return sha256(file)
 
-    def _write_dropped(self, rows: Candidates, steps: Sequence[_Counted]) -> None:
+    def _with(self, texts: Texts, source: str, numbers: Numbers, table: Any) -> Any:
+        what = next(each.source.rewritten for each in self._plan.origins if each.name == source)
+        assert what is not None
+        found = table.to_pylist()
+        for number, row in zip(numbers.tolist(), found, strict=True):
+            texts.put(number, what, row["messages"])
+        return pa.Table.from_pylist(found, schema=table.schema)
+
+    def _write_dropped(self, rows: Candidates, steps: Sequence[DroppedRows]) -> None:
         with whole_file(self._output / DROPPED) as file:
             for name, read in zip(rows.names, rows.files, strict=True):
                 with read.with_suffix(".refused").open(encoding="utf-8") as refused:
@@ -311,61 +293,28 @@ class _Preparation:
                         row = {"source": name, **json.loads(line)}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
             for step in steps:
-                for row in _detailed(rows, step):
+                for row in step.detailed(rows):
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
-    def _examples(
-        self, rows: Candidates, steps: Sequence[_Counted], counts: dict[str, ReadCounts]
-    ) -> list[dict[str, Any]]:
-        """A few dropped rows of each reason, with what they say."""
-        found = [
-            {"reason": each["reason"], "place": each["place"], "detail": {"what": each["detail"]}}
-            for count in counts.values()
-            for each in count.examples
-        ]
-        text = "problem" if rows.kind == "problems" else "messages"
-        for step in steps:
-            seen: dict[int, list[tuple[int, str]]] = {}
-            for batch in pq.ParquetFile(step.file).iter_batches(_BATCH):
-                for row in batch.to_pylist():
-                    if len(listed := seen.setdefault(row["filter"], [])) < 3:
-                        listed.append((row["number"], row["detail"]))
-            numbers = np.array([number for listed in seen.values() for number, _ in listed], dtype=np.int64)
-            ids, said = rows.values("id", numbers), rows.values(text, numbers)
-            found += [
-                {
-                    "reason": step.filters[which],
-                    "id": ids[number],
-                    "text": (said[number] if text == "problem" else _first_question(said[number]))[:400],
-                    "detail": json.loads(detail),
-                }
-                for which, listed in sorted(seen.items())
-                for number, detail in listed
-            ]
-        return found
 
-    def _shared(self, steps: Sequence[_Counted]) -> list[dict[str, Any]]:
-        """The benchmark problems that rows share words with, and by which words: those of the most rows first."""
-        found: Counter[str] = Counter()
-        for step in steps:
-            if "grams" in step.filters:
-                which = step.filters.index("grams")
-                for batch in pq.ParquetFile(step.file).iter_batches(_BATCH):
-                    found.update(batch.filter(pc.equal(batch["filter"], which))["detail"].to_pylist())
-        return [{**json.loads(detail), "rows": rows} for detail, rows in found.most_common(MOST_GRAMS)]
+def _examples(
+    rows: Candidates, steps: Sequence[DroppedRows], counts: dict[str, ReadCounts]
+) -> list[dict[str, Any]]:
+    """A few refused or dropped rows of each reason."""
+    refused = [
+        {"reason": each["reason"], "place": each["place"], "detail": {"what": each["detail"]}}
+        for count in counts.values()
+        for each in count.examples
+    ]
+    return refused + [example for step in steps for example in step.examples(rows)]
 
 
-def _first_question(messages: list[dict[str, Any]]) -> str:
-    return next((str(each["content"]) for each in messages if each["role"] == "user"), "")
-
-
-def _detailed(rows: Candidates, step: _Counted) -> Iterator[dict[str, Any]]:
-    """Id, reason and what was found of every row that a step dropped."""
-    for batch in pq.ParquetFile(step.file).iter_batches(_BATCH * 8):
-        ids = rows.values("id", batch.column("number").to_numpy())
-        for row in batch.to_pylist():
-            reason = step.filters[row["filter"]]
-            yield {"id": ids[row["number"]], "reason": reason, **json.loads(row["detail"])}
+def _shared(steps: Sequence[DroppedRows]) -> list[dict[str, Any]]:
+    """The benchmark problems that rows share words with, and by which words: those of the most rows first."""
+    found: Counter[str] = Counter()
+    for step in steps:
+        found += step.shared_grams()
+    return [{**json.loads(detail), "rows": rows} for detail, rows in found.most_common(MOST_GRAMS)]
 
 
 def _together(filters: Sequence[str]) -> Iterator[list[str]]:
@@ -373,18 +322,6 @@ def _together(filters: Sequence[str]) -> Iterator[list[str]]:
     for by_row, group in groupby(filters, lambda name: name in ROW_FILTERS):
         names = list(group)
         yield from [names] if by_row else [[name] for name in names]
-
-
-def _chunks(found: Iterator[tuple[int, Drop]]) -> Iterator[Any]:
-    """Drops as record batches, by ascending row number."""
-    waiting: list[dict[str, Any]] = []
-    for which, (number, detail) in found:
-        waiting.append({"filter": which, "number": number, "detail": json.dumps(detail, ensure_ascii=False)})
-        if len(waiting) >= _BATCH:
-            yield pa.RecordBatch.from_pylist(waiting, schema=_DROPS)
-            waiting = []
-    if waiting:
-        yield pa.RecordBatch.from_pylist(waiting, schema=_DROPS)
 
 
 @dataclass(frozen=True)
@@ -408,11 +345,3 @@ class _RowPass:
                 keep[list(drops)] = False
                 numbers, batch = numbers[keep], batch.filter(pa.array(keep))
         return read, sorted(found, key=lambda each: each[1][0])
-
-
-def _mixed(keys: Any, seed: int) -> Any:
-    """Keys in an order that the seed decides, as whole numbers: splitmix64."""
-    mixed = keys + np.uint64(seed % 2**63) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

@@ -18,6 +18,7 @@ from rstar2.data.benchmarks import fingerprint, load_benchmark
 from rstar2.data.filters import NAMES, OF_PROBLEMS, Inputs
 from rstar2.data.filters.measured import rates_of_run
 from rstar2.data.filters.settings import FilterSettings
+from rstar2.data.mixture.rewrite import Rewrite, check_server
 from rstar2.data.own import own_source
 from rstar2.data.reading import Origin
 from rstar2.data.rows import Kind
@@ -51,6 +52,8 @@ class MixtureRecipe(FilterSettings):
     """By name, in order."""
     seed: int = 1
     """Draws the rows where a source has more than its `count`."""
+    rewrite: Rewrite = Rewrite()
+    """The model that rewrites some sources' answers or prompts."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class MixturePlan:
     kind: Kind
     origins: list[Origin]
     inputs: Inputs
+    rewriter: str = ""
+    """The URL of the server with the model that rewrites."""
 
     def config(self) -> dict[str, Any]:
         """What was resolved, for the card; another one makes another set."""
@@ -88,6 +93,7 @@ def plan_mixture(
     changes: Mapping[str, Any],
     also: list[str],
     overrides: list[str],
+    rewriter: str = "",
 ) -> MixturePlan:
     """What to prepare, checked as far as it can be before a row is read.
 
@@ -97,6 +103,7 @@ def plan_mixture(
         changes: keys that are put on top of those of the recipe, table by table.
         also: filters that come last where the recipe does not name them.
         overrides: `a.b=c`, what a user typed after `--set`.
+        rewriter: the server with the model `rewrite.model`, where it is to rewrite.
 
     Raises:
         UserError: an unknown name or key, a file that cannot be read, sources of two kinds, or a filter that has
@@ -110,10 +117,11 @@ def plan_mixture(
     origins = [_origin(each, files.get(each, ()), own) for each in recipe.sources]
     kind = _one_kind({origin.source.kind: origin.name for origin in origins})
     _check_filters(recipe, kind)
+    _check_rewriter(recipe.rewrite, rewriter, origins)
     benchmarks = {
         each: load_benchmark(each, next(iter(files.get(each, ())), None)) for each in recipe.against
     }
-    return MixturePlan(name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe)))
+    return MixturePlan(name, recipe, kind, origins, Inputs(recipe, benchmarks, _rates(recipe)), rewriter)
 
 
 def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
@@ -200,6 +208,20 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
             raise UserError(f"the filter {name} is named twice", "Name it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
             raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
+
+
+def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> None:
+    if bool(url) != bool(settings.model):
+        raise UserError(
+            "what rewrites is named by half",
+            "Give both: --rewrite URL --model NAME, as rewrite.model is too.",
+        )
+    if not url:
+        return
+    if not any(origin.source.rewritten for origin in origins):
+        known = ", ".join(name for name, source in sources().items() if source.rewritten)
+        raise UserError("--rewrite: nothing of these sources is rewritten", f"It is for {known}.")
+    check_server(url, settings.model)
 
 
 def _rates(recipe: MixtureRecipe) -> dict[str, Any]:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
+from functools import lru_cache
 from typing import Any
 
 from rstar2.data.conversations import (
     BAD_CALL,
+    KEPT_TOOLS,
     Message,
+    Tools,
     call,
     called,
     conversation_row,
     replied,
     said,
-    tools_of,
 )
-from rstar2.data.rows import Refused, list_of, text_of
+from rstar2.data.rows import Refused, list_of, parsed, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _ROLES = {"human": "user", "gpt": "assistant"}
@@ -35,18 +36,23 @@ def _read(row: Row) -> dict[str, Any]:
             messages.append(said(_ROLES[role], value))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
+    return conversation_row(messages, _tools(text_of(row, "tools")))
+
+
+@lru_cache(KEPT_TOOLS)
+def _tools(text: str) -> Tools:
     try:
-        tools = json.loads(text_of(row, "tools"))
+        tools = parsed(text)
     except ValueError as error:
         raise Refused("malformed", f"tools is not JSON: {error}") from error
     if not isinstance(tools, list):
         raise Refused("malformed", "tools is not a JSON list")
-    return conversation_row(messages, tools_of(tools))
+    return Tools(tools)
 
 
 def _calls(value: Any) -> list[dict[str, Any]]:
     try:
-        given = json.loads(value) if isinstance(value, str) else value
+        given = parsed(value) if isinstance(value, str) else value
     except ValueError as error:
         raise Refused(BAD_CALL, f"not JSON: {error}") from error
     listed = given if isinstance(given, list) else [given]

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 from rstar2.data.conversations import (
     BAD_CALL,
+    KEPT_TOOLS,
     Message,
+    Tools,
     call,
     called,
     conversation_row,
     replied,
     said,
-    tools_of,
 )
-from rstar2.data.rows import Refused, text_of
+from rstar2.data.rows import Refused, parsed, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _SPEAKER = re.compile(r"\n\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
@@ -41,19 +43,24 @@ def _read(row: Row) -> dict[str, Any]:
             messages.append(called([_one_call(each.strip()) for each in calls], before))
         else:
             messages.append(said(speaker.lower(), text))
-    return conversation_row(messages, tools_of(_functions(text_of(row, "system"))))
+    return conversation_row(messages, _tools(text_of(row, "system")))
 
 
 def _one_call(text: str) -> dict[str, Any]:
     if match := _ARGUMENTS.fullmatch(text):
         return call(match["name"], match["arguments"].replace("\\'", "'"))
     try:
-        given = json.loads(text, strict=False)
+        given = parsed(text)
     except ValueError as error:
         raise Refused(BAD_CALL, f"not JSON: {error}: {text[:80]}") from error
     if not isinstance(given, dict):
         raise Refused(BAD_CALL, f"not an object with name and arguments: {text[:80]}")
     return call(given.get("name"), given.get("arguments", {}))
+
+
+@lru_cache(KEPT_TOOLS)
+def _tools(system: str) -> Tools:
+    return Tools(_functions(system))
 
 
 def _functions(system: str) -> list[Any]:

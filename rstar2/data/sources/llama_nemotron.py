@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rstar2.data.conversations import conversation_row, said
+from rstar2.data.conversations import Tools, conversation_row, said
 from rstar2.data.rows import Refused, list_of, text_of
 from rstar2.data.source import HubSet, Row, Source
 
@@ -23,7 +23,7 @@ def _read(row: Row) -> dict[str, Any]:
     messages.append(said("assistant", text_of(row, "output")))
     licence = row.get("license")
     own = {"licence": licence} if isinstance(licence, str) and licence else {}
-    return {**conversation_row(messages, []), **own}
+    return {**conversation_row(messages, Tools()), **own}
 
 
 SOURCE = Source(
@@ -35,5 +35,6 @@ SOURCE = Source(
     read=_read,
     rows="40K in its split chat, with and without reasoning",
     hub=(HubSet("nvidia/Llama-Nemotron-Post-Training-Dataset", "SFT", "chat"),),
+    rewritten="prompts",
     paper="27K, the prompts rewritten with o4-mini",
 )

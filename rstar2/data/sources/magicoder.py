@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from rstar2.data.conversations import call, called, conversation_row, said, tools_of
+from rstar2.data.conversations import Tools, call, called, conversation_row, said
 from rstar2.data.rows import Refused, text_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 
 _BLOCK = re.compile(r"```(\w*)[^\n]*\n(.*?)\n?```", re.DOTALL)
-_TOOLS = tools_of([SCHEMA])
+_TOOLS = Tools([SCHEMA])
 
 
 def _read(row: Row) -> dict[str, Any]:

@@ -6,19 +6,21 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from rstar2.data.conversations import (
     BAD_CALL,
+    KEPT_TOOLS,
     Message,
+    Tools,
     call,
     called,
     conversation_row,
     replied,
     said,
-    tools_of,
 )
-from rstar2.data.rows import Refused, list_of, text_of
+from rstar2.data.rows import Refused, list_of, parsed, text_of
 from rstar2.data.source import HubSet, Row, Source
 
 _LIST = re.compile(r"\[\s*\{")
@@ -42,7 +44,12 @@ def _read(row: Row) -> dict[str, Any]:
             messages.append(said(role, value))
         else:
             raise Refused("malformed", f"a turn is from {role!r}")
-    return conversation_row(messages, tools_of(_functions(system)))
+    return conversation_row(messages, _tools(system))
+
+
+@lru_cache(KEPT_TOOLS)
+def _tools(system: str) -> Tools:
+    return Tools(_functions(system))
 
 
 def _functions(system: str) -> list[Any]:
@@ -103,7 +110,7 @@ def _value(text: str) -> Any:
     if text in _WORDS:
         return _WORDS[text]
     try:
-        return json.loads(text, strict=False)
+        return parsed(text)
     except ValueError:
         pass
     try:
@@ -120,7 +127,7 @@ def _replies(value: Any, messages: list[Message]) -> list[Message]:
     if calls == 1:
         return [replied(value)]
     try:
-        parts = json.loads(value) if isinstance(value, str) else value
+        parts = parsed(value) if isinstance(value, str) else value
     except ValueError:
         parts = None
     if not isinstance(parts, list) or len(parts) != calls or not calls:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rstar2.data.conversations import conversation_row, said
+from rstar2.data.conversations import Tools, conversation_row, said
 from rstar2.data.rows import Refused, list_of
 from rstar2.data.source import HubSet, Row, Source
 
@@ -16,7 +16,7 @@ def _read(row: Row) -> dict[str, Any]:
         if role not in ("system", "user", "assistant"):
             raise Refused("malformed", f"a message has role {role!r}")
         messages.append(said(role, message.get("content")))
-    return conversation_row(messages, [])
+    return conversation_row(messages, Tools())
 
 
 SOURCE = Source(
@@ -27,5 +27,6 @@ SOURCE = Source(
     read=_read,
     rows="30K",
     hub=(HubSet("allenai/tulu-3-sft-personas-instruction-following", None, "train"),),
+    rewritten="answers",
     paper="30K, the answers rewritten with o4-mini",
 )

@@ -1,8 +1,9 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, training, analysis, sections, formulas}: config.json and summary.json of the run, the charts of linePlot, what
-// the steps of training measured (or null), what `rstar2 analyze` wrote (or null), whether LaTeX was turned into formulas, and sections. A section is a benchmark's
+// charts, training, analysis, card, sections, formulas}: config.json and summary.json of the run, the charts of
+// linePlot, what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of
+// prepared data (or null), whether LaTeX was turned into formulas, and sections. A section is a benchmark's
 // results.json with its `name`, or {name, folder}: a stage of training that kept rollouts in a folder.
 
 /** A section's nodes and its viewer. */
@@ -121,12 +122,13 @@ async function start() {
   const sections = new Sections(about.sections, index);
   const page = [
     ...phasePanels(about.summary),
+    ...dataCardPanels(about.card),
     about.charts.length ? element("div", { class: "plots small" }, about.charts.map(linePlot)) : null,
     ...stepPanels(about.training),
     ...analysisPanels(about.analysis),
     sections.tabs,
     sections.body,
-    settingsFold("Configuration of the run", about.config),
+    settingsFold(about.card ? "Settings" : "Configuration of the run", about.config),
     about.formulas ? null : element("p", { class: "muted" }, NO_FORMULAS),
   ];
   byId("page").append(...page.filter(Boolean));

@@ -1,0 +1,105 @@
+"""`rstar2 data agree`: samples a model on candidates for RL, to keep those on which it agrees with the label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rstar2.cli import common
+from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.eval import Judge, JudgeWorkers, MaxTokens, Wait
+
+if TYPE_CHECKING:
+    from rstar2.eval.runner import EvalResult
+
+EPILOG = examples(
+    (
+        "the paper's rule for OpenMathReasoning: candidates, 16 samples of each, and the mixture that uses them",
+        "rstar2 data prepare openmathreasoning --against math500 --output data/candidates",
+    ),
+    (
+        "16 samples on a vLLM server; the same command continues a run that was stopped",
+        "rstar2 data agree data/candidates --url http://gpu:8000 --run runs/agree",
+    ),
+    (
+        "the mixture without those on which fewer than 2 of 16 agree",
+        "rstar2 data prepare paper-rl --output data/rl --agree runs/agree --from project-euler=euler.jsonl",
+    ),
+)
+
+
+def command(
+    candidates: Annotated[str, typer.Argument(help="A prepared folder of problems.")],
+    run_folder: Annotated[
+        Path, typer.Option("--run", help="The run's folder; a run that was stopped continues in it.")
+    ],
+    model: common.Model = None,
+    url: common.Url = None,
+    model_name: common.ModelName = None,
+    format: common.Format = None,
+    force_format: common.ForceFormat = False,
+    judge: Judge = None,
+    judge_token: common.JudgeToken = None,
+    judge_workers: JudgeWorkers = 2,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
+    temperature: common.Temperature = 0.6,
+    max_tokens: MaxTokens = 30_000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
+    wait: Wait = 300.0,
+) -> None:
+    """Sample a model on every candidate, and keep how often it gave the label: an evaluation without its traces.
+
+    The run's folder has verdicts.jsonl, a line of id, sample and verdict for each rollout. `data prepare` takes it with
+    --agree, or with --measured for --pass-rate and --exclude-solved.
+    """
+    from rstar2.config import resolve
+    from rstar2.eval.live import LiveView
+    from rstar2.eval.record import VERDICTS
+    from rstar2.eval.settings import EvalSettings, JudgeChoice
+    from rstar2.eval.target import Target, reach_server
+    from rstar2.prompts import FormatChoice
+    from rstar2.runs import open_run
+
+    values = {
+        "samples": samples,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "in_flight": in_flight,
+        "wait_s": wait,
+    }
+    target = Target(model, url, model_name, format=FormatChoice(format, force_format))
+    settings = resolve(EvalSettings, values, [], "agree")
+    server = reach_server(target, settings.wait_s)
+
+    from rstar2.eval.measure import measure, prepare
+
+    choice = JudgeChoice(judge, judge_token, judge_workers)
+    plan = prepare(target, server, [candidates], settings, choice, limit=limit, record=VERDICTS)
+    with open_run(run_folder, "agree", plan.config) as run:
+        problems = counted(sum(map(len, plan.problems.values())), "problem")
+        out.print(f"{problems} on {plan.opened.engine.name} → {run_folder}", markup=False, soft_wrap=True)
+        results, interrupted = measure(plan, run, LiveView(err))
+        for result in results:
+            _print(result, run_folder)
+        if interrupted:
+            err.print("start the same command again to continue")
+            raise KeyboardInterrupt
+
+
+def _print(result: EvalResult, run_folder: Path) -> None:
+    from rstar2.data.filters.settings import Agreement
+
+    least = Agreement().least
+    agreed = sum(row["correct"] >= least * row["samples"] for row in result.per_problem)
+    whole = "" if result.complete else " so far"
+    out.print(
+        f"{agreed:,} of {counted(len(result.per_problem), 'problem')}{whole} have the label in at least {least:.1%} "
+        f"of their samples: --agree {run_folder}",
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,54 @@
+"""Draws as many rows of each source as a mixture asks for, the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rstar2.data.candidates import Candidates
+from rstar2.data.mixture.card import Step, Taken
+from rstar2.data.mixture.recipe import MixturePlan
+from rstar2.data.reading import ReadCounts
+from rstar2.errors import UserError
+
+
+def draw(
+    rows: Candidates, plan: MixturePlan, counts: Mapping[str, ReadCounts], dropped: list[Step]
+) -> dict[str, Taken]:
+    """Drop what is more of a source than the mixture asks for; a UserError where there is less, or nothing at all."""
+    taken = {}
+    keys: Any = None
+    for at, (name, wanted) in enumerate(plan.recipe.sources.items()):
+        first, end = int(rows.starts[at]), int(rows.starts[at + 1])
+        left = first + np.flatnonzero(rows.alive[first:end])
+        if wanted.count is not None and wanted.count > len(left):
+            reasons = {
+                **counts[name].refused,
+                **{step.filter: step.by_source.get(name, 0) for step in dropped},
+            }
+            listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
+            raise UserError(
+                f"the mixture cannot be met: it asks for {wanted.count} rows of {name}, and {len(left)} of "
+                f"{counts[name].read} are left",
+                f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.count={len(left) or 1}, or give "
+                "more rows.",
+            )
+        if wanted.count is not None and wanted.count < len(left):
+            keys = rows.keys("key") if keys is None else keys
+            order = np.lexsort((left, _mixed(keys[left], plan.recipe.seed)))
+            rows.drop(left[order[wanted.count :]])
+        taken[name] = Taken(len(left), int(rows.alive[first:end].sum()))
+    if not rows.alive.any():
+        listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
+        raise UserError(f"nothing of {plan.name} is left: {listed or 'no usable row'}", "Give other data.")
+    return taken
+
+
+def _mixed(keys: Any, seed: int) -> Any:
+    """Keys in an order that the seed decides, as whole numbers: splitmix64."""
+    mixed = keys + np.uint64(seed % 2**63) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,260 @@
+"""Has a served model rewrite the answers or prompts of some sources, as the paper did with o4-mini; off by default.
+
+Of a conversation, the assistant's last message is rewritten, or the user's last one. A text that is cut off, far
+shorter or longer, or has marks of a chat format in it is not taken: the row stays as it was, and is counted. Each text
+is kept as it comes, so that a preparation that was stopped asks for none twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+from pydantic import Field
+
+from rstar2.config import Strict
+from rstar2.data.candidates import Candidates, Numbers
+from rstar2.engines.retry import RetryPolicy
+from rstar2.errors import RStarError, Unavailable, UserError
+from rstar2.trace import drop_torn_line
+
+What = Literal["answers", "prompts"]
+"""What of a source's conversations the paper had rewritten."""
+KEY = "OPENAI_API_KEY"
+"""The environment variable with the server's key, where it asks for one."""
+_ROLES: dict[What, str] = {"answers": "assistant", "prompts": "user"}
+_ASK: dict[What, str] = {
+    "answers": "Below is a conversation with an assistant. Rewrite the assistant's last message as a better answer, "
+    "which keeps to every instruction of the user, of length and form too. Write the new message alone.",
+    "prompts": "Below is a conversation with an assistant. Rewrite the user's last message in other, clear words. Keep "
+    "its language, its facts and what it asks, so that the assistant's last message still answers it. Write the new "
+    "message alone.",
+}
+_MARKS = re.compile(
+    r"<\|?/?(?:think|reason|answer|tool_call|tool_response|im_start|im_end|endoftext|system|user|assistant)\b"
+)
+_IN_FLIGHT = 32
+_WAIT_S = 300.0
+"""For a server that answers nobody."""
+_ANSWER_S = 600.0
+"""For one answer."""
+_CHECK_S = 10.0
+_BUSY = frozenset({408, 409, 429})
+
+
+class Rewrite(Strict):
+    """Which model rewrites, and which of its texts are taken."""
+
+    model: str = ""
+    """Empty: nothing is rewritten."""
+    shortest: float = Field(0.3, ge=0)
+    """A text of fewer characters than this share of the old one's is not taken."""
+    longest: float = Field(3.0, gt=0)
+    """Nor one of more."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What became of a source's rows."""
+
+    what: What
+    taken: int
+    kept: dict[str, int]
+    """Rows that stayed as they were, by reason."""
+
+
+def check_server(url: str, model: str) -> None:
+    """A UserError where no OpenAI-compatible server answers at the URL, or it lists its models without this one."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"not a server's URL: {url}", "Example: --rewrite http://127.0.0.1:8000 --model NAME")
+    try:
+        answer = httpx.get(f"{_base(url)}/v1/models", headers=_headers(), timeout=_CHECK_S, trust_env=False)
+        names = [card["id"] for card in answer.json()["data"]] if answer.status_code == 200 else []
+    except httpx.TransportError as error:
+        raise UserError(f"nothing answers at {url}: {error}", "Is the server running?") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{url}/v1/models is no OpenAI model list", "Give an OpenAI-compatible server."
+        ) from error
+    _refuse_key(url, answer.status_code)
+    if names and model not in names:
+        raise UserError(f"the server at {url} does not hold {model}", f"It holds: {', '.join(names)}.")
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _headers() -> dict[str, str]:
+    return {"Authorization": f"Bearer {os.environ[KEY]}"} if os.environ.get(KEY) else {}
+
+
+def _refuse_key(url: str, status: int) -> None:
+    if status in (401, 403):
+        raise UserError(f"the server at {url} refuses the key: HTTP {status}", f"Set {KEY} to yours.")
+
+
+class Texts:
+    """New texts of rows, kept in a file of JSON lines: `number`, `text`, and `fault` where it is not taken."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        drop_torn_line(file)
+        self._found: dict[int, tuple[str, str]] = {}
+        if file.exists():
+            for line in file.read_bytes().splitlines():
+                self._keep(**json.loads(line))
+
+    def _keep(self, number: int, text: str, fault: str) -> None:
+        self._found[number] = (text, fault)
+
+    def add(self, number: int, text: str, fault: str) -> None:
+        self._keep(number, text, fault)
+        with self._file.open("ab") as file:
+            file.write(json.dumps({"number": number, "text": text, "fault": fault}).encode() + b"\n")
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._found
+
+    def count(self, what: What, numbers: Numbers) -> Rewritten:
+        faults = Counter(self._found[number][1] for number in numbers.tolist())
+        return Rewritten(what, faults.pop("", 0), dict(sorted(faults.items())))
+
+    def put(self, number: int, what: What, messages: list[dict[str, Any]]) -> None:
+        """Put a row's new text in its place, where there is one that was taken."""
+        text, fault = self._found[number]
+        if not fault:
+            messages[_place(what, messages)]["content"] = text
+
+
+def _place(what: What, messages: list[dict[str, Any]]) -> int:
+    """The message that is rewritten; -1 where there is none."""
+    wanted = (at for at in range(len(messages) - 1, -1, -1) if messages[at]["role"] == _ROLES[what])
+    return next((at for at in wanted if messages[at]["content"] and not messages[at]["tool_calls"]), -1)
+
+
+def rewrite(
+    rows: Candidates, numbers: Numbers, what: What, url: str, settings: Rewrite, texts: Texts,
+    on_rows: Callable[[int], None],
+) -> None:  # fmt: skip
+    """Ask for the texts of the rows that `texts` does not have.
+
+    Raises:
+        UserError: the server refuses the key, or does not know the model.
+        Failure: it does not answer. The texts that came are kept.
+    """
+    todo = _without(numbers, texts)
+
+    def jobs() -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        for wanted, table in rows.batches(["messages"], todo):
+            yield from zip(wanted.tolist(), table["messages"].to_pylist(), strict=True)
+
+    async def work() -> None:
+        async with _Server(url, settings) as server:
+            given = jobs()
+
+            async def one_after_the_other() -> None:
+                for number, messages in given:
+                    place = _place(what, messages)
+                    if place < 0:
+                        texts.add(number, "", "nothing to rewrite")
+                    else:
+                        old = messages[place]["content"]
+                        texts.add(number, *await server.rewritten(_ASK[what], _shown(messages), old))
+                    on_rows(1)
+
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(_IN_FLIGHT):
+                        group.create_task(one_after_the_other())
+            except* RStarError as errors:
+                first: BaseException = errors
+                while isinstance(first, BaseExceptionGroup):
+                    first = first.exceptions[0]
+                raise first from None
+
+    asyncio.run(work())
+
+
+def _without(numbers: Numbers, texts: Texts) -> Numbers:
+    return numbers[[number not in texts for number in numbers.tolist()]]
+
+
+def _shown(messages: list[dict[str, Any]]) -> str:
+    return "\n\n".join(f"[{message['role']}]\n{message['content'] or ''}" for message in messages)
+
+
+class _Server:
+    """Asks an OpenAI-compatible server for one text at a time, again where it is busy."""
+
+    def __init__(self, url: str, settings: Rewrite) -> None:
+        self._url = url
+        self._settings = settings
+        self._policy = RetryPolicy("server that rewrites", _WAIT_S)
+        limits = httpx.Limits(max_connections=_IN_FLIGHT, max_keepalive_connections=_IN_FLIGHT)
+        self._http = httpx.AsyncClient(
+            base_url=_base(url), headers=_headers(), timeout=_ANSWER_S, limits=limits, trust_env=False
+        )
+
+    async def __aenter__(self) -> _Server:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._http.aclose()
+
+    async def rewritten(self, ask: str, shown: str, old: str) -> tuple[str, str]:
+        """The new text, and what is wrong with it."""
+        messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
+        answer = await self._policy.call(
+            lambda: self._post({"model": self._settings.model, "messages": messages})
+        )
+        _refuse_key(self._url, answer.status_code)
+        if answer.status_code == 404:
+            raise UserError(
+                f"the server at {self._url} does not know {self._settings.model}: {answer.text[:200]}",
+                "Name one of its models with --model.",
+            )
+        try:
+            choice = answer.json()["choices"][0]
+            text, finish = str(choice["message"]["content"] or "").strip(), choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError):
+            return "", "refused by the server"
+        return text, fault_of(old, text, finish, self._settings)
+
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+        try:
+            answer = await self._http.post("/v1/chat/completions", json=body)
+        except httpx.TransportError as error:
+            raise Unavailable(
+                f"{self._url}: {error or type(error).__name__}", "Is the server running?"
+            ) from error
+        if answer.status_code in _BUSY or answer.status_code >= 500:
+            raise Unavailable(f"{self._url} answers HTTP {answer.status_code}: {answer.text[:200]}")
+        return answer
+
+
+def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:
+    """Why a new text is not taken, by its length and format; empty where it is."""
+    if finish not in (None, "stop"):
+        return "cut off"
+    if not new:
+        return "empty"
+    if len(new) < settings.shortest * len(old):
+        return "too short"
+    if len(new) > settings.longest * len(old):
+        return "too long"
+    try:
+        new.encode()
+    except UnicodeEncodeError:
+        return "not Unicode"
+    if _MARKS.search(new) or new.count("```") % 2:
+        return "marks of a format"
+    return ""

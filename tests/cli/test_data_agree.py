@@ -1,0 +1,87 @@
+"""`rstar2 data agree`: how often a served model gives the label decides which problems are prepared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.commands import rstar2
+from support.vllm_standin import StandIn, serving
+
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.prompts import ChatCodec
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def server(codec: ChatCodec) -> Iterator[StandIn]:
+    """A model that says of every number itself, or one more where that is a multiple of three."""
+
+    def write(prompt: list[int]) -> list[int]:
+        number = int(re.findall(r"<(\d+)> aloud", codec.tokenizer.decode(prompt))[-1])
+        said = f"Easy.</reason><answer>\\boxed{{{number + (number % 3 == 0)}}}</answer>"
+        return [*codec.tokenizer.encode(said, add_special_tokens=False), codec.end_id]
+
+    with serving(StandIn(write)) as standin:
+        yield standin
+
+
+def test_a_served_model_decides_which_problems_are_kept(
+    tmp_path: Path, server: StandIn, judge: JudgeHandle, tokenizer: Any
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "model")
+    rows = [{"problem": f"Say <{at}> aloud.", "answer": str(at)} for at in range(9)]
+    source = tmp_path / "numbers.jsonl"
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    held = rstar2("data", "prepare", source, "--output", tmp_path / "candidates")
+    assert held.code == 0, held.stderr
+    run = tmp_path / "run"
+    words = ("--url", server.url, "--model", tmp_path / "model", "--judge", judge.url, "-n", 2, "--run", run)
+    for asked in (18, 0):
+        server.asked.clear()
+        ran = rstar2("data", "agree", f"{tmp_path / 'candidates'}/", *words)
+        assert ran.code == 0, ran.stderr
+        assert "6 of 9 problems have the label in at least 12.5% of their samples" in ran.stdout
+        assert len(server.asked) == asked
+    assert {path.name for path in (run / "candidates").iterdir()} == {
+        *("results.json", "settings.json", "verdicts.jsonl")
+    }
+    kept = {}
+    for name, options in (("agree", ["--agree", run]), ("unsolved", ["--measured", run, "--exclude-solved"])):
+        ran = rstar2("data", "prepare", source, *options, "--output", tmp_path / name)
+        assert ran.code == 0, ran.stderr
+        kept[name] = pq.read_table(tmp_path / name / "data.parquet")["answer"].to_pylist()
+    assert kept == {"agree": ["1", "2", "4", "5", "7", "8"], "unsolved": ["0", "3", "6"]}
+
+
+def test_a_run_that_was_stopped_is_not_taken_for_a_measurement(tmp_path: Path) -> None:
+    source = tmp_path / "it.jsonl"
+    source.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
+    results = tmp_path / "run" / "it" / "results.json"
+    results.parent.mkdir(parents=True)
+    results.write_text(json.dumps({"per_problem": [], "complete": False, "missing": 16}))
+    ran = rstar2("data", "prepare", source, "--agree", tmp_path / "run", "--output", tmp_path / "out")
+    assert ran.code == 2
+    assert "is not complete: 16 samples are missing" in ran.stderr
+    ran = rstar2("data", "prepare", source, "--agree", tmp_path / "none", "--output", tmp_path / "out")
+    assert (ran.code, "no evaluation at" in ran.stderr) == (2, True)
+
+
+def test_conversations_and_absent_candidates_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "it.jsonl"
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    source.write_text(json.dumps({"messages": said}) + "\n")
+    assert rstar2("data", "prepare", source, "--output", tmp_path / "sft").code == 0
+    (tmp_path / "model").mkdir()
+    words = ("--model", tmp_path / "model", "--run", tmp_path / "run")
+    ran = rstar2("data", "agree", tmp_path / "sft", *words)
+    assert (ran.code, "no column problem" in ran.stderr) == (2, True), ran.stderr
+    ran = rstar2("data", "agree", tmp_path / "none", *words)
+    assert (ran.code, "unknown benchmark" in ran.stderr) == (2, True), ran.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,127 @@
+"""Prepared data is trained on as it is, on the laptop profile; a tiny model learns to write calls."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from support.commands import rstar2
+from support.optional import needs
+
+from rstar2.data.builtin import FORMAT
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.trace import read_traces
+from rstar2.train.conversations import written
+from rstar2.train.stages import step_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
+
+UNPARSED = ("parse_error", "unknown_tool", "invalid_arguments")
+
+
+def pairs(count: int) -> list[tuple[int, int]]:
+    """Distinct pairs of numbers; the first 40 are held out."""
+    every = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    return random.Random(1).sample(every, count)
+
+
+def question(a: int, b: int) -> str:
+    return f"Find the product of {a} and {b}."
+
+
+def solved(a: int, b: int) -> dict[str, Any]:
+    """A conversation of a user's own file: the call, its reply, and the answer."""
+    arguments = {"code": f"print({a} * {b})", "input": ""}
+    call = {"id": "1", "type": "function", "function": {"name": NAME, "arguments": json.dumps(arguments)}}
+    messages = [
+        {"role": "user", "content": question(a, b)},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": str(a * b), "tool_call_id": "1"},
+        {"role": "assistant", "content": f"<answer>\\boxed{{{a * b}}}</answer>"},
+    ]
+    return {"messages": messages, "tools": [SCHEMA]}
+
+
+def programmed(a: int, b: int) -> dict[str, Any]:
+    """Magicoder's form; the code becomes a call."""
+    return {
+        "problem": question(a, b),
+        "solution": f"```python\nprint({a} * {b})\n```\nThat prints it.",
+        "lang": "python",
+    }
+
+
+def command(*words: object) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "rstar2", *map(str, words)], capture_output=True, text=True, timeout=1500
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared conversations and problems, and a model that was fine-tuned on the former."""
+    root = tmp_path_factory.mktemp("prepared")
+    drawn = pairs(440)
+    held = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[:40]]
+    jsonl(root / "held.jsonl", held)
+    jsonl(root / "own.jsonl", [solved(a, b) for a, b in drawn[40:240]])
+    coded = jsonl(root / "magicoder.jsonl", [programmed(a, b) for a, b in drawn[240:]])
+    asked = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn[40:80]]
+    sources = ("magicoder", root / "own.jsonl", "--from", f"magicoder={coded}")
+    command("data", "prepare", *sources, "--output", root / "sft")
+    # Such short problems differ in their numbers alone.
+    command("data", "prepare", jsonl(root / "asked.jsonl", asked), "--output", root / "rl")
+    rows = pq.read_table(root / "sft" / "data.parquet").to_pylist()
+    assert len(rows) == 400
+    texts = [[{"role": each["role"], "content": written(each)} for each in row["messages"]] for row in rows]
+    make_tiny_model(root / "base", TinyModel(layers=2), texts, FORMAT, seed=1)
+    changes = ("batch=16", "lr=3e-3", "epochs=4", "max_tokens=512", "checkpoint_every=1000")
+    settings = [word for change in changes for word in ("--set", change)]
+    words = ("--model", root / "base", "--data", root / "sft", "--profile", "laptop")
+    command("sft", *words, *settings, "--run", root / "tuned")
+    return root
+
+
+def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
+    bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 1)
+    words = ("--model", root / "tuned", "--judge", judge.url, *bounds, "--run", root / "measured")
+    ran = rstar2("eval", root / "held.jsonl", *words)
+    assert ran.code == 0, ran.stderr
+    traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
+    parsed = [
+        bool(trace.calls) and all(call.status not in UNPARSED for call in trace.calls) for trace in traces
+    ]
+    assert len(parsed) == 40
+    assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
+
+
+def test_a_stage_of_rl_takes_the_prepared_problems(root: Path) -> None:
+    changes = (
+        "steps=1",
+        "rollout.prompts=4",
+        "rollout.rollouts=4",
+        "roc.down_sample_to_n=2",
+        "rollout.tokens=160",
+    )
+    more = ("rollout.max_turns=2", "rollout.prompt_tokens=128", "optim.warmup_steps=0")
+    settings = [word for change in (*changes, *more) for word in ("--set", change)]
+    words = ("--stage", 1, "--model", root / "tuned", "--data", root / "rl", "--profile", "laptop")
+    command("train", *words, *settings, "--run", root / "trained")
+    assert list(step_metrics(root / "trained" / "stage1")) == [1]
+    ids = {trace.problem_id for path in root.glob("trained/**/*.jsonl") if "traces" in path.as_posix()
+           for trace in read_traces(path)}  # fmt: skip
+    assert ids <= {f"asked-{number}" for number in range(1, 41)}
