@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from rstar2.cli import common
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import counted, err, examples, out
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -208,8 +208,6 @@ def _announce(settings: SupervisorSettings, seconds: str) -> None:
 )
 def status(json: common.AsJson = False) -> None:
     """Show the servers that run here, what they do, and those that gave up; exit code 1 unless all answer."""
-    from rich.table import Table
-
     from rstar2.serve.figures import figures
     from rstar2.serve.state import read_states
 
@@ -220,33 +218,26 @@ def status(json: common.AsJson = False) -> None:
     elif not rows:
         out.print("no server runs here; start one with `rstar2 serve MODEL --detach`")
     else:
-        columns = ("url", "model", "engine", "state", "up", "restarts", "in flight", "waiting", "KV cache")
-        table = Table(*columns)
         for server, found in rows:
-            table.add_row(*_row(server, found), style="red" if found["state"] != "answers" else None)
-        out.print(table)
-        for server, _ in rows:
-            if server.error:
-                out.print(f"{server.url}: {server.error}", soft_wrap=True, markup=False)
+            out.print(_line(server, found), soft_wrap=True)
     if any(found["state"] != "answers" for _, found in rows):
         raise typer.Exit(1)
 
 
-def _row(server: ServerHandle, found: dict[str, Any]) -> list[str]:
-    kv_cache = "" if found["kv_cache"] is None else f"{found['kv_cache']:.0%}"
-    counts = ["" if found[name] is None else str(found[name]) for name in ("running", "waiting")]
+def _line(server: ServerHandle, found: dict[str, Any]) -> str:
+    from rich.markup import escape
+
+    style = "bold" if found["state"] == "answers" else "bold red"
     tools = ", with tools" if server.with_tools else ""
-    up = f"{(time.time() - server.started) / 60:.0f} min"
-    return [
-        server.url,
-        server.model,
-        server.engine + tools,
-        found["state"],
-        up,
-        str(server.restarts),
-        *counts,
-        kv_cache,
-    ]
+    line = (
+        f"[{style}]{server.url} {found['state']}[/]: {escape(server.model)} by {escape(server.engine)}{tools}"
+    )
+    line += f"; up {(time.time() - server.started) / 60:.0f} min, {counted(server.restarts, 'restart')}"
+    if found["running"] is not None:
+        line += f"; {found['running']} in flight, {found['waiting']} waiting"
+    if found["kv_cache"] is not None:
+        line += f", KV cache {found['kv_cache']:.0%} full"
+    return line + (f"\n{escape(server.error)}" if server.error else "")
 
 
 @app.command(

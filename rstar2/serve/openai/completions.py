@@ -166,7 +166,14 @@ class _Completion:
             return None
         tokens = [self._choices.token_text(step.token) for step in steps]
         offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
-        top = [{self._choices.token_text(token): value for token, value in step.top} for step in steps]
+        # The token itself is one of them, as OpenAI and vLLM have it.
+        top = [
+            {
+                self._choices.token_text(token): value
+                for token, value in [*step.top, (step.token, step.logprob)]
+            }
+            for step in steps
+        ]
         return {
             "tokens": tokens,
             "token_logprobs": [step.logprob for step in steps],

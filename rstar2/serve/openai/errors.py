@@ -60,7 +60,8 @@ def add_errors(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         fault = error.errors()[0]
         field = ".".join(str(part) for part in fault["loc"] if part != "body")
-        message = f"{field}: {fault['msg']}" if field else str(fault["msg"])
+        said = str(fault["msg"]).removeprefix("Value error, ")
+        message = f"{field}: {said}" if field else said
         return JSONResponse(error_body(message, 400, field or None), status_code=400)
 
     async def plain(_request: Request, error: Exception) -> Response:
