@@ -50,7 +50,9 @@ def started(model: str, engine: str, python: str | None, extra: list[str]) -> It
 async def rate(url: str, in_flight: int, tokens: int) -> float:
     """Tokens a second while `in_flight` requests are answered at once."""
     draw = random.Random(in_flight)
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=3600) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=3600
+    ) as client:
         [card] = (await client.models.list()).data
 
         async def one() -> int:
@@ -76,7 +78,9 @@ def measure(name: str, url: str, ready_s: float | None, tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--engines", nargs="+", default=["vllm", "transformers"])
     parser.add_argument("--python", help="the interpreter of vLLM's environment")
