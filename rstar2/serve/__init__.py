@@ -2,10 +2,11 @@
 
 vllm          finds vLLM, and makes its command line
 hardware      GPUs and memory of this machine, and how a model is laid out on them
-plan          the processes of one `rstar2 serve`: engines, a router before several, the endpoint with tools
+choose        from what a user asks for to the processes that do it, with the reasons
+plan          those processes: engines, a router before several, the endpoint with tools
 launch        starts one server process and waits until it answers
 causes        what a log says about why a server ended, and what to do
-supervisor    the process that keeps the others alive; start, state: its other side, in the command line
+supervisor    the process that keeps the others alive; start, state, figures: its other side, in the command line
 openai/       HTTP endpoints of our own: the transformers engine, and the agent with its tools
 """
 

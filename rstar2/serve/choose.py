@@ -112,6 +112,8 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
     else:
         chosen = _with_vllm(choice, engine_at, without_vllm)
     if choice.with_tools:
+        # What the agent would fail at once the engine has loaded.
+        load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
         agent = agent_process(
             choice.endpoint,
             engine_at.url,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from rstar2 import __version__
 from rstar2.agent import Limits
 from rstar2.engines.models import open_server
+from rstar2.errors import RStarError
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.processes import begin_module
@@ -79,7 +81,13 @@ def create_app(settings: AgentServerSettings, judge: tuple[str, str | None]) -> 
 
 
 def main() -> None:
-    settings = begin_module(AgentServerSettings)
+    try:
+        _serve(begin_module(AgentServerSettings))
+    except RStarError as error:
+        sys.exit(str(error))
+
+
+def _serve(settings: AgentServerSettings) -> None:
     with ExitStack() as stack:
         if settings.judge_url is not None:
             judge = (settings.judge_url, settings.judge_token)

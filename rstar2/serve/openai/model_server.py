@@ -7,6 +7,7 @@ log-probabilities at the sampling temperature.) It runs on processors in float32
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 
 from rstar2 import __version__
 from rstar2.engines.hf import HFEngine
+from rstar2.errors import RStarError
 from rstar2.processes import begin_module
 from rstar2.prompts import FormatChoice, load_codec
 from rstar2.serve.openai.answers import model_list
@@ -69,8 +71,11 @@ def create_app(model: Model, api_key: str | None = None) -> FastAPI:
 def main() -> None:
     settings = begin_module(ModelServerSettings)
     folder = Path(settings.folder)
-    codec = load_codec(folder, FormatChoice(settings.format, settings.force_format))
-    engine = HFEngine(folder, [codec.end_id], max_batch=settings.max_batch, threads=settings.threads)
+    try:
+        codec = load_codec(folder, FormatChoice(settings.format, settings.force_format))
+        engine = HFEngine(folder, [codec.end_id], max_batch=settings.max_batch, threads=settings.threads)
+    except RStarError as error:
+        sys.exit(str(error))
     if settings.max_model_len is not None:
         engine.context = min(engine.context, settings.max_model_len)
     app = create_app(Model(engine, codec, settings.folder), settings.api_key)
