@@ -1,6 +1,8 @@
 # make demo    set up, then train, measure and show the miniature recipe
 # make test    set up, then run all tests
 # make quick   set up, then run the tests that take no more than a moment
+# make test-vllm  set up, install vLLM's build for processors in .venv-vllm, and run the tests that need one; where
+#              that cannot be, say why in a line
 # make stress  set up, then run all tests on a machine that is busy with other programs
 # make check   set up, then lint, formatting, types and import rules
 # make docs    set up, then build the site of the documentation in build/docs; a broken link fails
@@ -11,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick stress chromium check docs clean
+.PHONY: demo test quick test-vllm stress chromium check docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +28,12 @@ test: $(STAMP) chromium
 
 quick: $(STAMP)
 	$(PYTEST) -m "not slow"
+
+test-vllm: $(STAMP)
+	@python=$$($(BIN)/python tests/support/vllm_environment.py .venv-vllm) || exit 1; \
+	if [ -n "$$python" ]; then \
+	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 tests/engines/test_real_vllm.py; \
+	fi
 
 stress: $(STAMP) chromium
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST)

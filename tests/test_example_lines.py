@@ -1,8 +1,9 @@
 """Every example line of the commands' help, of README and of docs/ runs, and so does the Python of docs/evaluation.md.
 
-What is not available here has a stand-in: a GPU and minutes of training (`--dry-run`, which finds the model and makes
-VERL's commands), a model that learnt something (an untrained one of the demo's shape), vLLM, and the hub. The judge's
-own services are started by tests/judge; here their lines are only parsed.
+What is not available here has a stand-in: a GPU and minutes of training (`--dry-run` and `--print-command`, which find
+the model and make VERL's and vLLM's commands), a model that learnt something (an untrained one of the demo's shape),
+vLLM, and the hub. The judge's own services are started by tests/judge, servers by tests/cli/test_serve.py; here their
+lines are only parsed.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ from rstar2.data.benchmarks import SOURCES
 from rstar2.data.sources import sources
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
-from rstar2.formats.format import FORMAT_FILE
+from rstar2.formats.format import FORMAT_FILE, ours
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import load_codec
+from rstar2.tools import tool_modules
 from rstar2.trace import TraceWriter, read_traces
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
     "Qwen3-14B-Base",
     "Qwen3-14B",
     "Qwen3-8B",
     "Qwen3-4B",
     "models/smollm2",
+    PUBLISHED,
     "runs/demo/base",
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
@@ -51,7 +55,7 @@ MODELS = (
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
 """A row of every set on the hub."""
-DRY = ("demo", "sft", "train", "serve")
+DRY = {"demo": "--dry-run", "sft": "--dry-run", "train": "--dry-run", "serve": "--print-command"}
 CHATML = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
@@ -81,6 +85,12 @@ def _verb(line: str) -> str:
     return line.partition("rstar2 ")[2].split()[0]
 
 
+def _is_of_a_service(line: str) -> bool:
+    """Whether a line speaks to what runs in the background on this machine: a judge, a server."""
+    words = line.partition("rstar2 ")[2].split()
+    return words[0] == "judge" or words[:2] in (["serve", "status"], ["serve", "down"], ["serve", "logs"])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the examples speak of: models, runs and files."""
@@ -94,6 +104,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # It has no format file, and a chat template of its own that knows of no tools.
     (root / "models/smollm2" / FORMAT_FILE).unlink()
     (root / "models/smollm2/chat_template.jinja").write_text(CHATML)
+    # Its weights come with a template that lists tools; the format is the page's.
+    (root / PUBLISHED / FORMAT_FILE).unlink()
+    (root / PUBLISHED / "chat_template.jinja").write_text(ours().template)
+    page = (ROOT / "docs" / "published-14b.md").read_text("utf-8")
+    [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (root / "published.toml").write_text(toml)
+    write_json(root / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
@@ -186,8 +203,8 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
     before, _, rest = line.partition("rstar2 ")
     words = shlex.split(re.split(r" [|<>] | #", rest)[0])
     verb = words[0]
-    if verb in DRY and "--dry-run" not in words:
-        words.insert(1, "--dry-run")
+    if verb in DRY and DRY[verb] not in words:
+        words.insert(1, DRY[verb])
     if words[:2] == ["data", "prepare"]:
         words[words.index("--output") + 1] = tempfile.mkdtemp(dir=".")
     if words[:2] == ["data", "agree"]:
@@ -208,15 +225,15 @@ def test_the_pages_have_lines_of_every_verb() -> None:
     assert {_verb(line) for line in LINES} == {verb for verbs in VERBS.values() for verb in verbs}
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if _verb(line) != "judge"])
+@pytest.mark.parametrize("line", [line for line in LINES if not _is_of_a_service(line)])
 def test_an_example_line_runs(line: str, judge: JudgeHandle, standin: StandIn) -> None:
     ran = _run(line, judge, standin)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.
     assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if _verb(line) == "judge"])
-def test_an_example_line_of_the_judge_is_understood(line: str, judge: JudgeHandle, standin: StandIn) -> None:
+@pytest.mark.parametrize("line", [line for line in LINES if _is_of_a_service(line)])
+def test_an_example_line_of_a_service_is_understood(line: str, judge: JudgeHandle, standin: StandIn) -> None:
     from typer.main import get_command
 
     from rstar2.cli import app

@@ -82,7 +82,7 @@ BROKEN = [
     ("judge/schema.py", "def f():\n    import datasets", "rstar2.judge is not allowed to import datasets"),
     ("agent.py", "import verl", "rstar2 is not allowed to import verl"),
     ("train/launch2.py", "import ray", "rstar2 is not allowed to import ray"),
-    ("serve.py", "import vllm", "rstar2 is not allowed to import vllm"),
+    ("serve/vllm.py", "import vllm", "rstar2 is not allowed to import vllm"),
     ("unplanned.py", "", "rstar2.unplanned"),
 ]
 """File, the line added to it, and what the check then says."""

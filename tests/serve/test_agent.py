@@ -1,0 +1,158 @@
+"""The agent over HTTP, asked by the public `openai` client: a scripted engine writes, a real judge runs the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.optional import needs
+from support.serving import served
+from support.vllm_standin import StandIn, serving
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.prompts import ChatCodec, load_codec
+
+pytestmark = [needs("torch"), pytest.mark.slow]
+
+CALL = '{"name": "python_code_with_standard_io", "arguments": {"code": "print(6 * 7)", "input": ""}}'
+FIRST = f"I multiply.</reason>\n<tool_call>\n{CALL}\n</tool_call>"
+SECOND = "It is 42.</reason>\n<answer>\\boxed{42}</answer>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "model"
+    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(path, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def codec(folder: Path) -> ChatCodec:
+    return load_codec(folder)
+
+
+@pytest.fixture(scope="module")
+def standin(folder: Path, codec: ChatCodec) -> Iterator[StandIn]:
+    response = codec.tokenizer.convert_tokens_to_ids("<tool_response>")
+
+    def write(prompt: list[int]) -> list[int]:
+        return codec.turn(SECOND if response in prompt else FIRST)
+
+    standin = StandIn(write)
+    standin.root = str(folder)
+    with serving(standin):
+        yield standin
+
+
+@pytest.fixture(scope="module")
+def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
+    from rstar2.serve.openai.agent_server import AgentServerSettings, create_app
+
+    settings = AgentServerSettings(
+        engine_url=standin.url, model=str(folder), host="127.0.0.1", port=1, api_key="secret"
+    )
+    with served(create_app(settings, (judge.url, judge.token))) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+        yield client
+
+
+ASKED: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "What is 6 * 7?"}]}
+
+
+def test_the_answer_is_content_and_how_it_was_found_is_reasoning(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**ASKED)
+    choice = answer.choices[0]
+    message = choice.message.model_extra or {}
+    assert (choice.message.content, choice.finish_reason) == ("\\boxed{42}", "stop")
+    reasoning = message["reasoning_content"]
+    order = [
+        reasoning.index(part) for part in ("I multiply.", "print(6 * 7)", "```text\n42\n```", "It is 42.")
+    ]
+    assert order == sorted(order)
+    assert choice.message.tool_calls is None
+    [run] = message["executed_tools"]
+    assert (run["name"], run["status"]) == ("python_code_with_standard_io", "ok")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 10
+
+
+def test_a_stream_gives_the_same_as_it_is_found(client: openai.OpenAI, standin: StandIn) -> None:
+    whole = client.chat.completions.create(**ASKED).choices[0].message
+    chunks = list(
+        client.chat.completions.create(**ASKED, stream=True, stream_options={"include_usage": True})
+    )
+    assert chunks[-1].usage is not None
+    choices = [chunk.choices[0] for chunk in chunks[:-1]]
+    deltas = [choice.delta.model_extra or {} for choice in choices]
+    assert "".join(choice.delta.content or "" for choice in choices).strip() == whole.content
+    streamed = "".join(delta.get("reasoning_content", "") for delta in deltas)
+    assert streamed.strip() == (whole.model_extra or {})["reasoning_content"]
+    assert sum("executed_tools" in delta for delta in deltas) == 1
+    assert choices[-1].finish_reason == "stop"
+    assert len(choices) > 5
+
+
+def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
+    client: openai.OpenAI, standin: StandIn, codec: ChatCodec
+) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 1 + 1?"},
+        {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "And 6 * 7?"},
+    ]
+    standin.asked.clear()
+    client.chat.completions.create(model="scripted", messages=messages)
+    shown = codec.tokenizer.decode(standin.asked[0]["prompt"])
+    assert "And 6 * 7?" in shown
+    assert "Be brief." in shown
+    # The demo's format says `one_question`.
+    assert codec.format.one_question
+    assert "1 + 1" not in shown
+
+
+def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
+    assert client.chat.completions.create(**ASKED, max_tokens=3).choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "runs tools of its own"),
+        ({"n": 2}, "n is not supported"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
+        ({"model": "other"}, "does not exist"),
+    ],
+)
+def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(openai.APIStatusError, match=said):
+        client.chat.completions.create(**{**ASKED, **more})
+
+
+def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:
+    standin.asked.clear()
+    for key in ({}, {"Authorization": "Bearer wrong"}):
+        answer = httpx.post(f"{url}/v1/chat/completions", json=ASKED, headers=key, trust_env=False)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert standin.asked == []
+
+
+def test_an_engine_that_fails_in_a_stream_is_an_error_in_it(client: openai.OpenAI, standin: StandIn) -> None:
+    standin.cut_after = 2
+    try:
+        with pytest.raises(openai.APIError, match="broke"):
+            list(client.chat.completions.create(**ASKED, stream=True))
+    finally:
+        standin.cut_after = None

@@ -1,0 +1,85 @@
+"""How a model is laid out on GPUs: what fits, and what is said where it does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rstar2.errors import UserError
+from rstar2.serve.hardware import GPU, ModelSize, choose_layout, find_gpus, model_size
+
+H100 = GPU("H100", 80.0, 80.0, 9.0)
+A4000 = GPU("RTX 4000", 20.0, 20.0, 8.9)
+SMALL = GPU("L4", 24.0, 24.0, 8.9)
+# Qwen3-14B: 40 layers, 8 heads of keys and values of 128 numbers each.
+QWEN3_14B = ModelSize(27.5, 2 * 2 * 40 * 8 * 128, 40960, 40)
+
+
+def test_a_14b_fits_one_large_gpu_and_every_other_takes_a_copy() -> None:
+    layout = choose_layout(QWEN3_14B, [H100] * 8)
+    assert (layout.tp, layout.replicas, layout.max_model_len, layout.gpu_memory) == (1, 8, None, None)
+
+
+def test_smaller_gpus_share_a_copy() -> None:
+    layout = choose_layout(QWEN3_14B, [SMALL] * 4)
+    assert (layout.tp, layout.replicas) == (2, 2)
+
+
+def test_the_context_shrinks_to_what_is_left_and_that_is_said() -> None:
+    layout = choose_layout(ModelSize(14.0, 2 * 2 * 40 * 8 * 128, 40960, 40), [A4000])
+    assert layout.max_model_len is not None
+    assert 4096 <= layout.max_model_len < 40960
+    assert "tokens and not 40960" in layout.notes[-1]
+
+
+def test_what_cannot_fit_is_refused_with_the_figures() -> None:
+    with pytest.raises(UserError, match=r"needs about 34 GiB .* 40960 tokens, and 1 GPUs have 15 to give"):
+        choose_layout(QWEN3_14B, [A4000])
+    with pytest.raises(UserError, match="32768 tokens"):
+        choose_layout(QWEN3_14B, [A4000], max_model_len=32768)
+
+
+def test_memory_that_others_hold_is_not_asked_for() -> None:
+    layout = choose_layout(QWEN3_14B, [GPU("H100", 80.0, 60.0, 9.0)])
+    assert layout.gpu_memory == 0.73
+    assert "other programs use the GPUs" in layout.notes[1]
+
+
+def test_old_gpus_get_half_precision() -> None:
+    assert choose_layout(None, [GPU("V100", 32.0, 32.0, 7.0)]).dtype == "half"
+
+
+def test_what_is_given_is_kept() -> None:
+    layout = choose_layout(QWEN3_14B, [H100] * 4, tp=2, replicas=1, max_model_len=8192)
+    assert (layout.tp, layout.replicas, layout.max_model_len) == (2, 1, 8192)
+    with pytest.raises(UserError, match="2 x 4 GPUs are asked for, and there are 4"):
+        choose_layout(QWEN3_14B, [H100] * 4, tp=4, replicas=2)
+
+
+def test_a_models_size_is_read_from_its_folder(tmp_path: Path) -> None:
+    config = {
+        "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 5120,
+        "num_hidden_layers": 40, "max_position_embeddings": 40960,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_size(tmp_path) is None
+    (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
+    assert model_size(tmp_path) == ModelSize(1 / 1024, QWEN3_14B.kv_bytes, 40960, 40)
+
+
+def test_gpus_are_those_that_nvidia_smi_names_and_cuda_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "0, GPU-a, NVIDIA H100, 81920, 81000, 9.0\n1, GPU-b, NVIDIA H100, 81920, 40960, 9.0\n"
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [gpu.free_gib for gpu in find_gpus()] == [81000 / 1024, 40.0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert find_gpus() == [GPU("NVIDIA H100", 80.0, 40.0, 9.0)]
+    program.write_text("#!/bin/sh\necho 'driver not loaded'; exit 9\n")
+    assert find_gpus() == []

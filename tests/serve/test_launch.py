@@ -1,0 +1,73 @@
+"""What a server's log says: what it does while it loads, and why it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rstar2.errors import Failure, UserError
+from rstar2.serve.causes import explained
+from rstar2.serve.launch import stage
+
+LINES = [
+    ("OSError: [Errno 98] Address already in use", UserError, "its port is in use"),
+    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", Failure, "out of memory"),
+    ("huggingface_hub.errors.GatedRepoError: 403 Client Error.", UserError, "gated"),
+    ("RepositoryNotFoundError: 404 Client Error", UserError, "no such model"),
+    (
+        "ValueError: Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory",
+        UserError,
+        "other programs hold the GPU's memory",
+    ),
+    (
+        "ValueError: To serve at least one request with the models's max seq len (40960), (6.25 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (2.1 GiB).",
+        UserError,
+        "KV cache does not hold",
+    ),
+    ("RuntimeError: Failed to infer device type", UserError, "needs a GPU"),
+    ("api_server.py: error: unrecognized arguments: --nope", UserError, "one of the arguments after --"),
+    ("ValueError: Model architectures ['X'] are not supported for now.", UserError, "this kind of model"),
+]
+
+
+@pytest.mark.parametrize(("line", "kind", "what"), LINES)
+def test_a_known_cause_is_told_with_what_to_do(
+    tmp_path: Path, line: str, kind: type[Exception], what: str
+) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(f"INFO starting\n{line}\nTraceback …\nRuntimeError: Engine core initialization failed.\n")
+    error = explained("engine ended with exit code 1", log)
+    assert type(error) is kind
+    assert what in error.message
+    assert line[:100] in error.hint
+    assert len(error.hint.splitlines()) == 2
+
+
+def test_an_unknown_one_shows_the_end_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("\n".join(f"line {i}" for i in range(100)))
+    error = explained("engine ended with exit code 3", log)
+    assert error.message == "engine ended with exit code 3"
+    assert "line 99" in error.hint
+    assert "line 50" not in error.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01]",
+            "loading the weights, 50 %",
+        ),
+        ("INFO Starting to load model /models/x...", "loading the weights"),
+        ("INFO Dynamo bytecode transform time: 3.2 s", "compiling"),
+        ("INFO GPU KV cache size: 300,000 tokens", "sizing the KV cache"),
+        ("Capturing CUDA graphs (decode, FULL):  30%|███       | 10/35", "warming up, 30 %"),
+        ("INFO Application startup complete.", "opening the port"),
+        ("nothing known", ""),
+    ],
+)
+def test_a_line_of_the_log_is_said_in_a_few_words(line: str, words: str) -> None:
+    assert stage(["INFO Starting to load model", line] if words else [line]) == words

