@@ -50,7 +50,7 @@ def answer(
         if asked_to_end:
             sys.exit(128 + signal.SIGTERM)
     if screen:
-        screen.end(trace, conversation.out_of_time(trace))
+        screen.end(trace, conversation.timed_out)
     return trace
 
 

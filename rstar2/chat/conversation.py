@@ -43,6 +43,8 @@ class Conversation:
     """How many answers were asked for, those that were taken back or forgotten included."""
     questions: int = 0
     """How many questions were asked; the last one's number is its trace's `problem_id`."""
+    timed_out: bool = False
+    """Whether the limit on time stopped the last answer."""
     _opened: ToolRunner | None = None
     _closing: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -75,6 +77,7 @@ class Conversation:
         trace = self._begin(text, instead_of)
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
+        self.timed_out = False
         written: list[int] = []
 
         def watched(token_ids: list[int]) -> None:
@@ -102,12 +105,13 @@ class Conversation:
         try:
             async with asyncio.timeout(self.seconds):
                 await answer
-        except (asyncio.CancelledError, TimeoutError):
+        except (asyncio.CancelledError, TimeoutError) as reason:
             if repeats(written, self.codec):
                 raise AnswerRepeats("the answer repeated itself and was stopped; it is forgotten") from None
             if (me := asyncio.current_task()) is not None:
                 me.uncancel()
             self._stop(trace, written)
+            self.timed_out = isinstance(reason, TimeoutError)
         finally:
             if trace.lost_calls or self.codec.format.one_question:
                 await self._close_tools()
@@ -134,10 +138,6 @@ class Conversation:
             if trace.problem_id.isdigit():
                 self.questions = max(self.questions, int(trace.problem_id))
             self.drawn += 1
-
-    def out_of_time(self, trace: Trace) -> bool:
-        """Whether it was the limit on time that stopped an answer."""
-        return trace.finish == "stopped" and self.seconds is not None and trace.wall_s >= self.seconds
 
     async def aclose(self) -> None:
         await self._close_tools()

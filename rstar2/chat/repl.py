@@ -150,7 +150,7 @@ class Repl:
         usage = Usage.of(trace)
         self._usage, self._answers = self._usage + usage, self._answers + 1
         stopped = "stopped; " if trace.finish == "stopped" else ""
-        self._say(f"{stopped}{usage.words()}")
+        self._say(f"{stopped}{usage.words()}\n")
         if self._transcript is not None and trace.response_ids:
             self._transcript.add(trace)
 

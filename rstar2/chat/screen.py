@@ -84,6 +84,8 @@ class Screen:
         for piece in pieces:
             if piece.kind != self._kind and not (piece.kind == "call" and self._frame):
                 self._close()
+                if "thought" in (piece.kind, self._kind):
+                    self._text.margin()
                 self._kind = piece.kind
             if piece.kind == "call":
                 self._call(piece.content)

@@ -248,5 +248,5 @@ def _answer(
     if as_json:
         found = as_object(trace, opened, None if kept is None else str(kept.folder))
         print(json.dumps(found, ensure_ascii=False))
-    if trace.finish == "stopped" and not conversation.out_of_time(trace):
+    if trace.finish == "stopped" and not conversation.timed_out:
         raise KeyboardInterrupt

@@ -231,16 +231,19 @@ async def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(codec: ChatCo
     writer = Endless(words, list(range(300, 400)))
     chat = _chat(codec, writer)
     shown: list[int] = []
-    asking = asyncio.ensure_future(chat.ask("x", shown.extend))
-    while len(shown) < len(words):
-        await asyncio.sleep(0)
-    asking.cancel()
+
+    def show(token_ids: list[int]) -> None:
+        shown.extend(token_ids)
+        if len(shown) == len(words):
+            asking.cancel()
+
+    asking = asyncio.ensure_future(chat.ask("x", show))
     trace = await asking
     assert trace.finish == "stopped"
     assert trace.response_ids[: len(words)] == words
     assert trace.turns[-1].text.startswith("one two three four five six seven")
     assert chat.history == [*trace.prompt_ids, *trace.response_ids, codec.end_id]
-    assert not chat.out_of_time(trace)
+    assert not chat.timed_out
 
 
 async def test_an_answer_that_is_out_of_time_is_kept_too(codec: ChatCodec) -> None:
@@ -248,7 +251,7 @@ async def test_an_answer_that_is_out_of_time_is_kept_too(codec: ChatCodec) -> No
     chat.seconds = 0.2
     trace = await chat.ask("x")
     assert trace.finish == "stopped"
-    assert chat.out_of_time(trace)
+    assert chat.timed_out
     assert chat.answers == [trace]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_streamed_in_pieces_nothing_is_lost_or_said_twice(parts: list[str], cuts
     text = "".join(parts)
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     stream = FormulaStream()
-    shown = "".join(stream.add(text[a:b]) for a, b in zip(places, places[1:], strict=False)) + stream.end()
+    shown = "".join(stream.add(text[a:b]) for a, b in itertools.pairwise(places)) + stream.end()
     if readable(text) == text:
         assert shown == text
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat_api import ChatEndpoint, solves
 from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner, Result
 
@@ -18,10 +21,13 @@ from rstar2.cli import app
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, UserError
+from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.prompts import END_OF_TURN
+from rstar2.report import write_report
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.trace import read_traces
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +45,16 @@ def standin(tokenizer: Any, folder: Path) -> Iterator[StandIn]:
     def model(prompt: list[int]) -> list[int]:
         text = tokenizer.decode(prompt)
         last = text.rpartition("<|im_start|>user\n")[2]
-        if output := re.search(r"<tool_response>\n(.*)\n</tool_response>", last, re.DOTALL):
+        if output := re.search(r"<tool_response>\n([^<]*)\n</tool_response><\|im_end", last):
             said = f"so it is</reason> <answer>\\boxed{{{output[1]}}}</answer>"
         elif asked := re.search(r"Compute (.*)\.", last):
             call = {"name": TOOL_NAME, "arguments": {"code": f"print({asked[1]})", "input": ""}}
             said = f"I ask √ Python <tool_call>{json.dumps(call)}</tool_call>"
+        elif asked := re.search(r"Cells (.*); (.*)\n", last):
+            calls = [{"name": "jupyter_code", "arguments": {"code": code}} for code in asked.groups()]
+            said = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
+        elif "Recite" in last:
+            said = "so " * 3 + " ".join(f"word{number}" for number in range(500))
         elif "garbage" in last:
             said = "a <tool_response>b</answer><tool_call>c<tool_call>d</reason> e"
         else:
@@ -173,15 +184,119 @@ def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: S
 
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
+    assert "there is no question" in _refused("--url", standin.url, "--prompt", " ")
     assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
     assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
     assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
     assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
 
 
-def test_a_server_that_is_not_there_is_a_failure_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", 0.2)
     url = f"http://127.0.0.1:{free_port()}"
-    ran = CliRunner().invoke(app, ["chat", "--url", url, "--prompt", "x"])
-    assert isinstance(ran.exception, Failure), ran.output
-    assert ran.exception.message == f"nothing answers at {url}: connection refused"
+    for more in ((), ("--api", "chat")):
+        assert _refused("--url", url, *more) == f"nothing answers at {url}: connection refused"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "no model named"),
+        (("--api", "chat"), "none is named"),
+        (("--api", "chat", "--url", "http://x", "--model", "m"), "--api chat needs no model here"),
+        (("--api", "chat", "--url", "http://x", "--format", "release"), "the endpoint's own format"),
+        (("--model", "m", "--model-name", "n"), "--model-name names a model on a server"),
+        (("--url", "http://x", "--engine", "vllm"), "--url names a server"),
+        (("--api", "chat", "--url", "localhost:8000"), "not a server's URL"),
+    ],
+)
+def test_what_cannot_be_meant_together_is_refused(words: tuple[str, ...], message: str) -> None:
+    assert message in _refused(*words)
+
+
+def test_a_model_whose_template_drops_tools_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = template
+    plain.save_pretrained(tmp_path)
+    error = _refusal("--model", str(tmp_path))
+    assert "the chat template drops the tool" in error.message
+    assert "listed-tools" in error.hint
+
+
+def test_json_is_one_object_and_needs_a_question(
+    standin: StandIn, judge: JudgeHandle, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    asked = _ask(
+        standin, "--judge", judge.url, "--json", "--prompt", "Compute 6 * 7.", "--transcript", str(kept)
+    )
+    assert asked.stderr == ""
+    found = json.loads(asked.stdout)
+    assert found["answer"] == r"\boxed{42}"
+    assert found["finish"] == "answer"
+    [call] = found["calls"]
+    assert (call["name"], call["status"], call["output"]) == (TOOL_NAME, "ok", "42")
+    assert found["usage"]["calls"] == 1
+    assert found["usage"]["turns"] == 2
+    assert (found["trace_id"], found["transcript"]) == ("1/0", str(kept))
+    again = _ask(standin, "--judge", judge.url, "--json", "--transcript", str(kept), stdin="Hello")
+    assert json.loads(again.stdout)["trace_id"] == "2/0"
+    assert [trace.problem for trace in read_traces(kept / "traces.jsonl")] == ["Compute 6 * 7.", "Hello"]
+    # The second question continued the first conversation.
+    first, second = read_traces(kept / "traces.jsonl")
+    before = first.prompt_ids + first.response_ids
+    assert second.prompt_ids[: len(before)] == before
+    assert write_report(kept).is_file()
+
+
+def test_a_transcript_of_something_else_or_of_another_format_is_refused(
+    standin: StandIn, judge: JudgeHandle, tmp_path: Path, folder: Path
+) -> None:
+    ask = ["--url", standin.url, "--judge", judge.url, "--prompt", "Hello", "--transcript"]
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "is not empty and not a run" in _refused(*ask, str(tmp_path))
+    assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    save_format(ours().model_copy(update={"user": "Solve: {problem}"}), other)
+    refused = _refused(*ask, str(tmp_path / "kept"), "--model", str(other))
+    assert "is the transcript of a chat in another format" in refused
+
+
+def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(standin: StandIn, judge: JudgeHandle) -> None:
+    standin.delay_s = 0.1
+    asked = _ask(standin, "--judge", judge.url, "--max-seconds", "0.6", "--prompt", "Recite")
+    assert "out of time" in asked.stderr
+    assert asked.stdout.startswith("so ")
+
+
+def test_a_notebook_keeps_its_variables_over_a_chat(
+    standin: StandIn, judge: JudgeHandle, tmp_path: Path
+) -> None:
+    ask = ["--judge", judge.url, "--tool", "notebook", "--prompt"]
+    asked = _ask(standin, *ask, "Cells x = 6; x * 7")
+    assert "format: rstar2" in asked.stderr
+    assert "with the tool jupyter_code" in asked.stderr
+    assert r"\boxed{42}" in asked.stdout
+
+
+def test_any_chat_endpoint_answers_with_calls_and_says_what_is_not_exact(
+    judge: JudgeHandle, tmp_path: Path
+) -> None:
+    with serving(ChatEndpoint(solves, key="secret")) as endpoint:
+        words = ["chat", "--url", endpoint.url, "--api", "chat", "--judge", judge.url, "--json"]
+        found = json.loads(_invoke(*words, "--api-key", "secret", "--prompt", "Compute 6 * 7.").stdout)
+        assert found["answer"] == r"The answer is \boxed{42}."
+        assert found["calls"][0]["output"] == "42"
+        assert "four bytes" in found["inexact"][0]
+        failed = CliRunner().invoke(app, [*words, "--prompt", "Hello"])
+        assert isinstance(failed.exception, Failure)
+        assert "Incorrect API key" in str(failed.exception)
+
+
+def _invoke(*words: str) -> Result:
+    ran = CliRunner().invoke(app, [*words])
+    assert ran.exit_code == 0, ran.output
+    return ran

@@ -11,6 +11,7 @@ import fcntl
 import multiprocessing
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -21,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pyte
+from rich.style import Style
+from rich.text import Text
 
 TIMEOUT_S = 240.0
 CTRL_C, CTRL_D, UP, TAB, PASTE = b"\x03", b"\x04", b"\x1b[A", b"\t", b"\x1b[200~%b\x1b[201~"
@@ -33,6 +36,10 @@ class _Screen(pyte.HistoryScreen):
     def __init__(self, columns: int, lines: int, answer: Callable[[bytes], None]) -> None:
         super().__init__(columns, lines, history=50_000)
         self._answer = answer
+
+    def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
+        # It knows no dim text, which is shown as grey.
+        super().select_graphic_rendition(*(90 if each == 2 else each for each in attributes), private=private)
 
     def write_process_input(self, data: str) -> None:
         self._answer(data.encode())
@@ -68,6 +75,23 @@ class Terminal:
             "".join(row[x].data for x in range(self._screen.columns)) for row in self._screen.history.top
         ]
         return "\n".join(line.rstrip() for line in [*rolled, *self._screen.display]).rstrip()
+
+    def styled_rows(self) -> list[Text]:
+        """The rows of the screen in their colours."""
+        rows = []
+        for y in range(self._screen.lines):
+            row = Text()
+            for x in range(self._screen.columns):
+                cell = self._screen.buffer[y][x]
+                color = {"brown": "yellow", "default": None, "brightblack": "bright_black"}.get(
+                    cell.fg, cell.fg
+                )
+                if color is not None and re.fullmatch("[0-9a-f]{6}", color):
+                    color = f"#{color}"
+                row.append(cell.data, Style(color=color, bold=cell.bold, italic=cell.italics))
+            row.rstrip()
+            rows.append(row)
+        return rows
 
     @property
     def line(self) -> str:
@@ -153,11 +177,7 @@ def _run(path: str, words: tuple[str, ...], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww")
-    )
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, 1) for number, mode in enumerate("rww"))
     from rstar2.cli import main
 
     sys.argv = ["rstar2", *words]
