@@ -81,14 +81,14 @@ class Repl:
         self._line = LineEditor({name: words for name, (_, _, words) in COMMANDS.items()}, colored)
 
     def notice(self, text: str) -> None:
-        """A line about what goes on, within an answer or between two."""
+        """A line about what happens, within an answer or between two."""
         if self._screen is not None:
             self._screen.notice(text)
         else:
             self._say(text, "yellow")
 
     def run(self) -> None:
-        """Talk until the person leaves; KeyboardInterrupt where that was by Ctrl-C."""
+        """Chat until the person leaves; KeyboardInterrupt where that was by Ctrl-C."""
         self._say("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
         words = self._conversation.codec.format
         if words.one_question:
@@ -116,6 +116,8 @@ class Repl:
                 self._obey(text)
             except Leave:
                 return
+            except KeyboardInterrupt:  # a second one, before the first had its effect
+                self._say("stopped; that answer is forgotten")
             except RStarError as error:
                 self._say(str(error), "red")
 
@@ -200,7 +202,7 @@ class Repl:
         for trace in self._conversation.answers:
             self._say(f"› {trace.problem}")
         count = len(self._conversation.answers)
-        self._say(f"{count} answer{'s' * (count != 1)} loaded; the conversation goes on")
+        self._say(f"{count} answer{'s' * (count != 1)} loaded; the conversation continues")
 
     def _do_system(self, text: str) -> None:
         if text:

@@ -62,7 +62,7 @@ class Screen:
         self._box(title, call.output, Text(harmless(folded(call.output))), style)
 
     def notice(self, text: str) -> None:
-        """A line about what goes on, such as that the judge does not answer."""
+        """A line about what happens, such as that the judge does not answer."""
         self._text.margin()
         self._err.print(Text(text, "yellow"), soft_wrap=not self._err.is_terminal)
 

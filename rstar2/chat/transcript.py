@@ -18,7 +18,7 @@ TRACES = "traces.jsonl"
 
 
 class Transcript:
-    """One folder of traces, which is written to as the chat goes on."""
+    """One folder of traces, which is written to as the chat continues."""
 
     def __init__(self, folder: Path, writer: TraceWriter) -> None:
         self.folder = folder

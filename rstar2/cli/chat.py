@@ -134,7 +134,7 @@ def command(
 
 @dataclass
 class _Notices:
-    """Passes what goes on to whatever shows it at the time."""
+    """Passes what happens to whatever shows it at the time."""
 
     show: Callable[[str], None] | None = None
 

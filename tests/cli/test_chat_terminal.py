@@ -43,7 +43,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         elif asked := re.search(r"Run (.*?)(?:\n|<\|im_end)", last):
             call = {"name": TOOL_NAME, "arguments": {"code": asked[1], "input": ""}}
             said = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
-        elif "Talk" in last:
+        elif "Recite" in last:
             said = f"on and on</reason>{LONG}"
         elif "half" in last:
             said = "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
@@ -122,7 +122,7 @@ def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path:
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], standin: StandIn) -> None:
     standin.delay_s = 0.05
     with terminal(*words) as person:
-        person.types("Talk")
+        person.types("Recite")
         person.shows("word20 ")
         person.press(b"typed meanwhile")
         person.press(CTRL_C)
@@ -187,7 +187,7 @@ def test_no_line_is_wider_than_the_terminal_and_words_stay_whole(
     words: tuple[str, ...], columns: int
 ) -> None:
     with terminal(*words, columns=columns) as person:
-        person.types("Talk")
+        person.types("Recite")
         person.shows("word3999")
         person.types("Run print('long ' * 50)")
         person.shows("The answer is")
@@ -209,6 +209,18 @@ def test_without_colours_nothing_is_coloured_and_a_long_result_is_folded(words: 
         assert "lines left out …" in person.text
         assert person.text.count("\n") < 150
         assert not re.search(r"\x1b\[[\d;]*3[0-7]m", person.written)
+
+
+def test_output_into_a_file_is_plain_and_the_prompt_stays_on_the_terminal(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    with terminal(*words, stdout=tmp_path / "said.txt") as person:
+        person.types("What is half?")
+        person.shows("tokens/s")
+        person.types("/quit")
+        person.ends_with(0)
+    said = (tmp_path / "said.txt").read_text()
+    assert said == "I halve it\n It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
 
 
 def test_a_server_that_goes_away_in_a_stream_is_said_and_the_answer_continued(
@@ -263,7 +275,7 @@ def test_a_chat_that_is_asked_to_end_does_so_without_a_traceback(
 ) -> None:
     standin.delay_s = 0.05
     with terminal(*words) as person:
-        person.types("Talk")
+        person.types("Recite")
         person.shows("word3 ")
         os.kill(person.pid, signal.SIGTERM)
         person.ends_with(128 + signal.SIGTERM)

@@ -20,6 +20,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyte
 from rich.style import Style
@@ -37,9 +38,9 @@ class _Screen(pyte.HistoryScreen):
         super().__init__(columns, lines, history=50_000)
         self._answer = answer
 
-    def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
+    def select_graphic_rendition(self, *attributes: int, **options: bool) -> None:
         # It knows no dim text, which is shown as grey.
-        super().select_graphic_rendition(*(90 if each == 2 else each for each in attributes), private=private)
+        super().select_graphic_rendition(*(90 if each == 2 else each for each in attributes), **options)
 
     def write_process_input(self, data: str) -> None:
         self._answer(data.encode())
@@ -48,7 +49,9 @@ class _Screen(pyte.HistoryScreen):
 class Terminal:
     """A command on a terminal of `columns` by `lines`."""
 
-    def __init__(self, words: tuple[str, ...], env: Mapping[str, str], columns: int, lines: int) -> None:
+    def __init__(
+        self, words: tuple[str, ...], env: Mapping[str, str], columns: int, lines: int, stdout: Path | None
+    ) -> None:
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._screen = _Screen(columns, lines, lambda data: self.press(data))
@@ -58,7 +61,7 @@ class Terminal:
         """All that the command wrote, as it wrote it."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        self._process = context.Process(target=_run, args=(os.ttyname(theirs), words, dict(env)))
+        self._process = context.Process(target=_run, args=(os.ttyname(theirs), words, dict(env), stdout))
         self._process.start()
         # Kept until the command has opened it, or ours would see its end.
         self._theirs = theirs
@@ -123,7 +126,7 @@ class Terminal:
         self.comes_to(lambda: self.text.replace("\n", " ").count(words) >= times, words)
 
     def comes_to_the_prompt(self) -> None:
-        self.comes_to(lambda: self.line.startswith("›") and not self._echoes(), "a prompt")
+        self.comes_to(lambda: self.line == "›" and not self._echoes(), "a prompt")
 
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
@@ -157,23 +160,29 @@ class Terminal:
 
 @contextmanager
 def terminal(
-    *words: str, columns: int = 80, lines: int = 40, env: Mapping[str, str] | None = None
+    *words: str,
+    columns: int = 80,
+    lines: int = 40,
+    env: Mapping[str, str] | None = None,
+    stdout: Path | None = None,
 ) -> Iterator[Terminal]:
-    """`rstar2 WORDS` on a terminal for the length of the block."""
+    """`rstar2 WORDS` on a terminal for the length of the block, or with standard output in a file."""
     kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
-    opened = Terminal(words, {**kept, "TERM": "xterm-256color", **(env or {})}, columns, lines)
+    opened = Terminal(words, {**kept, "TERM": "xterm-256color", **(env or {})}, columns, lines, stdout)
     try:
         yield opened
     finally:
         opened.close()
 
 
-def _run(path: str, words: tuple[str, ...], env: dict[str, str]) -> None:
+def _run(path: str, words: tuple[str, ...], env: dict[str, str], stdout: Path | None) -> None:
     """The command, in a process of its own whose terminal is at `path`."""
     os.setsid()
     place = os.open(path, os.O_RDWR)
     for number in range(3):
         os.dup2(place, number)
+    if stdout is not None:
+        os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
     os.environ.clear()
     os.environ.update(env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
