@@ -136,17 +136,31 @@ async def rollout(
     `prompt_ids` has shape (P,), from `ChatCodec.prompt`; `sampling` is per turn, and its max_tokens is replaced by
     what is left of the budget.
     """
-    started = time.monotonic()
-    trace = Trace(
-        problem_id=problem_id,
-        sample=sample,
-        prompt_ids=list(prompt_ids),
-        response_ids=[],
-        response_mask=[],
-        logprobs=[],
-        turns=[],
-        finish="error",
+    return await continue_rollout(
+        Trace.begun(prompt_ids, problem_id, sample),
+        engine=engine,
+        tools=tools,
+        codec=codec,
+        limits=limits,
+        sampling=sampling,
+        on_tokens=on_tokens,
+        on_call=on_call,
     )
+
+
+async def continue_rollout(
+    trace: Trace,
+    *,
+    engine: Engine,
+    tools: ToolRunner,
+    codec: ChatCodec,
+    limits: Limits,
+    sampling: Sampling,
+    on_tokens: OnTokens | None = None,
+    on_call: OnCall | None = None,
+) -> Trace:
+    """`rollout` on a trace of the caller's, from `Trace.begun`: where it is cancelled, its whole turns are in there."""
+    started = time.monotonic()
     try:
         trace.finish = await _take_turns(trace, engine, tools, codec, limits, sampling, on_tokens, on_call)
     except EngineError as error:
@@ -175,7 +189,7 @@ async def _take_turns(
             replace(sampling, max_tokens=limits.max_tokens - start, seed=seed),
             on_tokens,
         )
-        _append(trace, generated.token_ids, generated.logprobs, mask=1)
+        trace.append(generated.token_ids, generated.logprobs, mask=1)
         turn = Turn(text=codec.decode(generated.token_ids), start=start, end=len(trace.response_ids))
         trace.turns.append(turn)
         if generated.finish == "length":
@@ -192,15 +206,8 @@ async def _take_turns(
         output = codec.tool_turn([call.output for call in turn.calls])
         if len(trace.response_ids) + len(output) >= limits.max_tokens:
             return "max_tokens"
-        _append(trace, output, [0.0] * len(output), mask=0)
+        trace.append(output, [0.0] * len(output), mask=0)
     return "max_turns"
-
-
-def _append(trace: Trace, token_ids: list[int], logprobs: list[float] | None, mask: int) -> None:
-    """Append tokens to the response, which has no log-probabilities once the engine has given none."""
-    trace.response_ids += token_ids
-    trace.response_mask += [mask] * len(token_ids)
-    trace.logprobs = None if trace.logprobs is None or logprobs is None else trace.logprobs + logprobs
 
 
 async def _run(call: ToolCall | tuple[str, dict[str, Any]], tools: ToolRunner) -> ToolCall:

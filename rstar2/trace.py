@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,10 @@ CallStatus = Literal[
 ]  # fmt: skip
 """What became of a tool call, as the tool layer reports it. `lost` is the judge's fault, not the model's."""
 
-Finish = Literal["answer", "max_turns", "max_tokens", "error"]
-"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. error: the engine failed;
-such a rollout is not measured, only training keeps it, for those who look into the fault."""
+Finish = Literal["answer", "max_turns", "max_tokens", "stopped", "error"]
+"""answer: a turn without a tool call. max_turns, max_tokens: a budget ended the rollout. stopped: in a chat, the person
+or a limit on time ended it. error: the engine failed; such a rollout is not measured, only training keeps it, for
+those who look into the fault."""
 
 
 class ToolCall(BaseModel, extra="forbid"):
@@ -116,6 +117,29 @@ class Trace(BaseModel, extra="forbid"):
     def tool_wait_s(self) -> float:
         """Seconds in which the rollout waited for tools; the calls of one turn run side by side."""
         return sum(max((call.wall_s for call in turn.calls), default=0.0) for turn in self.turns)
+
+    @classmethod
+    def begun(
+        cls, prompt_ids: Sequence[int], problem_id: str = "", sample: int = 0, problem: str = ""
+    ) -> Trace:
+        """The record of a rollout that has not generated anything yet."""
+        return cls(
+            problem_id=problem_id,
+            sample=sample,
+            problem=problem,
+            prompt_ids=list(prompt_ids),
+            response_ids=[],
+            response_mask=[],
+            logprobs=[],
+            turns=[],
+            finish="error",
+        )
+
+    def append(self, token_ids: list[int], logprobs: list[float] | None, mask: int) -> None:
+        """Append tokens to the response, which has no log-probabilities once the engine has given none."""
+        self.response_ids += token_ids
+        self.response_mask += [mask] * len(token_ids)
+        self.logprobs = None if self.logprobs is None or logprobs is None else self.logprobs + logprobs
 
     @property
     def correct(self) -> bool:

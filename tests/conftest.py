@@ -48,7 +48,7 @@ LONGEST_FIRST = [
     "judge/server/test_sessions.py",
     "judge/sandbox/test_faults.py",
     "cli/test_eval.py",
-    "cli/test_chat.py",
+    "cli/test_chat_terminal.py",
     "judge/service/test_service.py",
     "judge/test_attacks.py",
 ]

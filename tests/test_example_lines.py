@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat_api import ChatEndpoint, solves
 from support.commands import Ran, rstar2
 from support.made_runs import made_run
 from support.optional import needs
@@ -63,7 +64,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
 FEW = {
     "eval": ["-n", "1", "--limit", "2", "--max-tokens", "16", "--in-flight", "4"],
-    "chat": ["--max-tokens", "16"],
+    "chat": ["--max-tokens", "16", "--seed", "1"],
 }
 
 
@@ -172,6 +173,12 @@ def standin(folder: Path) -> Iterator[StandIn]:
         yield standin
 
 
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[ChatEndpoint]:
+    with serving(ChatEndpoint(solves)) as endpoint:
+        yield endpoint
+
+
 @pytest.fixture(autouse=True)
 def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
@@ -191,8 +198,10 @@ def _the_hub_and_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(folder)
 
 
-def _run(line: str, judge: JudgeHandle, standin: StandIn) -> Ran:
+def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint) -> Ran:
     """Run a line with few and short samples, and everything elsewhere on this machine."""
+    if "--api chat" in line:
+        line = line.replace("http://127.0.0.1:8000", endpoint.url)
     for there in ("http://gpu:8000", "http://127.0.0.1:8000"):
         line = line.replace(there, standin.url)
     line = (
@@ -226,20 +235,24 @@ def test_the_pages_have_lines_of_every_verb() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if not _is_of_a_service(line)])
-def test_an_example_line_runs(line: str, judge: JudgeHandle, standin: StandIn) -> None:
-    ran = _run(line, judge, standin)
+def test_an_example_line_runs(
+    line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
+) -> None:
+    ran = _run(line, judge, standin, endpoint)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.
     assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if _is_of_a_service(line)])
-def test_an_example_line_of_a_service_is_understood(line: str, judge: JudgeHandle, standin: StandIn) -> None:
+def test_an_example_line_of_a_service_is_understood(
+    line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
+) -> None:
     from typer.main import get_command
 
     from rstar2.cli import app
 
     if " --url " in line:
-        assert _run(line, judge, standin).code == 0
+        assert _run(line, judge, standin, endpoint).code == 0
         return
     words = shlex.split(re.split(r" [|<>] | #", line)[0])[1:]
     command: Any = get_command(app)

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from rstar2.agent import Limits, OnCall, Tools, rollout
+from rstar2.agent import Limits, OnCall, ToolRunner, Tools, continue_rollout
+from rstar2.chat.repetition import repeats
 from rstar2.engines.base import Engine, OnTokens, Sampling
 from rstar2.errors import Failure
-from rstar2.prompts import ChatCodec
-from rstar2.trace import Trace
-
-
-@dataclass(frozen=True)
-class Often:
-    """How often a pattern stands at the end of an answer that is stopped for it."""
-
-    times: int
-    tokens: int
-    """At least, also of a short pattern."""
-
-    def tokens_of(self, length: int) -> int:
-        """Tokens of the repetition of a pattern of `length` tokens."""
-        return max(self.tokens, self.times * length)
-
-
-REPEATED = Often(times=8, tokens=48)
-REPEATED_DIGITS = Often(times=16, tokens=128)
-"""Of a pattern with a digit: fewer could be the zeros of a number, or of a matrix."""
-LONGEST_PATTERN = 64
-NEARLY = 64
-"""Of so many last tokens, `REPEATED.tokens` that are the same, with others between them, repeat too."""
+from rstar2.prompts import ChatCodec, Message
+from rstar2.trace import Trace, Turn
 
 
 class AnswerRepeats(Failure):
@@ -42,8 +23,9 @@ class AnswerRepeats(Failure):
 class Conversation:
     """Questions and answers so far, and what answers the next.
 
-    A model whose format says `one_question` gets every question as the first. An answer that is interrupted or fails
-    leaves the conversation as it was before its question.
+    A model whose format says `one_question` gets every question as the first. The tools, and with them a notebook's
+    variables, last over the conversation. An answer that is stopped is kept as far as it came; one that fails leaves
+    the conversation as it was before its question.
     """
 
     engine: Engine
@@ -51,22 +33,51 @@ class Conversation:
     tools: Tools
     limits: Limits
     sampling: Sampling
-    history: list[int] = field(default_factory=list)
-    """Token ids of all questions and answers so far, shape (H,); ends with the end of a turn."""
-    answers: int = 0
+    seconds: float | None = None
+    """How long one answer may take; None for as long as it wants."""
+    system: str | None = None
+    """A system text of the person's; it takes effect with the first question of a conversation."""
+    answers: list[Trace] = field(default_factory=list)
+    """The answers of this conversation, in order."""
+    drawn: int = 0
+    """How many answers were asked for, those that were taken back or forgotten included."""
+    questions: int = 0
+    """How many questions were asked; the last one's number is its trace's `problem_id`."""
+    timed_out: bool = False
+    """Whether the limit on time stopped the last answer."""
+    _opened: ToolRunner | None = None
+    _closing: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
-    async def ask(self, text: str, on_tokens: OnTokens | None = None, on_call: OnCall | None = None) -> Trace:
-        """Let the model answer, with Python where it chooses to.
+    @property
+    def history(self) -> list[int]:
+        """Token ids of all questions and answers so far, shape (H,); ends with the end of a turn."""
+        if not self.answers or self.codec.format.one_question:
+            return []
+        last = self.answers[-1]
+        ids = last.prompt_ids + last.response_ids
+        # A turn that was stopped, or cut by a budget, is closed.
+        return ids if ids[-1] == self.codec.end_id else [*ids, self.codec.end_id]
+
+    async def ask(
+        self,
+        text: str,
+        on_tokens: OnTokens | None = None,
+        on_call: OnCall | None = None,
+        instead_of: Trace | None = None,
+    ) -> Trace:
+        """Let the model answer, with Python where it chooses to; cancelled, it returns what the model wrote so far.
+
+        Args:
+            instead_of: an answer to the same question, from `take_back`; the new one is its next sample.
 
         Raises:
             EngineError: it cannot generate.
             AnswerRepeats: it wrote the same again and again, and was stopped.
         """
-        if self.history:
-            prompt = self.history + self.codec.user_turn(text)
-        else:
-            prompt = self.codec.prompt(self.codec.format.messages(text))
-        seed = None if self.sampling.seed is None else self.sampling.seed + self.answers
+        trace = self._begin(text, instead_of)
+        seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
+        self.drawn += 1
+        self.timed_out = False
         written: list[int] = []
 
         def watched(token_ids: list[int]) -> None:
@@ -78,58 +89,97 @@ class Conversation:
             if repeats(written, self.codec):
                 answer.cancel()
 
-        async def answered() -> Trace:
-            async with self.tools.opened() as tools:
-                return await rollout(
-                    prompt,
-                    engine=self.engine,
-                    tools=tools,
-                    codec=self.codec,
-                    limits=self.limits,
-                    sampling=replace(self.sampling, seed=seed),
-                    on_tokens=watched,
-                    on_call=on_call,
-                )
+        async def answered() -> None:
+            await continue_rollout(
+                trace,
+                engine=self.engine,
+                tools=await self._tools(),
+                codec=self.codec,
+                limits=self.limits,
+                sampling=replace(self.sampling, seed=seed),
+                on_tokens=watched,
+                on_call=on_call,
+            )
 
         answer = asyncio.ensure_future(answered())
         try:
-            trace = await answer
-        except asyncio.CancelledError:
-            answer.cancel()
+            async with asyncio.timeout(self.seconds):
+                await answer
+        except (asyncio.CancelledError, TimeoutError) as reason:
             if repeats(written, self.codec):
                 raise AnswerRepeats("the answer repeated itself and was stopped; it is forgotten") from None
-            raise
-        self.answers += 1
-        if not self.codec.format.one_question:
-            self.history = trace.prompt_ids + trace.response_ids
-            if self.history[-1] != self.codec.end_id:
-                self.history.append(self.codec.end_id)  # cut by a budget
+            if (me := asyncio.current_task()) is not None:
+                me.uncancel()
+            self._stop(trace, written)
+            self.timed_out = isinstance(reason, TimeoutError)
+        finally:
+            if trace.lost_calls or self.codec.format.one_question:
+                await self._close_tools()
+        if trace.response_ids:
+            self.answers.append(trace)
         return trace
 
-    def reset(self) -> None:
-        """Forget all questions and answers."""
-        self.history = []
+    def take_back(self) -> Trace | None:
+        """Forget the last question with its answer, and return that; None where there is none."""
+        return self.answers.pop() if self.answers else None
+
+    async def reset(self) -> None:
+        """Forget all questions and answers, and the variables of a notebook."""
+        self.answers = []
+        await self._close_tools()
+
+    async def resume(self, traces: Iterable[Trace]) -> None:
+        """Continue the conversation whose answers, of this format, were kept; the last one in `traces` decides."""
+        await self.reset()
+        for trace in traces:
+            while self.answers and not _follows(trace, self.answers[-1]):
+                self.answers.pop()
+            self.answers.append(trace)
+            if trace.problem_id.isdigit():
+                self.questions = max(self.questions, int(trace.problem_id))
+            self.drawn += 1
+
+    async def aclose(self) -> None:
+        await self._close_tools()
+        await self.engine.aclose()
+
+    def _begin(self, text: str, instead_of: Trace | None) -> Trace:
+        history = self.history
+        prompt = history + self.codec.user_turn(text) if history else self.codec.prompt(self._opening(text))
+        if instead_of is not None:
+            return Trace.begun(prompt, instead_of.problem_id, instead_of.sample + 1, text)
+        self.questions += 1
+        return Trace.begun(prompt, str(self.questions), 0, text)
+
+    def _opening(self, text: str) -> list[Message]:
+        messages: list[Message] = [*self.codec.format.messages(text)]
+        if self.system is None:
+            return messages
+        if messages[0]["role"] == "system":
+            messages[0]["content"] += f"\n\n{self.system}"
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def _stop(self, trace: Trace, written: list[int]) -> None:
+        """Add to an answer that was stopped the turn that it was stopped in."""
+        partial = written[sum(trace.response_mask) :]
+        if partial:
+            start = len(trace.response_ids)
+            trace.append(partial, None, mask=1)
+            trace.turns.append(Turn(text=self.codec.decode(partial), start=start, end=start + len(partial)))
+        trace.finish = "stopped"
+
+    async def _tools(self) -> ToolRunner:
+        if self._opened is None:
+            self._opened = await self._closing.enter_async_context(self.tools.opened())
+        return self._opened
+
+    async def _close_tools(self) -> None:
+        self._opened = None
+        await self._closing.aclose()
 
 
-def repeats(token_ids: list[int], codec: ChatCodec) -> bool:
-    """Whether the last tokens are one pattern of at most `LONGEST_PATTERN` tokens, over and over, or one for most."""
-    for length in range(1, LONGEST_PATTERN + 1):
-        if _ends_in(token_ids, length, REPEATED):
-            has_digit = _has_digit(token_ids[-length:], codec)
-            return not has_digit or _ends_in(token_ids, length, REPEATED_DIGITS)
-    [(commonest, times)] = Counter(token_ids[-NEARLY:]).most_common(1) or [(0, 0)]
-    return times >= REPEATED.tokens and not _has_digit([commonest], codec)
-
-
-def _has_digit(token_ids: list[int], codec: ChatCodec) -> bool:
-    return any(character.isdigit() for character in codec.decode(token_ids))
-
-
-def _ends_in(token_ids: list[int], length: int, often: Often) -> bool:
-    """Whether a pattern of `length` tokens stands at the end so often."""
-    size = often.tokens_of(length)
-    # The last tokens alone first: this is asked after every token.
-    if len(token_ids) < size or token_ids[-length:] != token_ids[-2 * length : -length]:
-        return False
-    tail = token_ids[-size:]
-    return tail[length:] == tail[:-length]
+def _follows(trace: Trace, earlier: Trace) -> bool:
+    """Whether an answer was given in the conversation that had come to an earlier one."""
+    before = earlier.prompt_ids + earlier.response_ids
+    return trace.prompt_ids[: len(before)] == before

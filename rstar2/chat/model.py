@@ -2,37 +2,202 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import httpx
+
+from rstar2.chat.recovery import ContinuingEngine, Notice
 from rstar2.engines.base import Engine
+from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
-from rstar2.engines.retry import RetryingEngine
-from rstar2.errors import UserError
-from rstar2.prompts import ChatCodec, FormatChoice
+from rstar2.errors import Failure, UserError
+from rstar2.formats.format import Format
+from rstar2.judge.service.state_file import state_folder
+from rstar2.processes import free_port, start_bound, stop_group
+from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.tools import tool_modules
 
-WAIT_S = 30.0
-"""How long a person waits for a server that went away between two turns."""
+T = TypeVar("T")
+Api = Literal["tokens", "chat"]
+"""tokens: token ids go to a vLLM server and come back. chat: any OpenAI-compatible chat endpoint, text alone."""
+EngineName = Literal["auto", "vllm", "transformers"]
+"""What runs a model of this machine; auto: vLLM on a GPU where it is installed, else transformers."""
+ToolName = Literal["program", "notebook"]
+"""program: every call starts anew. notebook: variables last over a conversation."""
+TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
+"""The tools behind these names."""
+_READY_S = 1800.0
+_STOP_S = 45.0
+_HINT = (
+    "Give --run RUN or --model with a run, a stage, a model's folder or a hub id, or --url; "
+    "`rstar2 runs list` shows the runs."
+)
 
 
-async def open_model(
-    model: str | None, url: str | None, name: str | None, choice: FormatChoice
-) -> tuple[Engine, ChatCodec, str]:
-    """Load `model`, or connect to a server's `name`; says in words which one it is.
+@dataclass(frozen=True)
+class ModelChoice:
+    """Which model to chat with, as a user names it; a UserError where that is nothing, or not one thing."""
 
-    With a server, only the tokenizer of `model` is used.
+    run: Path | None = None
+    model: str | None = None
+    url: str | None = None
+    name: str | None = None
+    api: Api = "tokens"
+    key: str | None = None
+    format: FormatChoice = MODELS_OWN
+    engine: EngineName = "auto"
+    tool: ToolName | None = None
+    """None: those of the model's format."""
+
+    def __post_init__(self) -> None:
+        if self.run is not None and self.model is not None:
+            raise UserError("--run names a model by itself", "Give either --run or --model.")
+        if self.run is not None and not self.run.is_dir():
+            raise UserError(f"no run at {self.run}", "`rstar2 runs list` shows the runs.")
+        if self.api == "chat":
+            self._check_chat_api()
+        elif self.named is None and self.url is None:
+            raise UserError("no model named", _HINT)
+        if self.name is not None and self.url is None:
+            raise UserError("--model-name names a model on a server", "Give the server with --url.")
+        if self.engine != "auto" and self.url is not None:
+            raise UserError(
+                f"--engine {self.engine} runs a model here, and --url names a server", "Give one."
+            )
+
+    @property
+    def named(self) -> str | None:
+        """The model, or with a server the tokenizer, by folder or hub id."""
+        return self.model if self.run is None else str(self.run)
+
+    def _check_chat_api(self) -> None:
+        if self.url is None:
+            raise UserError("--api chat speaks to an endpoint, and none is named", "Give it with --url.")
+        if self.named is not None:
+            raise UserError(
+                "--api chat needs no model here: the endpoint has its own tokenizer and template",
+                "Leave out --run and --model; --model-name says which of the endpoint's models.",
+            )
+        if self.format.named is not None:
+            raise UserError(
+                "--api chat uses the endpoint's own format",
+                "Leave out --format, or use a vLLM server's token ids.",
+            )
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model that is ready to answer."""
+
+    engine: ContinuingEngine
+    codec: ChatCodec
+    checkpoint: str
+    """Which model it is, and where."""
+    inexact: tuple[str, ...] = ()
+    """What of its traces is an estimate."""
+
+
+@contextmanager
+def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]:
+    """The choice with the URL of a vLLM that is started for it, where that is what runs it; else as it is.
 
     Raises:
-        UserError: nothing is named; no such model or tokenizer; no torch installed.
-        Failure: nothing answers at the URL, or not with that model.
+        UserError: vLLM was asked for and is not installed.
+        Failure: it was asked for and did not start; with `auto` that is said, and the model runs in this process.
     """
-    if url is not None:
-        server = await open_server(url, name, model, choice=choice)
-        checkpoint = f"{server.served.model} ({server.served.root}) at {url}"
-        return RetryingEngine(server.engine, WAIT_S), server.codec, checkpoint
-    if model is None:
-        raise UserError(
-            "no model named",
-            "Give --model with a run, a stage, a model's folder or a hub id, or --url; "
-            "`rstar2 runs list` shows the runs.",
-        )
-    folder = local_model(model)
-    engine, codec = open_folder(folder, max_batch=1, choice=choice)
-    return engine, codec, str(folder)
+    if choice.url is not None or not _wants_vllm(choice):
+        yield choice
+        return
+    assert choice.named is not None
+    folder, log = local_model(choice.named), state_folder() / "logs" / f"chat-vllm-{os.getpid()}.log"
+    url = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "rstar2", "serve", str(folder), "--port", url.rpartition(":")[2]]
+    notice(f"starting vLLM for {folder}; watch it: tail -F {log}")
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    process = start_bound(command, log)
+    try:
+        try:
+            _wait_ready(process, url, log)
+        except Failure as error:
+            if choice.engine == "vllm":
+                raise
+            notice(f"{error.message}; the model runs in this process")
+            yield choice
+        else:
+            yield ModelChoice(model=str(folder), url=url, format=choice.format, tool=choice.tool)
+    finally:
+        stop_group(process, _STOP_S)
+
+
+async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
+    """Load the model, or connect to its server.
+
+    Raises:
+        UserError: no such model or tokenizer; no torch installed; nothing answers at the URL, or not with that model.
+    """
+    if choice.url is None:
+        assert choice.named is not None
+        folder = local_model(choice.named)
+        engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
+        return _opened(engine, _with_tool(codec, choice.tool), str(folder), notice)
+    if choice.api == "chat":
+        tool = TOOLS[choice.tool or "program"]
+        endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
+        engine = ContinuingEngine(endpoint.engine, None, notice)
+        checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
+        return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)
+    server = await _reached(open_server(choice.url, choice.name, choice.named, choice=choice.format))
+    checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
+    return _opened(server.engine, _with_tool(server.codec, choice.tool), checkpoint, notice)
+
+
+async def _reached(asked: Coroutine[Any, Any, T]) -> T:
+    """What a server answered at first; where it did not, a URL or a name was wrong."""
+    try:
+        return await asked
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
+
+
+def _opened(engine: Engine, codec: ChatCodec, checkpoint: str, notice: Notice) -> OpenModel:
+    return OpenModel(ContinuingEngine(engine, codec.end_id, notice), codec, checkpoint)
+
+
+def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
+    """A model's codec with another tool than its own, where one is asked for."""
+    if tool is None or codec.format.called_tools == {TOOLS[tool]}:
+        return codec
+    schema = tool_modules()[TOOLS[tool]].SCHEMA
+    fmt: Format = codec.format.model_copy(update={"tools": (schema,)})
+    return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {TOOLS[tool]}")
+
+
+def _wants_vllm(choice: ModelChoice) -> bool:
+    from rstar2.serve import distribution_here, find_vllm, install_hint
+
+    if choice.engine == "transformers" or (choice.engine == "auto" and distribution_here() != "vllm"):
+        return False
+    found = find_vllm(os.environ.get("RSTAR2_VLLM_PYTHON", sys.executable))
+    if found is None and choice.engine == "vllm":
+        raise UserError("vLLM is not installed", install_hint())
+    return found is not None
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _READY_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            time.sleep(0.5)  # it does not listen yet
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+    raise Failure("vLLM did not start", "\n".join([f"The end of its log, {log}:", *said]))

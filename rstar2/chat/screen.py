@@ -1,9 +1,11 @@
-"""Shows an answer of the model in the terminal: text, the code of each call, each call's result."""
+"""Shows an answer of the model as it is generated: thought, code, each call's result, the answer."""
 
 from __future__ import annotations
 
 import json
 import textwrap
+import time
+from typing import Literal, get_args
 
 from rich.console import Console
 from rich.panel import Panel
@@ -11,76 +13,143 @@ from rich.syntax import Syntax
 from rich.text import Text
 
 from rstar2.agent import parse_calls
-from rstar2.chat.stream import TagSplitter, TextStream, without_tags
+from rstar2.chat.latex import FormulaStream
+from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
+from rstar2.chat.stream import Kind, Piece, TagSplitter, TextStream, without_tags
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, Trace
 
+Thoughts = Literal["on", "off", "fold"]
+"""on: thought is shown dimmed. fold: that there is one, and how long it is. off: not at all."""
+THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
+CUT = {"max_tokens": "out of tokens", "max_turns": "out of turns"}
+"""How a budget ended an answer, in words."""
+
+
+def thinks_first(codec: ChatCodec) -> bool:
+    """Whether the generation prompt of a format opens a thought."""
+    return codec.turn_start.rstrip().endswith(("<reason>", "<think>"))
+
 
 class Screen:
-    """Shows one answer as it is generated: the answer on `out`, remarks about it on `err`.
+    """Shows one answer: the answer on `out`, remarks about it on `err`.
 
-    Where `out` is no terminal, everything is plain text: no boxes, and no line is broken.
+    Where `out` is no terminal, everything is plain text, LaTeX as it was written: no boxes, and no line is broken.
     """
 
-    def __init__(self, codec: ChatCodec, out: Console, err: Console) -> None:
+    def __init__(self, codec: ChatCodec, out: Console, err: Console, thoughts: Thoughts = "on") -> None:
         self._out = out
         self._err = err
         self._format = codec.format
-        self._text = TextStream(codec)
-        self._pieces = TagSplitter()
-        self._at_margin = True
+        self._stream = TextStream(codec)
+        self._pieces = TagSplitter(thinks_first(codec))
+        self._thoughts = thoughts
+        self._text = WrappedText(out)
+        self._formulas = FormulaStream()
+        self._kind: Kind = "text"
+        self._frame: CodeFrame | None = None
+        self._thought = ""
+        """The thought that is folded."""
+        self._thinking_since = 0.0
 
     def tokens(self, token_ids: list[int]) -> None:
-        self._show(self._text.add(token_ids), False)
+        self._show(self._pieces.add(self._stream.add(token_ids)))
 
     def result(self, call: ToolCall) -> None:
-        self._show("", True)
+        self._end_turn()
         style = "red" if call.failed else "green"
         title = f"{call.status}, {call.wall_s:.2f} s"
-        self._box(title, call.output, Text(call.output), style)
+        self._box(title, call.output, Text(harmless(folded(call.output))), style)
+
+    def notice(self, text: str) -> None:
+        """A line about what happens, such as that the judge does not answer."""
+        self._text.margin()
+        self._err.print(Text(text, "yellow"), soft_wrap=not self._err.is_terminal)
 
     def stop(self) -> None:
         """End the line that the answer has come to, so that the next one begins at the margin."""
-        self._show("", True)
-        self._margin()
+        self._end_turn()
+        self._text.margin()
 
-    def end(self, trace: Trace) -> None:
+    def end(self, trace: Trace, out_of_time: bool = False) -> None:
         self.stop()
-        if trace.finish != "answer":
-            limit = "tokens" if trace.finish == "max_tokens" else "turns"
-            self._err.print(f"[yellow]the answer was cut: it is out of {limit}[/]")
+        if trace.finish in CUT or out_of_time:
+            self.notice(f"the answer was cut: it is {CUT.get(trace.finish, 'out of time')}")
 
-    def _show(self, text: str, whole: bool) -> None:
-        pieces = self._pieces.add(text) + (self._pieces.end() if whole else [])
+    def _end_turn(self) -> None:
+        self._show(self._pieces.end())
+        self._close()
+
+    def _show(self, pieces: list[Piece]) -> None:
         for piece in pieces:
+            if piece.kind != self._kind and not (piece.kind == "call" and self._frame):
+                self._close()
+                if "thought" in (piece.kind, self._kind):
+                    self._text.margin()
+                self._kind = piece.kind
             if piece.kind == "call":
                 self._call(piece.content)
-            elif piece.content.strip() or not self._at_margin:
-                style = "dim" if piece.kind == "thought" else ""
-                self._out.print(Text(piece.content, style), end="", soft_wrap=True)
-                self._at_margin = piece.content.endswith("\n")
+            elif piece.kind == "code":
+                self._code(piece.content)
+            elif piece.kind == "thought" and self._thoughts != "on":
+                self._folded(piece.content)
+            elif piece.content.strip() or not self._text.at_margin:
+                shown = self._formulas.add(piece.content) if self._out.is_terminal else piece.content
+                self._text.write(shown, "dim" if piece.kind == "thought" else "")
+
+    def _close(self) -> None:
+        """End the piece that was shown last."""
+        if self._kind in ("thought", "text") and (left := self._formulas.end()):
+            self._text.write(left, "dim" if self._kind == "thought" else "")
+        self._text.flush()
+        if self._thought:
+            seconds = time.monotonic() - self._thinking_since
+            self._text.write(f" {len(self._thought.split())} words, {seconds:.1f} s\n", "dim")
+            self._thought = ""
+        if self._frame is not None:
+            self._frame.end()
+            self._frame = None
+
+    def _folded(self, thought: str) -> None:
+        if self._thoughts == "off" or not (thought.strip() or self._thought):
+            return
+        if not self._thought:
+            self._thinking_since = time.monotonic()
+            self._text.margin()
+            self._text.write("thought …", "dim")
+            self._text.flush()
+        self._thought += thought
+
+    def _code(self, code: str) -> None:
+        if not self._out.is_terminal:
+            return
+        if self._frame is None:
+            self._text.margin()
+            self._frame = CodeFrame(self._out, "python")
+        self._frame.add(code)
 
     def _call(self, body: str) -> None:
+        was_framed = self._frame is not None
+        if self._frame is not None:
+            self._frame.end()
+            self._frame = None
         (call,) = parse_calls(f"<tool_call>{body}</tool_call>", self._format)
         if not isinstance(call, tuple):
             written = without_tags(body).strip()
-            self._box("not a call", written, Text(written), "red")
-            return
-        name, arguments = call
-        code, language = arguments.get("code"), "python"
-        if code is None:
-            code, language = json.dumps(arguments, indent=2, ensure_ascii=False), "json"
-        shown = Syntax(code, language, background_color="default", word_wrap=True)
-        self._box(name, code, shown, "cyan")
+            self._box("not a call", written, Text(harmless(written)), "red")
+        elif not was_framed:
+            name, arguments = call
+            code = arguments.get("code")
+            shown = code if isinstance(code, str) else json.dumps(arguments, indent=2, ensure_ascii=False)
+            language = "python" if isinstance(code, str) else "json"
+            highlighted = Syntax(harmless(shown), language, background_color="default", word_wrap=True)
+            self._box(name, shown, highlighted, "cyan")
+        elif given := call[1].get("input"):
+            self._box("standard input", given, Text(harmless(folded(given))), "cyan")
 
     def _box(self, title: str, plain: str, shown: Text | Syntax, style: str) -> None:
-        self._margin()
+        self._text.margin()
         if self._out.is_terminal:
             self._out.print(Panel(shown, title=title, title_align="left", border_style=style))
         else:
             self._out.print(Text(f"{title}:\n{textwrap.indent(plain, '    ')}"), soft_wrap=True)
-
-    def _margin(self) -> None:
-        if not self._at_margin:
-            self._out.print()
-            self._at_margin = True

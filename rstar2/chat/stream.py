@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from typing import Literal
 
 from rstar2.prompts import ChatCodec
 
-Kind = Literal["thought", "text", "call"]
+Kind = Literal["thought", "text", "code", "call"]
 _CLOSE = "</tool_call>"
 _TAGS: dict[str, Kind] = {
     "<reason>": "thought",
     "</reason>": "text",
+    "<think>": "thought",
+    "</think>": "text",
     "<answer>": "text",
     "</answer>": "text",
     "<tool_call>": "call",
@@ -23,11 +26,13 @@ _TAGS: dict[str, Kind] = {
 }
 """What stands between a tag and the next one."""
 _ANY_TAG = re.compile("|".join(map(re.escape, _TAGS)))
+_CODE = re.compile(r'"code"\s*:\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+"""The code in a call's JSON, as far as it was written."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Something to show: a thought, other text, or the whole body of a tool call."""
+    """Something to show: a thought, other text, more of the code of a tool call, or the whole body of one."""
 
     kind: Kind
     content: str
@@ -60,26 +65,44 @@ class TextStream:
         return now[len(before) :]
 
 
+def code_of(body: str) -> str:
+    """The code in the body of a call, as far as it was written; empty where there is none yet."""
+    found = _CODE.search(body)
+    if found is None:
+        return ""
+    try:
+        code = str(json.loads(f'"{found[1]}"', strict=False))
+    except ValueError:
+        return ""
+    # The second half of a character beyond 16 bits may not be here yet.
+    return code[:-1] if "\ud800" <= code[-1:] <= "\udbff" else code
+
+
 class TagSplitter:
     """Splits a turn, which arrives in pieces of any size, at its tags, and leaves the tags out.
 
-    Every turn begins inside `<reason>`, because that is where generation starts.
+    Every turn begins where the format's generation prompt leaves off: inside a thought where `thinking`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, thinking: bool = True) -> None:
+        self._begin: Kind = "thought" if thinking else "text"
+        self._kind: Kind = self._begin
         self._pending = ""
-        self._kind: Kind = "thought"
+        self._code = ""
+        """The code of the call that is being written, as far as it was given."""
 
     def add(self, text: str) -> list[Piece]:
-        """What can be shown now; the start of a tag and an unfinished call are withheld."""
+        """What can be shown now; the start of a tag is withheld, and what a call holds beside its code."""
         self._pending += text
         pieces: list[Piece] = []
         while tag := _first_tag(self._pending, [_CLOSE] if self._kind == "call" else _TAGS):
             before, _, self._pending = self._pending.partition(tag)
             pieces += self._piece(before)
             self._kind = _TAGS[tag]
-        if self._kind != "call":
-            ready = len(self._pending) - _tag_start(self._pending)
+        ready = len(self._pending) - _tag_start(self._pending)
+        if self._kind == "call":
+            pieces += self._more_code(self._pending[:ready])
+        else:
             pieces += self._piece(self._pending[:ready])
             self._pending = self._pending[ready:]
         return pieces
@@ -87,11 +110,23 @@ class TagSplitter:
     def end(self) -> list[Piece]:
         """What is left at the end of a turn; the splitter is then ready for the next."""
         pieces = self._piece(self._pending)
-        self._pending, self._kind = "", "thought"
+        self._pending, self._kind = "", self._begin
         return pieces
 
     def _piece(self, content: str) -> list[Piece]:
-        return [Piece(self._kind, content)] if content else []
+        if not content:
+            return []
+        if self._kind != "call":
+            return [Piece(self._kind, content)]
+        pieces = [*self._more_code(content), Piece("call", content)]
+        self._code = ""
+        return pieces
+
+    def _more_code(self, body: str) -> list[Piece]:
+        code = code_of(body)
+        more = code[len(self._code) :] if code.startswith(self._code) else ""
+        self._code += more
+        return [Piece("code", more)] if more else []
 
 
 def _first_tag(text: str, tags: Iterable[str]) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import signal
+import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,86 +18,170 @@ from rstar2.cli.common import err, examples, out
 if TYPE_CHECKING:
     import asyncio
 
+    from rstar2.agent import Limits
     from rstar2.chat.conversation import Conversation
-    from rstar2.judge.client import JudgeClient
+    from rstar2.chat.judge import NamedJudge
+    from rstar2.chat.model import ModelChoice, OpenModel
+    from rstar2.chat.transcript import Transcript
+    from rstar2.engines.base import Sampling
 
 EPILOG = examples(
     ("the model that a run trained", "rstar2 chat --run runs/demo"),
     ("the model of one of its stages", "rstar2 chat --model runs/demo/stage1"),
     ("one of the model hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
-    ("one question, one answer", 'rstar2 chat --model runs/demo --question "Compute 37 * 91."'),
-    ("the question from a pipe", "cat problem.txt | rstar2 chat --model runs/demo"),
+    (
+        "any OpenAI-compatible endpoint; the key is in RSTAR2_API_KEY",
+        "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
+    ),
+    ("a chat that is kept, and continued next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
+    ("one question, one answer", 'rstar2 chat --model runs/demo --prompt "Compute 37 * 91."'),
+    (
+        "the question from a pipe, the answer as JSON",
+        "cat problem.txt | rstar2 chat --model runs/demo --json",
+    ),
 )
 
 
 def command(
     run: Annotated[Path | None, typer.Option(help="The folder of a run: its model answers.")] = None,
     model: common.Model = None,
-    url: common.Url = None,
+    url: Annotated[
+        str | None, typer.Option(help="A server, as http://host:port: vLLM, or with --api chat any.")
+    ] = None,
     model_name: common.ModelName = None,
+    api: common.Api = "tokens",
+    api_key: common.ApiKey = None,
+    engine: Annotated[
+        Literal["auto", "vllm", "transformers"],
+        typer.Option(help="What runs a model of this machine; auto: vLLM on a GPU, where it is installed."),
+    ] = "auto",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
+    tool: Annotated[
+        Literal["program", "notebook"] | None,
+        typer.Option(
+            help="Python that starts anew in each call, or keeps its variables; by default the format's."
+        ),
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(help="URL of a judge; without it one is started for the chat.")
     ] = None,
     judge_token: common.JudgeToken = None,
-    question: Annotated[str | None, typer.Option(help="Ask this, show the answer and end.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Ask this, show the answer and end.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --prompt or a pipe: print the answer as one JSON object.")
+    ] = False,
+    transcript: Annotated[
+        Path | None, typer.Option(help="Keep the chat in this folder; one that is there is continued.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="A system text.")] = None,
+    thoughts: Annotated[Literal["on", "off", "fold"], typer.Option(help="How thought is shown.")] = "on",
     temperature: common.Temperature = 0.6,
     top_p: common.TopP = 1.0,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of one answer, tool output included.")
     ] = 8192,
     max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model in one answer.")] = 10,
+    max_seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds of one answer.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same output.")] = None,
 ) -> None:
     """Chat with a model that solves problems with Python.
 
-    /reset starts a new conversation, /quit or exit leaves. Ctrl-C stops an answer, or clears a half-typed line; on
-    an empty line it leaves.
+    What is missing is started: a judge, and for a model of this machine an engine. /help lists the commands; Ctrl-C
+    stops an answer, Ctrl-D leaves. Exit code 0 with an answer, 1 where it failed, 2 for bad input, 130 after Ctrl-C.
     """
     import asyncio
 
     from rstar2.agent import Limits
-    from rstar2.chat.conversation import Conversation
-    from rstar2.chat.model import open_model
+    from rstar2.chat.model import ModelChoice, started_engine
     from rstar2.engines.base import Sampling
     from rstar2.prompts import FormatChoice
-    from rstar2.toolbox import Toolbox
 
-    model = model if run is None else _model_of(run, model)
+    choice = ModelChoice(
+        run, model, url, model_name, api, api_key, FormatChoice(format, force_format), engine, tool
+    )
+    question = _given(prompt, as_json)
+    say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
-        engine, codec, checkpoint = runner.run(
-            open_model(model, url, model_name, FormatChoice(format, force_format))
-        )
-        stack.callback(lambda: runner.run(engine.aclose()))
-        _silence_libraries()
-        question = _given(question)
-        err.print(f"model: {checkpoint}", soft_wrap=True, markup=False)
-        if format is not None:
-            err.print(f"format: {codec.source}", soft_wrap=True, markup=False)
-        conversation = Conversation(
-            engine,
-            codec,
-            Toolbox(_judge(runner, stack, judge, judge_token), codec.format),
+        choice = stack.enter_context(started_engine(choice, say))
+        opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
+        conversation = _conversation(
+            opened,
+            judge_here,
+            say,
             Limits(max_turns=max_turns, max_tokens=max_tokens),
             Sampling(temperature=temperature, top_p=top_p, seed=seed),
         )
+        stack.callback(lambda: runner.run(conversation.aclose()))
+        conversation.seconds, conversation.system = max_seconds, system
+        if not as_json:
+            err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
+            if format is not None or tool is not None:
+                err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
+        kept = _transcript(runner, stack, transcript, conversation, opened.checkpoint)
         if question is not None:
-            _answer(runner, conversation, question)
+            _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
+            return
+
+        from rstar2.chat.repl import Repl
+
+        describe = (opened.checkpoint, judge_here.described)
+        repl = Repl(runner, stack, conversation, (out, err), describe, thoughts, kept)
+        say.show = repl.notice
+        repl.run()
+
+
+@dataclass
+class _Notices:
+    """Passes what happens to whatever shows it at the time."""
+
+    show: Callable[[str], None] | None = None
+
+    def __call__(self, text: str) -> None:
+        if self.show is not None:
+            self.show(text)
         else:
-            _converse(runner, conversation)
+            err.print(text, style="yellow", soft_wrap=True, markup=False)
 
 
-def _model_of(run: Path, model: str | None) -> str:
-    """A run as the name of a model; no hub id is ever meant by it."""
+def _given(question: str | None, as_json: bool) -> str | None:
+    """The question from the command line or a pipe; None where a person types at a terminal."""
     from rstar2.errors import UserError
 
-    if model is not None:
-        raise UserError("--run names a model by itself", "Give either --run or --model.")
-    if not run.is_dir():
-        raise UserError(f"no run at {run}", "`rstar2 runs list` shows the runs.")
-    return str(run)
+    if question is None and not sys.stdin.isatty():
+        question = sys.stdin.read()
+    if question is None and as_json:
+        raise UserError(
+            "--json prints one answer, and there is no question", "Give it with --prompt or a pipe."
+        )
+    if question is not None and not question.strip():
+        raise UserError("there is no question", "Give it with --prompt or on standard input.")
+    return question.strip() if question else None
+
+
+def _open(
+    runner: asyncio.Runner,
+    stack: ExitStack,
+    choice: ModelChoice,
+    judge: str | None,
+    token: str | None,
+    say: _Notices,
+) -> tuple[OpenModel, NamedJudge]:
+    """The model, and the judge that was named or is started here."""
+    from rstar2.chat.judge import open_judge
+    from rstar2.chat.model import open_model
+
+    opened = runner.run(open_model(choice, say))
+    if choice.api == "tokens":
+        _silence_libraries()
+    here = stack.enter_context(open_judge(judge, token))
+    stack.callback(lambda: runner.run(here.client.aclose()))
+    if judge is not None and (trouble := runner.run(here.trouble())):
+        say(f"{trouble}; calls wait for it")
+    if here.isolation == "none":
+        say("isolation none: the model's programs can read what you can read")
+    return opened, here
 
 
 def _silence_libraries() -> None:
@@ -108,99 +194,59 @@ def _silence_libraries() -> None:
     logging.set_verbosity_error()
 
 
-def _given(question: str | None) -> str | None:
-    """The question from the command line or a pipe; None where a person types at a terminal."""
-    from rstar2.errors import UserError
+def _conversation(
+    opened: OpenModel,
+    judge: NamedJudge,
+    say: _Notices,
+    limits: Limits,
+    sampling: Sampling,
+) -> Conversation:
+    from rstar2.chat.conversation import Conversation
+    from rstar2.chat.recovery import RecoveringTools
+    from rstar2.toolbox import Toolbox
 
-    if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
-    if question is not None and not question.strip():
-        raise UserError("there is no question", "Give it with --question or on standard input.")
-    return question.strip() if question else None
-
-
-def _judge(runner: asyncio.Runner, stack: ExitStack, url: str | None, token: str | None) -> JudgeClient:
-    """The judge that was named, or one started here."""
-    import tempfile
-
-    from rstar2.chat.model import WAIT_S
-    from rstar2.judge.client import JudgeClient
-    from rstar2.judge.service.start import running_judge
-
-    if url is None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-chat-")))
-        judge = stack.enter_context(running_judge(folder, workers=1))
-        url, token = judge.url, judge.token
-        if judge.isolation == "none":
-            err.print("[yellow]isolation none: the model's programs can read what you can read[/]")
-    client = JudgeClient(url, token, wait_s=WAIT_S)
-    stack.callback(lambda: runner.run(client.aclose()))
-    return client
+    tools = RecoveringTools(Toolbox(judge.client, opened.codec.format), judge, say)
+    return Conversation(opened.engine, opened.codec, tools, limits, sampling)
 
 
-def _converse(runner: asyncio.Runner, conversation: Conversation) -> None:
-    import readline  # besides, it gives input() a history and arrow keys
+def _transcript(
+    runner: asyncio.Runner,
+    stack: ExitStack,
+    folder: Path | None,
+    conversation: Conversation,
+    model: str,
+) -> Transcript | None:
+    """The transcript that is asked for; one that is there is continued."""
+    from rstar2.chat.transcript import TRACES, open_transcript, read_transcript
 
-    from rstar2.errors import RStarError
-
-    # A paste of several lines is one question; Python turns this off.
-    if not out.is_dumb_terminal:
-        readline.parse_and_bind("set enable-bracketed-paste on")
-    # The prompt is readline's, which writes it again as it moves through the history; \1 and \2 enclose colours.
-    prompt = "\1\x1b[1;36m\2›\1\x1b[0m\2 " if out.color_system and not out.no_color else "› "
-    words = conversation.codec.format
-    err.print("[dim]/reset starts a new conversation, /quit leaves; Ctrl-C stops an answer[/dim]")
-    if words.one_question:
-        err.print(
-            "this model takes one question at a time: it remembers none, and each is asked as the first"
-        )
-    for example in words.examples:
-        err.print(f"try: {example}", markup=False, soft_wrap=True)
-    while True:
-        try:
-            text = input(prompt).strip()
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            out.print()
-            if not readline.get_line_buffer():
-                raise
-            continue
-        if text in ("/quit", "exit"):
-            return
-        if text == "/reset":
-            conversation.reset()
-            err.print("[dim]all questions and answers are forgotten[/dim]")
-        elif text.startswith("/"):
-            err.print("there are /reset and /quit")
-        elif text:
-            try:
-                _answer(runner, conversation, text)
-            except KeyboardInterrupt:
-                err.print("[dim]stopped; that question is forgotten, Ctrl-C again leaves[/dim]")
-            except RStarError as error:
-                err.print(str(error), style="red", markup=False, soft_wrap=True)
+    if folder is None:
+        return None
+    if (folder / TRACES).exists():
+        runner.run(conversation.resume(read_transcript(folder, conversation.codec)))
+    return stack.enter_context(open_transcript(folder, conversation.codec, model))
 
 
-def _answer(runner: asyncio.Runner, conversation: Conversation, text: str) -> None:
+def _answer(
+    runner: asyncio.Runner,
+    conversation: Conversation,
+    opened: OpenModel,
+    question: str,
+    as_json: bool,
+    kept: Transcript | None,
+    thoughts: Literal["on", "off", "fold"],
+    say: _Notices,
+) -> None:
+    """Ask one question; KeyboardInterrupt where a Ctrl-C stopped the answer, which is shown as far as it came."""
+    from rstar2.chat.answer import answer, as_object
     from rstar2.chat.screen import Screen
 
-    screen = Screen(conversation.codec, out, err)
-    asked_to_end = False
-
-    def end(number: int, frame: object) -> None:
-        nonlocal asked_to_end
-        asked_to_end = True
-        signal.raise_signal(signal.SIGINT)  # asyncio ends its tasks at this one, in order
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        trace = runner.run(conversation.ask(text, screen.tokens, screen.result))
-    except BaseException:
-        screen.stop()
-        if asked_to_end:
-            sys.exit(128 + signal.SIGTERM)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    screen.end(trace)
+    screen = None if as_json else Screen(conversation.codec, out, err, thoughts)
+    say.show = None if screen is None else screen.notice
+    trace = answer(runner, conversation, question, screen)
+    if kept is not None:
+        kept.add(trace)
+    if as_json:
+        found = as_object(trace, opened, None if kept is None else str(kept.folder))
+        print(json.dumps(found, ensure_ascii=False))
+    if trace.finish == "stopped" and not conversation.timed_out:
+        raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -54,6 +54,15 @@ ForceFormat = Annotated[
 ]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
 ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]
+Api = Annotated[
+    Literal["tokens", "chat"],
+    typer.Option(
+        help="tokens: a vLLM server, exact. chat: any OpenAI-compatible endpoint; no tokenizer is needed."
+    ),
+]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar=["RSTAR2_API_KEY", "OPENAI_API_KEY"], help="The key of that endpoint.")
+]
 JudgeToken = Annotated[
     str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
 ]

@@ -73,6 +73,10 @@ RunFolder = Annotated[
             "rstar2 eval aime24 --model runs/demo --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
         ),
         ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
+        (
+            "a model behind any OpenAI-compatible endpoint",
+            "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
+        ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
@@ -83,6 +87,8 @@ def run(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    api: common.Api = "tokens",
+    api_key: common.ApiKey = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     oracle: Oracle = False,
@@ -131,7 +137,7 @@ def run(
             "no model to measure: --run is the folder that the evaluation is kept in",
             f"To measure the model that a run made: --model {run_folder}",
         )
-    target = Target(model, url, model_name, oracle, FormatChoice(format, force_format))
+    target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
     settings = resolve(EvalSettings, values, [], "eval")
     # Before all that takes long: the other imports, and a dataset hub without a network.
     server = reach_server(target, settings.wait_s)
@@ -157,6 +163,8 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         )
         out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
         out.print(f"format: {plan.opened.codec.source}", style="dim", markup=False, soft_wrap=True)
+        for what in plan.opened.identity.get("inexact", ()):
+            err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)
         out.print(settings_lines(protocol, out.width), style="dim", soft_wrap=True)
         results, interrupted = measure(plan, run, LiveView(err))
         out.print(summaries_table([(result.name, result.summary) for result in results], out))

@@ -142,7 +142,12 @@ async def open_server(
         EngineError: the server does not hold that model, or several and none was named.
         ServiceGone: nothing answers there.
     """
-    return _opened(url, await _ask(url, name, wait_s), tokenizer, choice)
+    engine = VLLMEngine(url, name)
+    try:
+        served = await ask_served(engine, wait_s)
+    finally:
+        await engine.aclose()
+    return _opened(url, served, tokenizer, choice)
 
 
 def _opened(url: str, served: Served, tokenizer: str | None, choice: FormatChoice) -> ServerModel:
@@ -166,8 +171,8 @@ def _codec_of_server(url: str, root: str, choice: FormatChoice) -> ChatCodec:
     return codec_of(root, tokenizer, choice)
 
 
-async def _ask(url: str, name: str | None, wait_s: float) -> Served:
-    engine = VLLMEngine(url, name)
+async def ask_served(engine: VLLMEngine, wait_s: float = FIRST_ANSWER_S) -> Served:
+    """The model that a server holds for an engine; waits and raises as `open_server`."""
 
     async def attempt() -> Served:
         try:
@@ -175,10 +180,7 @@ async def _ask(url: str, name: str | None, wait_s: float) -> Served:
                 return await engine.served()
         except TimeoutError as error:
             raise EngineUnavailable(
-                f"the server at {url} accepts requests and does not answer", "Look in its log."
+                f"the server at {engine.url} accepts requests and does not answer", "Look in its log."
             ) from error
 
-    try:
-        return await RetryPolicy("engine", wait_s).call(attempt)
-    finally:
-        await engine.aclose()
+    return await RetryPolicy("engine", wait_s).call(attempt)

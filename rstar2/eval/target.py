@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
+from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
@@ -34,6 +35,9 @@ class Target:
     model_name: str | None = None
     oracle: bool = False
     format: FormatChoice = MODELS_OWN
+    api: Literal["tokens", "chat"] = "tokens"
+    """tokens: a vLLM server, exact. chat: any OpenAI-compatible chat endpoint, whose numbers are estimates in part."""
+    api_key: str | None = None
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
@@ -42,6 +46,11 @@ class Target:
         if self.oracle and (self.model or self.url or self.format.named):
             hint = "Leave out --model, --url and --format, or --oracle."
             raise UserError("--oracle stands in for a model", hint)
+        if self.api == "chat" and (not self.url or self.model or self.format.named):
+            raise UserError(
+                "--api chat measures a model behind an endpoint, which has its own tokenizer and format",
+                "Give --url, and --model-name where it has several; leave out --model and --format.",
+            )
         if self.model is not None:
             find_model(self.model)
         if self.model_name and not self.url:
@@ -71,6 +80,9 @@ def reach_server(target: Target, wait_s: float) -> ServerModel | None:
     if target.url is None:
         return None
     try:
+        if target.api == "chat":
+            opening = open_chat_api(target.url, target.model_name, target.api_key, wait_s)
+            return asyncio.run(opening)
         return asyncio.run(open_server(target.url, target.model_name, target.model, wait_s, target.format))
     except Failure as error:
         raise UserError(error.message, error.hint) from error
@@ -89,6 +101,9 @@ def open_target(
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
         return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
+    if server is not None and target.api == "chat":
+        about = {"name": server.served.model, "url": target.url, "api": "chat", "inexact": list(INEXACT)}
+        return Opened.of(server.engine, server.codec, **about)
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
         served = server.served

@@ -18,7 +18,7 @@ _CHARACTER = r"(?:\\.|[^$\\\n]|\n(?!\s*\n))"
 _BOXED = r"\{(?:\\.|[^{}\\]|" * 5 + r"(?!)" + r")*+\}" * 5
 # Possessive, and no alternative begins where another one can: the time is linear in the length of a text, which a
 # model wrote and may be hostile. Each begins with its letters, by which the search skips the rest quickly.
-_FORMULA = re.compile(
+FORMULA = re.compile(
     rf"\$\$(?<!\\\$\$)(?P<dollars>{_CHARACTER}++)\$\$"
     rf"|\$(?<![\\$]\$)(?=\S)(?P<inline>{_CHARACTER}++)(?<!\s)\$(?!\d)"
     r"|\\\[(?<!\\\\\[)(?P<brackets>(?:\\\\|\\(?![\[\]])|[^\\])++)\\\]"
@@ -68,7 +68,7 @@ def with_formulas(text: str) -> RichText:
     """
     pieces: list[Any] = []
     end = 0
-    for match in _FORMULA.finditer(text):
+    for match in FORMULA.finditer(text):
         kind = match.lastgroup or ""
         latex = match[0] if kind == "boxed" else match[kind]
         tree = _mathml(latex, kind in ("dollars", "brackets")) if len(latex) <= _LONGEST else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Self
 
 import pytest
 from hypothesis import given
@@ -13,19 +15,19 @@ from hypothesis import strategies as st
 from support.tools import SharedTools
 
 from rstar2.agent import Limits
-from rstar2.chat.conversation import (
+from rstar2.chat.conversation import AnswerRepeats, Conversation
+from rstar2.chat.repetition import (
     LONGEST_PATTERN,
     REPEATED,
     REPEATED_DIGITS,
-    AnswerRepeats,
-    Conversation,
     Often,
     repeats,
 )
 from rstar2.chat.stream import Piece, TagSplitter, TextStream, without_tags
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.prompts import END_OF_TURN, ChatCodec
-from rstar2.trace import ToolCall
+from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.trace import CallStatus, ToolCall
 
 
 def _pieces(text: str, cuts: list[int]) -> list[str]:
@@ -88,6 +90,30 @@ def test_a_body_that_is_no_call_is_shown_without_the_tags_in_it() -> None:
         Piece("thought", "a"),
         Piece("text", "bc"),
     ]
+
+
+CODE = 'print("a\\tb 😀 π")\nx = {"y": 1}\n'
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_code_is_given_while_a_call_is_written_and_never_half_a_character(ascii_only: bool) -> None:
+    body = json.dumps({"name": TOOL_NAME, "arguments": {"code": CODE}}, ensure_ascii=ascii_only)
+    splitter = TagSplitter()
+    given: list[str] = []
+    for character in f"<tool_call>{body}":
+        for piece in splitter.add(character):
+            assert piece.kind == "code"
+            given.append(piece.content)
+    assert "".join(given) == CODE
+    assert len(given) > 20
+    assert splitter.add("</tool_call>") == [Piece("call", body)]
+
+
+def test_a_turn_that_does_not_begin_in_a_thought_is_text() -> None:
+    splitter = TagSplitter(thinking=False)
+    assert splitter.add("<think>hm</think>yes ") == [Piece("thought", "hm"), Piece("text", "yes ")]
+    splitter.end()
+    assert splitter.add("plain ") == [Piece("text", "plain ")]
 
 
 @given(
@@ -184,7 +210,7 @@ async def test_a_reset_begins_anew_and_each_answer_draws_anew(codec: ChatCodec) 
     chat = _chat(codec, writer)
     await chat.ask("x")
     await chat.ask("x")
-    chat.reset()
+    await chat.reset()
     await chat.ask("x")
     assert writer.asked[2] == writer.asked[0]
     assert len(set(writer.seeds)) == 3
@@ -198,6 +224,110 @@ async def test_a_model_of_one_question_gets_each_as_the_first(codec: ChatCodec) 
     await chat.ask("y")
     assert writer.asked == [single.prompt(single.format.messages(text)) for text in ("x", "y")]
     assert len(set(writer.seeds)) == 2
+
+
+async def test_an_answer_that_is_stopped_is_kept_as_far_as_it_came(codec: ChatCodec) -> None:
+    words = codec.tokenizer.encode("one two three four five six seven")
+    writer = Endless(words, list(range(300, 400)))
+    chat = _chat(codec, writer)
+    shown: list[int] = []
+
+    def show(token_ids: list[int]) -> None:
+        shown.extend(token_ids)
+        if len(shown) == len(words):
+            asking.cancel()
+
+    asking = asyncio.ensure_future(chat.ask("x", show))
+    trace = await asking
+    assert trace.finish == "stopped"
+    assert trace.response_ids[: len(words)] == words
+    assert trace.turns[-1].text.startswith("one two three four five six seven")
+    assert chat.history == [*trace.prompt_ids, *trace.response_ids, codec.end_id]
+    assert not chat.timed_out
+
+
+async def test_an_answer_that_is_out_of_time_is_kept_too(codec: ChatCodec) -> None:
+    chat = _chat(codec, Endless([], list(range(300, 400))))
+    chat.seconds = 0.2
+    trace = await chat.ask("x")
+    assert trace.finish == "stopped"
+    assert chat.timed_out
+    assert chat.answers == [trace]
+
+
+async def test_a_question_that_is_taken_back_and_asked_again_is_the_next_sample(codec: ChatCodec) -> None:
+    writer = Writer(*[_spelled(codec, text) for text in ("a", "b", "c")])
+    chat = _chat(codec, writer)
+    first = await chat.ask("x")
+    second = await chat.ask("y")
+    assert chat.take_back() is second
+    assert chat.history == first.prompt_ids + first.response_ids
+    again = await chat.ask("y", instead_of=second)
+    assert writer.asked[2] == writer.asked[1]
+    assert [(trace.problem_id, trace.sample) for trace in (first, second, again)] == [
+        ("1", 0),
+        ("2", 0),
+        ("2", 1),
+    ]
+
+
+async def test_a_kept_conversation_goes_on_from_its_last_answer(codec: ChatCodec) -> None:
+    writer = Writer(*[_spelled(codec, text) for text in "abcdef"])
+    chat = _chat(codec, writer)
+    first = await chat.ask("x")
+    wrong = await chat.ask("y")
+    chat.take_back()
+    right = await chat.ask("y", instead_of=wrong)
+    other = _chat(codec, writer)
+    await other.resume([first, wrong, right])
+    assert other.answers == [first, right]
+    assert (await other.ask("z")).problem_id == "3"
+    assert writer.asked[-1] == chat.history + codec.user_turn("z")
+    await other.resume([first, right, (await _chat(codec, writer).ask("new"))])
+    assert [trace.problem for trace in other.answers] == ["new"]
+
+
+async def test_a_system_text_opens_a_conversation(codec: ChatCodec) -> None:
+    writer = Writer(_spelled(codec, "yes"))
+    chat = _chat(codec, writer)
+    chat.system = "Be brief."
+    await chat.ask("x")
+    user = codec.format.messages("x")
+    assert writer.asked == [codec.prompt([{"role": "system", "content": "Be brief."}, *user])]
+
+
+class Counting(SharedTools):
+    """Counts how often tools were opened and closed."""
+
+    def __init__(self, status: CallStatus = "ok") -> None:
+        self.status = status
+        self.log: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[Self]:
+        self.log.append("opened")
+        yield self
+        self.log.append("closed")
+
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        self.log.append("ran")
+        return ToolCall(name=name, arguments=arguments, status=self.status, output="")
+
+
+@pytest.mark.parametrize("status", ["ok", "lost"])
+async def test_tools_last_over_a_conversation_unless_a_call_is_lost(
+    codec: ChatCodec, status: CallStatus
+) -> None:
+    call = {"name": TOOL_NAME, "arguments": {"code": "1"}}
+    turns = [_spelled(codec, f"<tool_call>{json.dumps(call)}</tool_call>"), _spelled(codec, "yes")]
+    tools = Counting(status)
+    chat = _chat(codec, Writer(*turns, *turns))
+    chat.tools, chat.limits = tools, Limits(max_tokens=1000)
+    await chat.ask("x")
+    await chat.ask("y")
+    await chat.reset()
+    once = ["opened", "ran", "closed"]
+    assert tools.log == (["opened", "ran", "ran", "closed"] if status == "ok" else once + once)
 
 
 class Endless(Writer):

@@ -123,7 +123,7 @@ def _asked(*words: str) -> Callable[[str], str]:
 
 
 VERBS = {
-    "chat": _asked("chat", "--question", "x"),
+    "chat": _asked("chat", "--prompt", "x"),
     "eval": _asked("eval", "builtin"),
     "serve": _served,
     "sft": _trained_from("sft"),

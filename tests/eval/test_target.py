@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.chat_api import ChatEndpoint, solves
 from support.vllm_standin import StandIn, serving
 
 from rstar2.errors import UserError
@@ -46,3 +47,14 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
             identity(FormatChoice("demo"))
     assert [found["format"] for found in (own, same, forced)] == [FORMAT_FILE, "rstar2", "demo, forced"]
     assert own["format_sha256"] == same["format_sha256"] != forced["format_sha256"]
+
+
+def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() -> None:
+    with serving(ChatEndpoint(solves)) as endpoint:
+        target = Target(url=f"{endpoint.url}/v1", api="chat")
+        opened = open_target(target, [], 1, reach_server(target, 5.0))
+    assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
+    assert "four bytes of text count as a token" in opened.identity["inexact"][0]
+    for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
+        with pytest.raises(UserError, match="--api chat measures a model behind an endpoint"):
+            Target(**{"url": "http://x", "api": "chat", **wrong})

@@ -1,0 +1,40 @@
+"""Draws docs/chat.svg: a real chat with the model of a demo's run, as it stands on a terminal.
+
+python docs/generate_chat_picture.py runs/demo
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent / "tests"))
+QUESTION = "Find the digit sum of (a * b)^(a + b), where a = 55 and b = 43."
+COLUMNS = 80
+
+
+def main(run: str) -> None:
+    """Ask the question, and draw what the terminal shows."""
+    from support.terminal import CTRL_D, terminal
+
+    with terminal("chat", "--run", run, "--seed", "1", columns=COLUMNS, lines=48) as person:
+        person.types(QUESTION)
+        person.shows("tokens/s")
+        person.comes_to_the_prompt()
+        rows = person.styled_rows()
+        person.press(CTRL_D)
+        person.ends_with(0)
+    first = next(number for number, row in enumerate(rows) if row.plain.startswith("›"))
+    last = max(number for number, row in enumerate(rows) if "tokens/s" in row.plain)
+    console = Console(record=True, width=COLUMNS, file=open("/dev/null", "w"))  # noqa: SIM115
+    for row in [Text(f"$ rstar2 chat --run {Path(run).name}", "bold"), Text(), *rows[first : last + 1]]:
+        console.print(row)
+    console.save_svg(str(DOCS / "chat.svg"), title="rstar2 chat")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

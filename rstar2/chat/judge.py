@@ -1,0 +1,87 @@
+"""The judge that runs a chat's programs: the one that was named, or one started for the chat."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rstar2.chat.recovery import WAIT_S
+from rstar2.errors import Failure, RStarError
+from rstar2.judge.client import JudgeClient
+from rstar2.judge.service.settings import ServiceSettings
+from rstar2.judge.service.start import start_service, stop_service
+
+
+class NamedJudge:
+    """A judge that somebody else runs."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.client = JudgeClient(url, token, wait_s=WAIT_S)
+        self.isolation = ""
+        """The tier under which programs run, where it is known."""
+
+    @property
+    def described(self) -> str:
+        """Where programs run, for people."""
+        return f"on the judge at {self.client.url}" + (
+            f", isolation {self.isolation}" if self.isolation else ""
+        )
+
+    async def trouble(self) -> str:
+        """Why it does not answer; empty where it does."""
+        try:
+            await self.client.health()
+        except RStarError as error:
+            return error.message
+        return ""
+
+    async def recover(self) -> None:
+        """It is not ours to start."""
+
+
+class OwnJudge(NamedJudge):
+    """A judge of one worker, which is started again where it ended.
+
+    Raises:
+        UserError, Failure: as of `start_service`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._settings = ServiceSettings(folder=str(folder.resolve()), workers=1)
+        self._process, handle = start_service(self._settings)
+        super().__init__(handle.url, handle.token)
+        self.isolation = str(handle.isolation)
+        port = int(handle.url.rpartition(":")[2])
+        # The client asks where the judge was.
+        self._settings = self._settings.model_copy(update={"port": port, "token": handle.token})
+
+    async def trouble(self) -> str:
+        return "the judge ended" if self._process.poll() is not None else await super().trouble()
+
+    async def recover(self) -> None:
+        if self._process.poll() is not None:
+            stop_service(self._process)
+            try:
+                self._process, _ = await asyncio.to_thread(start_service, self._settings)
+            except RStarError as error:
+                raise Failure(f"the judge ended and cannot be started again: {error.message}") from error
+
+    def stop(self) -> None:
+        stop_service(self._process)
+
+
+@contextmanager
+def open_judge(url: str | None, token: str | None) -> Iterator[NamedJudge]:
+    """The judge at `url`, or without one a judge of the block's own; raises what `OwnJudge` raises."""
+    if url is not None:
+        yield NamedJudge(url, token)
+        return
+    with tempfile.TemporaryDirectory(prefix="rstar2-chat-") as folder:
+        judge = OwnJudge(Path(folder))
+        try:
+            yield judge
+        finally:
+            judge.stop()

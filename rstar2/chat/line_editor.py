@@ -1,0 +1,125 @@
+"""Reads what a person types: one line or several, with a history kept across chats and completion of commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import AnyFormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import create_output
+
+from rstar2.judge.service.state_file import state_folder
+
+HISTORY_FILE = "chat_history"
+
+
+def _history() -> History:
+    """What was typed in earlier chats; where it cannot be kept, this chat's alone."""
+    try:
+        path = state_folder() / HISTORY_FILE
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+class CommandCompleter(Completer):
+    """Completes commands, their choices, and paths after those that take one."""
+
+    def __init__(self, choices: Mapping[str, tuple[str, ...] | None]) -> None:
+        self._choices = choices
+        """By command, the words that may follow; None for a path."""
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        command, space, rest = text.partition(" ")
+        if not space:
+            yield from _starting(command, self._choices)
+        elif (words := self._choices.get(command, ())) is None:
+            yield from self._paths.get_completions(Document(rest), event)
+        else:
+            yield from _starting(rest, words)
+
+
+def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
+    return (Completion(word, start_position=-len(typed)) for word in words if word.startswith(typed))
+
+
+class LineEditor:
+    """Asks a person for the next line. Enter sends; Alt-Enter, or a backslash before Enter, begins another line.
+
+    A paste of several lines is one text. Where standard output is no terminal, the prompt goes to standard error.
+    """
+
+    def __init__(self, choices: Mapping[str, tuple[str, ...] | None], colored: bool) -> None:
+        self._prompt: AnyFormattedText = [("bold fg:ansicyan" if colored else "", "› ")]
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(),
+            completer=CommandCompleter(choices),
+            complete_while_typing=Condition(self._types_a_command),
+            key_bindings=_keys(),
+            multiline=True,
+            prompt_continuation="… ",
+            output=create_output(stdout=sys.stdout if sys.stdout.isatty() else sys.stderr),
+        )
+
+    async def read(self, default: str = "") -> str:
+        """The text that was typed; EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C; `typed` says in what."""
+        return await self._session.prompt_async(self._prompt, default=default)
+
+    @property
+    def typed(self) -> str:
+        """What stands in the line."""
+        return self._session.default_buffer.text
+
+    def _types_a_command(self) -> bool:
+        return self.typed.startswith("/")
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+@contextmanager
+def keys_unseen() -> Iterator[None]:
+    """The terminal shows no key that is pressed within the block; they are read by the next prompt."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    silent = list(before)
+    silent[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(terminal, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

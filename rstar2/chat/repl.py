@@ -1,0 +1,248 @@
+"""The conversation of a person with a model at a terminal: questions, answers, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from rstar2.chat.answer import Usage, answer
+from rstar2.chat.conversation import Conversation
+from rstar2.chat.line_editor import LineEditor
+from rstar2.chat.screen import THOUGHTS, Screen, Thoughts
+from rstar2.chat.transcript import TRACES, Transcript, open_transcript, read_transcript
+from rstar2.errors import RStarError, UserError
+from rstar2.trace import Trace
+
+COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
+    "/help": ("", "what can be typed", ()),
+    "/reset": ("", "begin a new conversation; a notebook's variables are gone", ()),
+    "/retry": ("", "ask the last question again", ()),
+    "/edit": ("", "take the last question back into the line", ()),
+    "/save": ("FOLDER", "keep this conversation there, and what follows", None),
+    "/load": ("FOLDER", "continue a conversation that was kept", None),
+    "/system": ("[TEXT|off]", "show or set a system text, for a new conversation", ("off",)),
+    "/tools": ("", "what the model can call, and its limits", ()),
+    "/model": ("", "which model answers, how it samples", ()),
+    "/thoughts": ("on|off|fold", "how thought is shown", THOUGHTS),
+    "/stats": ("", "tokens, calls and time of this chat", ()),
+    "/quit": ("", "leave, as Ctrl-D does", ()),
+}
+"""By name: what follows it, what it does, and the words that may follow (None: a path)."""
+_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+KEYS = (
+    "Enter sends; Alt-Enter, or \\ before Enter, begins another line; Tab completes; the arrows bring back what was "
+    "typed. Ctrl-C stops an answer, and what was said is kept; at the prompt it clears the line, and twice it leaves."
+)
+
+
+class Leave(Exception):
+    """The person wants to leave."""
+
+
+class Repl:
+    """A chat at a terminal.
+
+    Args:
+        describe: the model and the isolation of its programs, each as a line for people.
+        stack: what is opened in the chat is closed with it.
+    """
+
+    def __init__(
+        self,
+        runner: asyncio.Runner,
+        stack: ExitStack,
+        conversation: Conversation,
+        consoles: tuple[Console, Console],
+        describe: tuple[str, str],
+        thoughts: Thoughts = "on",
+        transcript: Transcript | None = None,
+    ) -> None:
+        self._runner = runner
+        self._stack = stack
+        self._conversation = conversation
+        self._out, self._err = consoles
+        self._model, self._isolation = describe
+        self._thoughts: Thoughts = thoughts
+        self._transcript = transcript
+        self._usage = Usage()
+        self._answers = 0
+        self._screen: Screen | None = None
+        self._failed = ""
+        """The last question, where it got no answer."""
+        self._default = ""
+        """What the next line begins with."""
+        colored = self._out.color_system is not None and not self._out.no_color
+        self._line = LineEditor({name: words for name, (_, _, words) in COMMANDS.items()}, colored)
+
+    def notice(self, text: str) -> None:
+        """A line about what happens, within an answer or between two."""
+        if self._screen is not None:
+            self._screen.notice(text)
+        else:
+            self._say(text, "yellow")
+
+    def run(self) -> None:
+        """Chat until the person leaves; KeyboardInterrupt where that was by Ctrl-C."""
+        self._say("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
+        words = self._conversation.codec.format
+        if words.one_question:
+            self._say(
+                "this model takes one question at a time: it remembers none, and each is asked as the first"
+            )
+        for example in words.examples:
+            self._say(f"try: {example}")
+        interrupted = False
+        while True:
+            default, self._default = self._default, ""
+            try:
+                text = self._runner.run(self._line.read(default)).strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if not self._line.typed:
+                    if interrupted:
+                        raise
+                    interrupted = True
+                    self._say("Ctrl-C again leaves")
+                continue
+            interrupted = False
+            try:
+                self._obey(text)
+            except Leave:
+                return
+            except KeyboardInterrupt:  # a second one, before the first had its effect
+                self._say("stopped; that answer is forgotten")
+            except RStarError as error:
+                self._say(str(error), "red")
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        """A remark; where it goes to no terminal, its lines are not broken."""
+        self._err.print(Text(text, style), soft_wrap=not self._err.is_terminal)
+
+    def _obey(self, text: str) -> None:
+        if text in ("exit", "quit"):
+            raise Leave
+        command = _COMMAND.fullmatch(text)
+        if command is None:
+            if text:
+                self._ask(text)
+            return
+        name, words = command[1], (command[2] or "").strip()
+        if name not in COMMANDS:
+            self._say(f"no command {name}; /help lists them")
+            return
+        method: Callable[[str], None] = getattr(self, f"_do_{name[1:]}")
+        method(words)
+
+    def _ask(self, text: str, instead_of: Trace | None = None) -> None:
+        self._failed = text
+        self._screen = Screen(self._conversation.codec, self._out, self._err, self._thoughts)
+        try:
+            trace = answer(self._runner, self._conversation, text, self._screen, instead_of)
+        finally:
+            self._screen = None
+        if trace.response_ids:
+            self._failed = ""
+        usage = Usage.of(trace)
+        self._usage, self._answers = self._usage + usage, self._answers + 1
+        stopped = "stopped; " if trace.finish == "stopped" else ""
+        self._say(f"{stopped}{usage.words()}\n")
+        if self._transcript is not None and trace.response_ids:
+            self._transcript.add(trace)
+
+    def _do_help(self, _: str) -> None:
+        width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
+        for name, (after, what, _follow) in COMMANDS.items():
+            self._err.print(Text(f"{name} {after}".ljust(width + 2), "cyan") + Text(what), soft_wrap=True)
+        self._say(KEYS)
+
+    def _do_reset(self, _: str) -> None:
+        self._runner.run(self._conversation.reset())
+        self._failed = ""
+        self._say("all questions and answers are forgotten")
+
+    def _do_retry(self, _: str) -> None:
+        last = None if self._failed else self._conversation.take_back()
+        if not self._failed and last is None:
+            self._say("there is no question to ask again")
+            return
+        self._ask(self._failed or (last.problem if last else ""), last)
+
+    def _do_edit(self, _: str) -> None:
+        last = None if self._failed else self._conversation.take_back()
+        self._default, self._failed = self._failed or (last.problem if last else ""), ""
+        if not self._default:
+            self._say("there is no question to edit")
+
+    def _do_save(self, folder: str) -> None:
+        if not folder:
+            self._say("/save FOLDER")
+            return
+        path = Path(folder).expanduser()
+        if (path / TRACES).exists():
+            raise UserError(
+                f"{path} holds a chat already", f"/load {path} continues it; or name a new folder."
+            )
+        opened = open_transcript(path, self._conversation.codec, self._model, self._conversation.answers)
+        self._transcript = self._stack.enter_context(opened)
+        self._say(f"kept in {path}, with what follows; next: rstar2 report {path}, or /load {path}")
+
+    def _do_load(self, folder: str) -> None:
+        if not folder:
+            self._say("/load FOLDER")
+            return
+        traces = read_transcript(Path(folder).expanduser(), self._conversation.codec)
+        self._runner.run(self._conversation.resume(traces))
+        for trace in self._conversation.answers:
+            self._say(f"› {trace.problem}")
+        count = len(self._conversation.answers)
+        self._say(f"{count} answer{'s' * (count != 1)} loaded; the conversation continues")
+
+    def _do_system(self, text: str) -> None:
+        if text:
+            self._conversation.system = None if text == "off" else text
+            self._do_reset("")
+        if self._conversation.system is None:
+            self._say(f"system text: {self._conversation.codec.format.system or 'what the template writes'}")
+        else:
+            self._say(f"system text: {self._conversation.system} (the model was not trained with it)")
+
+    def _do_tools(self, _: str) -> None:
+        fmt = self._conversation.codec.format
+        limits = fmt.limits
+        self._say(f"tools: {', '.join(fmt.tool_names) or 'none'}")
+        self._say(
+            f"each call: {limits.seconds:g} s, {limits.memory_mb} MiB, {limits.characters:,} characters of output; "
+            f"{self._isolation}"
+        )
+
+    def _do_model(self, _: str) -> None:
+        chat = self._conversation
+        self._say(f"model: {self._model}\nformat: {chat.codec.source}")
+        drawn = "greedy" if chat.sampling.temperature == 0 else f"temperature {chat.sampling.temperature:g}"
+        time = "" if chat.seconds is None else f", {chat.seconds:g} s"
+        self._say(
+            f"{drawn}; an answer: {chat.limits.max_tokens:,} tokens, {chat.limits.max_turns} turns{time}"
+        )
+
+    def _do_stats(self, _: str) -> None:
+        usage = self._usage
+        self._say(f"{self._answers} answer{'s' * (self._answers != 1)}: {usage.words()}")
+        self._say(
+            f"{usage.turns} turns, {usage.tool_tokens:,} tokens of tool output, {usage.tool_seconds:.1f} s of waiting "
+            f"for tools, {len(self._conversation.history):,} tokens of conversation"
+        )
+
+    def _do_thoughts(self, how: str) -> None:
+        found = [choice for choice in THOUGHTS if choice == how]
+        self._thoughts = found[0] if found else self._thoughts
+        self._say(f"thoughts: {self._thoughts}" if found or not how else "/thoughts on, off or fold")
+
+    def _do_quit(self, _: str) -> None:
+        raise Leave

@@ -1,0 +1,287 @@
+"""`rstar2 chat` as a person uses it: keys pressed at a pseudo-terminal, against a scripted model and a real judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, Terminal, terminal
+from support.vllm_standin import StandIn, serving
+from support.waiting import wait_until
+
+from rstar2.formats.format import ours, save_format
+from rstar2.judge.service.start import JudgeHandle
+from rstar2.prompts import END_OF_TURN
+from rstar2.report import write_report
+from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
+from rstar2.trace import read_traces
+
+pytestmark = pytest.mark.slow
+
+LONG = " ".join(f"word{number}" for number in range(4000))
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandIn]:
+    """One server for all chats; asked to run a program it does, and else it counts the questions."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+
+    def model(prompt: list[int]) -> list[int]:
+        before, _, begun = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")
+        last = before.rpartition("<|im_start|>user\n")[2]
+        if output := re.search(r"<tool_response>\n(.*)\n</tool_response>", last, re.DOTALL):
+            said = f"so it is</reason> <answer>The answer is \\boxed{{{output[1][:200]}}}.</answer>"
+        elif asked := re.search(r"Run (.*?)(?:\n|<\|im_end)", last):
+            call = {"name": TOOL_NAME, "arguments": {"code": asked[1], "input": ""}}
+            said = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
+        elif "Recite" in last:
+            said = f"on and on</reason>{LONG}"
+        elif "half" in last:
+            said = "I halve it</reason> <answer>It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}</answer>"
+        else:
+            said = f"I count</reason>this is question {before.count('<|im_start|>user')}, {last.count('line ')} lines"
+        if begun:
+            standin.cut_after = None
+        assert said.startswith(begun)
+        return list(tokenizer.encode(said[len(begun) :] + END_OF_TURN))
+
+    standin = StandIn(model, max_model_len=100_000)
+    standin.root = str(folder)
+    with serving(standin):
+        yield standin
+
+
+@pytest.fixture
+def standin(served: StandIn) -> Iterator[StandIn]:
+    yield served
+    served.delay_s, served.cut_after = 0.0, None
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def words(standin: StandIn, judge: JudgeHandle) -> tuple[str, ...]:
+    return ("chat", "--url", standin.url, "--judge", judge.url)
+
+
+def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path: Path) -> None:
+    with terminal(*words) as person:
+        person.types("Hello")
+        person.shows("this is question 1")
+        person.types("Run print(6 * 7)")
+        person.shows("The answer is 42.")
+        assert re.search(
+            r"╭─ python ─+\n│ print\(6 \* 7\)\n╰─\n╭─ ok, [\d.]+ s ─+╮\n│ 42 +│\n╰─+╯", person.text
+        )
+        for turn in range(3, 10):
+            person.types(f"Once more, {turn}")
+            # A reply of a tool is a user's turn too.
+            person.shows(f"this is question {turn + 1}")
+        person.types("Run 1 / 0")
+        person.shows("ZeroDivisionError")
+        person.types("/stats")
+        person.shows("10 answers: ")
+        person.shows("2 calls (1 failed)")
+        person.types("/retry")
+        person.shows("ZeroDivisionError", 4)
+        person.types("/thoughts fold")
+        person.shows("thoughts: fold")
+        person.types("And now")
+        person.shows("thought … 2 words")
+        person.types(f"/save {tmp_path}/kept")
+        person.shows("kept in")
+        person.types("/reset")
+        person.types(f"/load {tmp_path}/kept")
+        person.shows("› And now", 2)
+        person.types("Still there")
+        person.shows("this is question 14")
+        person.types("/dance")
+        person.shows("no command /dance")
+        person.types("/quit")
+        person.ends_with(0)
+        assert not re.search("</?(?:reason|answer|tool_call)>|Traceback \\(most.*rstar2/", person.text)
+    traces = list(read_traces(tmp_path / "kept" / "traces.jsonl"))
+    assert [trace.problem for trace in traces][-3:] == ["Run 1 / 0", "And now", "Still there"]
+    assert traces[-3].sample == 1
+    assert write_report(tmp_path / "kept").exists()
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], standin: StandIn) -> None:
+    standin.delay_s = 0.05
+    with terminal(*words) as person:
+        person.types("Recite")
+        person.shows("word20 ")
+        person.press(b"typed meanwhile")
+        person.press(CTRL_C)
+        person.shows("stopped; ")
+        assert "typed meanwhile" not in person.text
+        standin.delay_s = 0.0
+        person.comes_to_the_prompt()
+        person.press(b"half a question")
+        person.comes_to(lambda: "half a question" in person.line, "what was typed")
+        person.press(CTRL_C)
+        person.comes_to(lambda: person.line == "›", "an empty line")
+        person.types("Still there?")
+        person.shows("this is question 2")
+        assert "word20" in standin_text(standin)
+        person.comes_to_the_prompt()
+        person.press(CTRL_C)
+        person.shows("Ctrl-C again leaves")
+        person.comes_to_the_prompt()
+        person.press(CTRL_C)
+        person.ends_with(130)
+
+
+def standin_text(standin: StandIn) -> str:
+    """The prompt that the server was asked last."""
+    from rstar2.prompts import load_tokenizer
+
+    return str(load_tokenizer(standin.root).decode(standin.asked[-1]["prompt"]))
+
+
+def test_a_paste_of_200_lines_is_one_question_and_the_history_brings_it_back(
+    words: tuple[str, ...], state: Path
+) -> None:
+    paste = "\n".join(f"line {number}" for number in range(200))
+    with terminal(*words, lines=24) as person:
+        person.comes_to_the_prompt()
+        person.press(PASTE % paste.encode())
+        person.comes_to(lambda: "line 199" in person.line, "the paste")
+        person.press(b"\r")
+        person.shows("this is question 1, 200 lines")
+        person.comes_to_the_prompt()
+        person.press(CTRL_D)
+        person.ends_with(0)
+    assert stat.S_IMODE((state / "chat_history").stat().st_mode) == 0o600
+    with terminal(*words) as person:
+        person.comes_to_the_prompt()
+        person.press(UP)
+        person.comes_to(lambda: "line 199" in person.text, "the question of the other chat")
+        person.press(CTRL_C)
+        person.comes_to(lambda: person.line == "›", "an empty line")
+        person.press(b"/th" + TAB)
+        person.comes_to(lambda: person.line.startswith("› /thoughts"), "the command")
+        person.press(CTRL_C)
+        person.comes_to(lambda: person.line == "›", "an empty line")
+        person.press(b"two\x1b\rlines\r")
+        person.shows("this is question 1, ")
+        person.press(CTRL_D)
+        person.ends_with(0)
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_no_line_is_wider_than_the_terminal_and_words_stay_whole(
+    words: tuple[str, ...], columns: int
+) -> None:
+    with terminal(*words, columns=columns) as person:
+        person.types("Recite")
+        person.shows("word3999")
+        person.types("Run print('long ' * 50)")
+        person.shows("The answer is")
+        person.types("/quit")
+        person.ends_with(0)
+        said = person.text.partition("word0 ")[2].partition("word3999")[0]
+        assert all(re.fullmatch(r"(word\d+ ?)+", line) for line in said.splitlines() if line)
+        assert all(len(line) <= columns for line in person.text.splitlines())
+
+
+def test_without_colours_nothing_is_coloured_and_a_long_result_is_folded(words: tuple[str, ...]) -> None:
+    with terminal(*words, env={"NO_COLOR": "1"}) as person:
+        person.types("Run print(*range(10_000), sep='\\n')")
+        person.shows("The answer is")
+        person.types("What is half?")
+        person.shows("It is 1/2, so 1/2")
+        person.types("exit")
+        person.ends_with(0)
+        assert "lines left out …" in person.text
+        assert person.text.count("\n") < 150
+        assert not re.search(r"\x1b\[[\d;]*3[0-7]m", person.written)
+
+
+def test_output_into_a_file_is_plain_and_the_prompt_stays_on_the_terminal(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    with terminal(*words, stdout=tmp_path / "said.txt") as person:
+        person.types("What is half?")
+        person.shows("tokens/s")
+        person.types("/quit")
+        person.ends_with(0)
+    said = (tmp_path / "said.txt").read_text()
+    assert said == "I halve it\n It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
+
+
+def test_a_server_that_goes_away_in_a_stream_is_said_and_the_answer_continued(
+    words: tuple[str, ...], standin: StandIn
+) -> None:
+    standin.cut_after = 5
+    with terminal(*words) as person:
+        person.types("Run print('to the end')")
+        person.shows("the answer is continued when it is back")
+        person.shows("The answer is to the end.")
+        person.types("/quit")
+        person.ends_with(0)
+
+
+def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:
+    with terminal("chat", "--url", standin.url) as person:
+        person.types("Run import time; time.sleep(4); print('slept')")
+        person.shows("time.sleep(4)", 2)
+        (supervisor,) = children(person)
+        os.kill(supervisor, signal.SIGKILL)
+        person.shows("the judge ended; the call is tried again")
+        person.shows("The answer is slept.")
+        person.types("/quit")
+        person.ends_with(0)
+
+
+def children(person: Terminal) -> list[int]:
+    """The processes that the chat started."""
+    listed = Path(f"/proc/{person.pid}/task/{person.pid}/children")
+    wait_until(lambda: listed.read_text().split())
+    return [int(pid) for pid in listed.read_text().split()]
+
+
+def test_a_model_of_one_question_says_so_and_suggests_some(
+    words: tuple[str, ...], standin: StandIn, tmp_path: Path
+) -> None:
+    shutil.copytree(standin.root, tmp_path / "single")
+    suggesting = {"one_question": True, "examples": ("Compute 6 * 7.",)}
+    save_format(ours().model_copy(update=suggesting), tmp_path / "single")
+    with terminal(*words, "--model", str(tmp_path / "single")) as person:
+        person.shows("takes one question at a time")
+        person.shows("try: Compute 6 * 7.")
+        for times in (1, 2):
+            person.types("Hello")
+            person.shows("this is question 1", times)
+        person.types("/quit")
+        person.ends_with(0)
+
+
+def test_a_chat_that_is_asked_to_end_does_so_without_a_traceback(
+    words: tuple[str, ...], standin: StandIn
+) -> None:
+    standin.delay_s = 0.05
+    with terminal(*words) as person:
+        person.types("Recite")
+        person.shows("word3 ")
+        os.kill(person.pid, signal.SIGTERM)
+        person.ends_with(128 + signal.SIGTERM)
+        assert "Traceback" not in person.written
+    with terminal(*words) as person:
+        person.comes_to_the_prompt()
+        os.kill(person.pid, signal.SIGTERM)
+        person.ends_with(128 + signal.SIGTERM)
+        assert "Traceback" not in person.written

@@ -1,0 +1,119 @@
+"""A chat endpoint behind the agent loop: its messages become turns, and turns its messages again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.chat_api import ChatEndpoint, solves
+from support.tools import SharedTools
+from support.vllm_standin import serving
+
+from rstar2.agent import Limits, rollout
+from rstar2.engines.base import EngineError, Sampling
+from rstar2.engines.chat_api import open_chat_api
+from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
+from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.trace import ToolCall
+
+
+class Prints42(SharedTools):
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        return ToolCall(name=name, arguments=arguments, status="ok", output="42 <|im_end|> π")
+
+
+async def test_thought_calls_and_replies_go_through_the_endpoint_and_back() -> None:
+    with serving(ChatEndpoint(solves, key="secret")) as endpoint:
+        opened = await open_chat_api(endpoint.url, None, "secret")
+        codec = opened.codec
+        shown: list[int] = []
+        trace = await rollout(
+            codec.prompt(codec.format.messages("Compute 6 * 7.")),
+            engine=opened.engine,
+            tools=Prints42(),
+            codec=codec,
+            limits=Limits(),
+            sampling=Sampling(seed=3),
+            on_tokens=shown.extend,
+        )
+        await opened.engine.aclose()
+    call = {"name": NAME, "arguments": {"code": "print(6 * 7)"}}
+    assert trace.finish == "answer"
+    assert [turn.text for turn in trace.turns] == [
+        f"<think>I √ ask Python.</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call>",
+        "<think>It says so.</think>\nThe answer is \\boxed{42 < |im_end|> π}.",
+    ]
+    assert codec.decode(shown) == "".join(turn.text for turn in trace.turns)
+    first, second = endpoint.asked
+    assert first["messages"] == [{"role": "user", "content": "Compute 6 * 7."}]
+    assert first["tools"] == [SCHEMA]
+    _, asked, reply = second["messages"]
+    assert (asked["content"], json.loads(asked["tool_calls"][0]["function"]["arguments"])) == (
+        None,
+        call["arguments"],
+    )
+    assert reply == {
+        "role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "42 < |im_end|> π",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", ["{not JSON", "", '{"code": "a"} x'])
+async def test_arguments_that_are_no_json_are_a_failed_call_and_are_sent_back(arguments: str) -> None:
+    def model(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": "sorry"} if messages[-1]["role"] == "tool" else {"calls": [(NAME, arguments)]}
+
+    with serving(ChatEndpoint(model)) as endpoint:
+        opened = await open_chat_api(endpoint.url, "scripted", None)
+        codec = opened.codec
+        trace = await rollout(
+            codec.prompt(codec.format.messages("x")),
+            engine=opened.engine,
+            tools=Prints42(),
+            codec=codec,
+            limits=Limits(),
+            sampling=Sampling(),
+        )
+        await opened.engine.aclose()
+    assert [call.status for call in trace.calls] == ["invalid_arguments" if not arguments else "parse_error"]
+    sent = endpoint.asked[-1]["messages"][1]["tool_calls"][0]["function"]
+    assert arguments in json.dumps(json.loads(sent["arguments"])).replace('\\"', '"')
+
+
+async def test_a_wrong_key_is_the_endpoints_own_message_and_length_is_a_cut() -> None:
+    with serving(ChatEndpoint(lambda _: {"content": "long", "finish": "length"}, key="secret")) as endpoint:
+        prompt = text_codec([NAME]).prompt([{"role": "user", "content": "x"}])
+        for key in ("wrong", "secret"):
+            opened = await open_chat_api(endpoint.url, None, key)
+            if key == "wrong":
+                with pytest.raises(EngineError, match="HTTP 401: Incorrect API key"):
+                    await opened.engine.generate(prompt, Sampling())
+            else:
+                assert (await opened.engine.generate(prompt, Sampling())).finish == "length"
+            await opened.engine.aclose()
+
+
+@given(text=st.text(max_size=60))
+def test_text_survives_its_ids_and_counts_by_bytes(text: str) -> None:
+    tokenizer = TextTokenizer()
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == -(-len(text.encode()) // BYTES) or "<|im_" in text
+
+
+@given(
+    texts=st.lists(
+        st.text(max_size=20).filter(lambda text: "<tool_call>" not in text), min_size=1, max_size=4
+    )
+)
+def test_a_conversation_is_read_again_from_its_ids(texts: list[str]) -> None:
+    codec = text_codec([NAME])
+    ids = codec.prompt([{"role": "user", "content": texts[0]}])
+    for text in texts[1:]:
+        ids += codec.turn("yes") + codec.user_turn(text)
+    expected = [{"role": "user", "content": texts[0]}]
+    for text in texts[1:]:
+        expected += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": text}]
+    assert messages_of(ids) == expected

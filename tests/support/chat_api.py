@@ -1,0 +1,72 @@
+"""A small OpenAI-compatible chat endpoint with a scripted model: messages in, a streamed message out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+Model = Callable[[list[dict[str, Any]]], dict[str, Any]]
+"""The messages of a request to `thought`, `content`, `calls` (name, arguments as text) and `finish`, each optional."""
+
+
+class ChatEndpoint:
+    """What the endpoint should say, and what it was asked; `vllm_standin.serving` serves it."""
+
+    def __init__(self, model: Model, key: str | None = None) -> None:
+        self.model = model
+        self.key = key
+        self.url = ""
+        self.asked: list[dict[str, Any]] = []
+        self.app = FastAPI()
+        self.app.get("/v1/models")(self._models)
+        self.app.post("/v1/chat/completions")(self._completions)
+
+    async def _models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "scripted", "object": "model"}]}
+
+    async def _completions(self, request: Request) -> Response:
+        if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
+            error = {"message": "Incorrect API key provided", "type": "invalid_request_error"}
+            return JSONResponse({"error": error}, status_code=401)
+        body = await request.json()
+        self.asked.append(body)
+        return StreamingResponse(self._events(self.model(body["messages"])), media_type="text/event-stream")
+
+    def _events(self, said: dict[str, Any]) -> Iterator[str]:
+        deltas: list[dict[str, Any]] = [{"role": "assistant"}]
+        deltas += [{"reasoning_content": part} for part in _parts(said.get("thought", ""))]
+        deltas += [{"content": part} for part in _parts(said.get("content", ""))]
+        for index, (name, arguments) in enumerate(said.get("calls", ())):
+            opening = {"index": index, "id": f"c{index}", "function": {"name": name, "arguments": ""}}
+            deltas.append({"tool_calls": [opening]})
+            deltas += [
+                {"tool_calls": [{"index": index, "function": {"arguments": part}}]}
+                for part in _parts(arguments)
+            ]
+        finish = said.get("finish", "tool_calls" if said.get("calls") else "stop")
+        for delta, end in [*((delta, None) for delta in deltas), ({}, finish)]:
+            choice = {"index": 0, "delta": delta, "finish_reason": end}
+            yield f"data: {json.dumps({'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
+        yield "data: [DONE]\n\n"
+
+
+def _parts(text: str) -> list[str]:
+    return [text[start : start + 5] for start in range(0, len(text), 5)]
+
+
+def solves(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """Asks Python for what is to be computed, then gives what the tool printed; greets when greeted."""
+    last = messages[-1]
+    if last["role"] == "tool":
+        return {"thought": "It says so.", "content": f"The answer is \\boxed{{{last['content']}}}."}
+    if "Compute " in last["content"]:
+        code = f"print({last['content'].partition('Compute ')[2].rstrip('.')})"
+        return {
+            "thought": "I √ ask Python.",
+            "calls": [("python_code_with_standard_io", json.dumps({"code": code}))],
+        }
+    return {"content": f"this is message {len(messages)}"}
