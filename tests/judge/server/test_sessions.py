@@ -16,6 +16,7 @@ import httpx
 import pytest
 import redis
 from support.judge_faults import parts
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
@@ -54,7 +55,8 @@ def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None
 def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
     """A client of a judge with one worker."""
     headers = {"Authorization": f"Bearer {limited_judge.token}"}
-    with httpx.Client(base_url=limited_judge.url, headers=headers, timeout=90.0, trust_env=False) as client:
+    url, bound = limited_judge.url, TIMEOUT_S
+    with httpx.Client(base_url=url, headers=headers, timeout=bound, trust_env=False) as client:
         yield client
 
 
