@@ -20,6 +20,8 @@ from rstar2.toolbox import Toolbox
 from rstar2.tools import ToolContext, tool_modules
 from rstar2.trace import ToolCall
 
+pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
+
 PROGRAM, NOTEBOOK = "python_code_with_standard_io", "jupyter_code"
 PAPERS_NAME = "execute_python_code_with_standard_io"
 
@@ -81,7 +83,6 @@ async def test_input_may_be_left_out_and_the_papers_name_is_accepted(
     assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(PAPERS_NAME, {"code": "1"})]
 
 
-@pytest.mark.slow
 async def test_limits_of_the_format_are_those_of_the_program(client: JudgeClient, fmt: Format) -> None:
     def limited(**limits: float) -> Toolbox:
         return Toolbox(client, fmt.model_copy(update={"limits": fmt.limits.model_copy(update=limits)}))
@@ -194,7 +195,6 @@ async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
     await all_closed(client)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_of_many_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
     client: JudgeClient, fmt: Format, monkeypatch: pytest.MonkeyPatch

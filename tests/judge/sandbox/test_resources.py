@@ -145,6 +145,7 @@ os.write(1, b'niced')
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
     get_worker: GetWorker, tier: Isolation
@@ -166,6 +167,7 @@ while time.process_time() < end: pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_process_cannot_hide_from_its_zygote(get_worker: GetWorker, tier: Isolation) -> None:
     worker = get_worker(tier)
@@ -450,6 +452,7 @@ def test_quota_counts_what_a_program_hides(tmp_path: Path) -> None:
     assert is_over_quota(str(deep.parents[99]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_the_kernel_kills_programs_first_where_memory_is_short(
     get_worker: GetWorker, tier: Isolation

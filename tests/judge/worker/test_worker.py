@@ -49,6 +49,7 @@ worker.work("hangs", client, Hangs(), LocalQueue(), preload=True)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
