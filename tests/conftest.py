@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from support.distribution import InUnits, place
 
 from rstar2.formats.format import ours
 from rstar2.judge.service.start import JudgeHandle, running_judge
@@ -37,30 +38,17 @@ hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 
-LONGEST_FIRST = [
-    "demo/test_whole_demo.py",
-    "train/test_verl_update.py",
-    "judge/test_faults.py",
-    "judge/sandbox/test_attacks.py",
-    "report/test_viewer.py",
-    "judge/server/test_websocket.py",
-    "judge/client/test_client.py",
-    "judge/server/test_sessions.py",
-    "judge/sandbox/test_faults.py",
-    "cli/test_eval.py",
-    "cli/test_chat_terminal.py",
-    "judge/service/test_service.py",
-    "judge/test_attacks.py",
-]
-"""The files of more than about 15 seconds: a long one at the end would leave the other processes idle."""
-
 REAL_VLLM = "engines/test_real_vllm.py"
 collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [REAL_VLLM]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
+    items.sort(key=lambda item: place(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InUnits | None:
+    return InUnits(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

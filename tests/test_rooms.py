@@ -102,6 +102,7 @@ def test_the_folder_for_verl_may_import_it(house: Path) -> None:
     assert _lint(house).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_judge_runs_without_torch_datasets_or_transformers() -> None:
     files = sorted((REPOSITORY / "rstar2" / "judge").rglob("*.py"))
     names = [".".join(path.relative_to(REPOSITORY).with_suffix("").parts) for path in files]

@@ -111,7 +111,7 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free_again(tmp_path: Path) 
             pass
     finally:
         holder.kill()
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
     with open_run(path, "demo", {"seed": 1}) as run:
         assert run.attempt == 2
 

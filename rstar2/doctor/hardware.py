@@ -17,6 +17,9 @@ DISK_GIB = 5
 """A demo's checkpoints, logs and traces fit well into this."""
 _ASK_S = 60.0
 _CGROUP = Path("/sys/fs/cgroup")
+_DEV = Path("/dev")
+_GPU_DEVICES = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")
+"""Devices of NVIDIA's and AMD's drivers, Jetson boards and WSL included; `torch.cuda` knows of no other GPUs."""
 _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(i))"
 
 
@@ -84,10 +87,15 @@ def _nvidia() -> list[str]:
 
 
 def _by_torch() -> list[str]:
-    """AMD's and other GPUs, as an installed torch sees them, in a process of its own."""
+    """AMD's and other GPUs, as an installed torch sees them, in a process of its own.
+
+    Importing torch takes seconds, so it is only asked where there is the device of a driver.
+    """
     from importlib.util import find_spec
 
-    return _lines([sys.executable, "-c", _TORCH]) if find_spec("torch") else []
+    if not any(True for name in _GPU_DEVICES for _ in _DEV.glob(name)) or find_spec("torch") is None:
+        return []
+    return _lines([sys.executable, "-c", _TORCH])
 
 
 def _lines(command: list[str]) -> list[str]:

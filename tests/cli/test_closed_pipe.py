@@ -15,9 +15,12 @@ from pathlib import Path
 from rstar2.cli.common import err, out
 from rstar2.runs import open_run
 with open_run(Path(sys.argv[1]), "eval", {}):
-    for number in range(20_000):
-        out.print(number)
-        err.print(number)
+    for console in (out, err):
+        console.print("begun")
+    # More than a pipe holds, so that it is not over before its reader is gone.
+    for _ in range(200):
+        for console in (out, err):
+            console.print("x" * 1000)
 """
 
 
@@ -26,7 +29,7 @@ def test_a_run_continues_and_finishes(tmp_path: Path, stream: str) -> None:
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | {stream: subprocess.PIPE}
     process = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path / "run")], **streams)  # type: ignore[call-overload]
     reader = getattr(process, stream)
-    assert reader.readline() == b"0\n"
+    assert reader.readline() == b"begun\n"
     reader.close()
     assert process.wait(600) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"

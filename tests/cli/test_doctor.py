@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 import rstar2
 from rstar2 import serve
 from rstar2.cli import app
+from rstar2.doctor import hardware
 from rstar2.doctor.finding import Finding, laptop_ready
 from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
@@ -141,7 +142,17 @@ def test_gpus_are_counted_by_name(gpu_path: str) -> None:
     assert (gpu["found"], gpu["state"]) == (f"2 × {GPU}", "ok")
 
 
-@pytest.mark.slow
+def test_torch_is_asked_for_gpus_where_a_driver_has_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _executable(tmp_path / "bin", "python", f"echo '{GPU}'")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(hardware, "_DEV", tmp_path)
+    assert hardware._by_torch() == []
+    (tmp_path / "kfd").touch()
+    assert hardware._by_torch() == [GPU]
+
+
 def test_a_broken_nvidia_smi_is_no_gpu(tmp_path: Path) -> None:
     _executable(tmp_path, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     gpu = _findings(_doctor("--json", PATH=f"{tmp_path}:{os.environ['PATH']}"))["GPU"]

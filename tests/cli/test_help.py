@@ -91,6 +91,7 @@ def loaded() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_root_help_loads_typer_alone(loaded: dict[str, list[str]]) -> None:
     bare = set(_ran("import typer, rich; print(json.dumps(sorted(packages())))"))
     assert "typer" in bare

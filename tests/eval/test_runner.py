@@ -318,6 +318,7 @@ async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(
     assert stable(tmp_path / "full") == stable(tmp_path / "whole")
 
 
+@pytest.mark.slow
 async def test_the_oracle_scores_exactly_what_it_should_on_all_of_math500(
     shared: Path, plain: ChatCodec, grader: GraderPool, tmp_path: Path
 ) -> None:

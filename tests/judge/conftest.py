@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.server.settings import ServerLimits
@@ -20,7 +21,7 @@ MAX_QUEUED = 3
 
 @pytest.fixture
 def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=judge.url, timeout=30.0, trust_env=False) as client:
+    with httpx.Client(base_url=judge.url, timeout=TIMEOUT_S, trust_env=False) as client:
         yield client
 
 

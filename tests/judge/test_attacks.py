@@ -23,7 +23,7 @@ class OverHttp:
     """What the attack runner uses in place of a sandbox."""
 
     def __init__(self, url: str) -> None:
-        self.client = httpx.Client(base_url=url, timeout=150.0, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=300.0, trust_env=False)
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         body = json.dumps({"runs": [request.model_dump(warnings=False)]})

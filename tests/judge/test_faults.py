@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
     """One judge for all faults that it survives."""
-    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
+    with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:
         yield handle
 
 
@@ -190,7 +190,9 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_runs_and_returns_the_r
 ) -> None:
     judge = judge_elsewhere
     before = sum(done_by(wait_heartbeats(judge)))
-    settings = ServiceSettings(folder=str(tmp_path), workers=1, redis_url=server.url, api=False)
+    settings = ServiceSettings(
+        folder=str(tmp_path), workers=1, redis_url=server.url, api=False, preload=False
+    )
     process, _ = start_service(settings)
     names = {worker["name"] for worker in status(judge)["workers"]}
     left: list[int] = []

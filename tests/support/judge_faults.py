@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.schema import RunRequest, RunResult
@@ -18,7 +19,7 @@ from rstar2.judge.service.start import JudgeHandle
 
 AT_ONCE = 40
 PROGRAM = "import time; time.sleep(0.02); print({})"
-RECOVERS_S = 90.0
+RECOVERS_S = TIMEOUT_S
 """Generous: how fast a judge recovers is for benchmarks, here it only has to."""
 
 
@@ -69,7 +70,7 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
 
 def status(judge: JudgeHandle) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {judge.token}"} if judge.token else {}
-    answer = httpx.get(f"{judge.url}/status", headers=headers, timeout=30.0, trust_env=False)
+    answer = httpx.get(f"{judge.url}/status", headers=headers, timeout=TIMEOUT_S, trust_env=False)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 

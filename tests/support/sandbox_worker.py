@@ -69,6 +69,11 @@ class SandboxWorker:
         self._send(cell=code)
         return self.end()
 
+    def close_session(self) -> None:
+        """End the session, if there is one."""
+        self._send(close=True)
+        self._answer()
+
     def close(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -114,6 +119,10 @@ def _serve(sandbox: Sandbox) -> None:
                 answer = sandbox.run(RunRequest.model_validate(request), "a-run").model_dump()
             case {"open": memory_mb}:
                 session = sandbox.open_session(memory_mb, kind="bare")
+            case {"close": True}:
+                if session is not None:
+                    session.close()
+                    session = None
             case {"cell": code}:
                 assert session is not None
                 answer = session.run_cell(code, 60.0, "a-cell").model_dump()

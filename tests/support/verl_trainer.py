@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
-import verl.trainer
-from hydra import compose, initialize_config_dir
 from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
+from support.verl_config import composed
 from support.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -189,8 +188,6 @@ def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     """What VERL makes of our command line."""
     rows = [{"prompt": [{"role": "user", "content": "?"}]}]
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
-    defaults = Path(verl.trainer.__file__).parent / "config"
-    with initialize_config_dir(config_dir=str(defaults), version_base=None):
-        config = compose("ppo_trainer", overrides=stage_command(recipe, folder, model).argv[3:])
+    config = composed("ppo_trainer", stage_command(recipe, folder, model).argv[3:])
     config.actor_rollout_ref.actor.optim.total_training_steps = recipe.steps
     return config

@@ -20,6 +20,8 @@ from rstar2.toolbox import Toolbox
 from rstar2.tools import ToolContext, tool_modules
 from rstar2.trace import ToolCall
 
+pytestmark = pytest.mark.slow  # A notebook has all libraries, which each worker loads for the first one.
+
 PROGRAM, NOTEBOOK = "python_code_with_standard_io", "jupyter_code"
 PAPERS_NAME = "execute_python_code_with_standard_io"
 
@@ -39,9 +41,9 @@ async def client(own_judge: JudgeHandle) -> AsyncIterator[JudgeClient]:
 
 @pytest.fixture
 def fmt() -> Format:
-    """Both tools, with a short time limit."""
+    """Both tools, with a time limit that no machine is too slow for."""
     found = read_format("release")
-    limits = found.limits.model_copy(update={"seconds": 2.0, "characters": 1000})
+    limits = found.limits.model_copy(update={"seconds": 60.0, "characters": 1000})
     return found.model_copy(update={"layout": "plain", "limits": limits})
 
 
@@ -81,18 +83,18 @@ async def test_input_may_be_left_out_and_the_papers_name_is_accepted(
     assert parse_calls(f"<tool_call>{body}</tool_call>", ours()) == [(PAPERS_NAME, {"code": "1"})]
 
 
-@pytest.mark.slow
 async def test_limits_of_the_format_are_those_of_the_program(client: JudgeClient, fmt: Format) -> None:
-    limits = fmt.limits.model_copy(
-        update={"seconds": 0.2, "memory_mb": 200, "characters": 4, "traceback_lines": 1}
-    )
-    tight = fmt.model_copy(update={"limits": limits})
-    programs = ["while True: pass", "x = bytearray(10 ** 9)", "print('a' * 5 + 'b' * 5)"]
+    def limited(**limits: float) -> Toolbox:
+        return Toolbox(client, fmt.model_copy(update={"limits": fmt.limits.model_copy(update=limits)}))
+
+    small = {"memory_mb": 200, "characters": 4, "traceback_lines": 1}
     for name in (PROGRAM, NOTEBOOK):
-        calls = await ran(Toolbox(client, tight), *((name, {"code": code}) for code in programs))
-        assert calls[0].status == "timeout"
-        assert calls[1].status in ("memory", "error")
-        assert calls[2].output == "aa\n... 6 characters left out ...\nbb"
+        (endless,) = await ran(limited(seconds=0.2), (name, {"code": "while True: pass"}))
+        assert endless.status == "timeout"
+        programs = ["x = bytearray(10 ** 9)", "print('a' * 5 + 'b' * 5)"]
+        large, long = await ran(limited(**small), *((name, {"code": code}) for code in programs))
+        assert large.status in ("memory", "error")
+        assert long.output == "aa\n... 6 characters left out ...\nbb"
 
 
 async def test_a_notebook_keeps_its_variables_over_one_rollout_alone(
@@ -193,16 +195,14 @@ async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
     await all_closed(client)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_of_1024_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
+async def test_of_many_rollouts_in_flight_none_is_lost_or_leaves_a_notebook(
     client: JudgeClient, fmt: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each works in a notebook of its own, an eighth of them is cancelled on the way."""
-    in_flight, most = 1024, 64
+    in_flight, most = 256, 64
     monkeypatch.setattr("rstar2.tools.MAX_SESSIONS", most)
-    patient = fmt.model_copy(update={"limits": fmt.limits.model_copy(update={"seconds": 60.0})})
-    box, all_started, open_now, peak = Toolbox(client, patient), asyncio.Barrier(in_flight), 0, 0
+    box, all_started, open_now, peak = Toolbox(client, fmt), asyncio.Barrier(in_flight), 0, 0
 
     async def rollout(number: int) -> list[ToolCall]:
         nonlocal open_now, peak

@@ -105,7 +105,7 @@ def test_closing_ends_gradings_that_are_under_way():
         time.sleep(0.01)
     pool.close()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=240)
     assert [(verdict.verdict, verdict.rule) for verdict in seen] == [
         ("unparsed", "not verified: the pool is closed")
     ] * 4
@@ -119,7 +119,7 @@ def test_workers_end_with_a_caller_that_was_killed():
     assert caller.stdout is not None
     pids = [int(pid) for pid in caller.stdout.readline().split()]
     caller.kill()
-    caller.communicate(timeout=30)
+    caller.communicate(timeout=240)
     deadline = time.monotonic() + 60
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline

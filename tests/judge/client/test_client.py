@@ -216,6 +216,7 @@ async def test_what_is_no_url_of_a_judge_is_refused_at_once(url: str) -> None:
             await client.run(RunRequest(code="1"))
 
 
+@pytest.mark.slow
 def test_loops_that_are_over_leave_nothing_open(judge: JudgeHandle) -> None:
     client = JudgeClient(judge.url)
     open_files = []
@@ -250,6 +251,7 @@ print(client.run(RunRequest(code="6")).value)
     assert done.stdout.split() == [*(["5"] if does else []), "ok", "6"]
 
 
+@pytest.mark.slow
 def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) -> None:
     code = (
         "import asyncio, sys\n"

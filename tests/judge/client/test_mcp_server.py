@@ -12,7 +12,8 @@ from support.optional import needs
 
 from rstar2.judge.service.start import JudgeHandle
 
-pytestmark = needs("mcp")
+# Sessions have all libraries, which each worker loads for the first one.
+pytestmark = [pytest.mark.slow, needs("mcp")]
 
 
 def assistant(judge: JudgeHandle) -> Any:
@@ -80,7 +81,6 @@ async def test_a_program_that_is_too_long_is_told_with_the_limit(judge: JudgeHan
     assert "at most" in done.content[0].text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("named", [True, False])
 async def test_the_command_speaks_the_protocol_on_its_streams(
     judge: JudgeHandle, tmp_path: Path, named: bool

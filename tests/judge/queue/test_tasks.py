@@ -51,11 +51,11 @@ def published(client: Any) -> Iterator[list[queue.Notice]]:
     notices: list[queue.Notice] = []
     with client.pubsub() as subscription:
         subscription.subscribe(queue.DONE)
-        assert subscription.get_message(timeout=10)["type"] == "subscribe"
+        assert subscription.get_message(timeout=60)["type"] == "subscribe"
         yield notices
         client.publish(queue.DONE, "end 0 0 ")
         while not notices or notices[-1].id != "end":
-            notices += queue.Notice.from_message(subscription.get_message(timeout=10)["data"])
+            notices += queue.Notice.from_message(subscription.get_message(timeout=60)["data"])
         notices.pop()
 
 

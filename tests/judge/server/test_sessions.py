@@ -16,6 +16,7 @@ import httpx
 import pytest
 import redis
 from support.judge_faults import parts
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
@@ -23,6 +24,8 @@ from rstar2.judge.client.session import OPEN_S, JudgeSession
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.service.start import JudgeHandle
+
+pytestmark = pytest.mark.slow  # A session has all libraries, which each worker loads for the first one.
 
 
 def open_session(http: httpx.Client, **limits: Any) -> str:
@@ -54,7 +57,8 @@ def test_state_is_kept_and_the_last_expression_shown(http: httpx.Client) -> None
 def one(limited_judge: JudgeHandle) -> Iterator[httpx.Client]:
     """A client of a judge with one worker."""
     headers = {"Authorization": f"Bearer {limited_judge.token}"}
-    with httpx.Client(base_url=limited_judge.url, headers=headers, timeout=90.0, trust_env=False) as client:
+    url, bound = limited_judge.url, TIMEOUT_S
+    with httpx.Client(base_url=url, headers=headers, timeout=bound, trust_env=False) as client:
         yield client
 
 
@@ -104,7 +108,6 @@ def test_a_cell_whose_connection_broke_is_not_run_again(
     assert cell(http, session, "n")["value"] == "1"
 
 
-@pytest.mark.slow
 def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(http: httpx.Client, judge: JudgeHandle) -> None:
     session = open_session(http)
     cell(http, session, "n = 0")
@@ -184,7 +187,6 @@ def test_an_idle_session_ends(http: httpx.Client) -> None:
     assert "idle for 1 s" in after["session_end"]
 
 
-@pytest.mark.slow
 def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
     session = open_session(http, total_s=2)
     ends = time.monotonic() + 30
@@ -193,7 +195,6 @@ def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
     assert "open for its 2 s" in result["session_end"]
 
 
-@pytest.mark.slow
 def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
     session = open_session(http, total_s=2)
     result = cell(http, session, "import time\ntime.sleep(30)", timeout_s=20)
@@ -202,7 +203,6 @@ def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
     assert result["wall_s"] < 20
 
 
-@pytest.mark.slow
 def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client) -> None:
     idle, waits = open_session(one, idle_s=2), open_session(one, idle_s=2)
     with ThreadPoolExecutor(1) as pool:
@@ -318,7 +318,6 @@ async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
                 await asyncio.wait_for(session.__aenter__(), 10)
 
 
-@pytest.mark.slow
 def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one: httpx.Client) -> None:
     session = open_session(one)
     assert cell(one, session, "1")["value"] == "1"

@@ -39,7 +39,7 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time, pathlib\n"
         "from rstar2.judge.service.start import running_judge\n"
-        f"with running_judge(pathlib.Path({str(tmp_path)!r}), workers=1) as judge:\n"
+        f"with running_judge(pathlib.Path({str(tmp_path)!r}), workers=1, preload=False) as judge:\n"
         "    print(judge.pid, flush=True)\n"
         "    time.sleep(60)\n"
     )
@@ -174,7 +174,8 @@ def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path)
 def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
     """NUL bytes take six times their size as JSON, in the queue too."""
     budget, size, count = 12 << 20, 64 << 10, 120
-    settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=ServerLimits(max_queued_bytes=budget))
+    limits = ServerLimits(max_queued_bytes=budget)
+    settings = ServiceSettings(folder=str(tmp_path), workers=1, limits=limits, preload=False)
     process, judge = start_service(settings)
     used: list[int] = []
     over = threading.Event()
@@ -250,7 +251,12 @@ def test_a_queue_elsewhere_needs_a_password_and_isolation(
 @pytest.mark.slow
 def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: EmbeddedRedis) -> None:
     weak = ServiceSettings(
-        folder=str(tmp_path / "weak"), workers=1, redis_url=server.url, isolation="none", api=False
+        folder=str(tmp_path / "weak"),
+        workers=1,
+        redis_url=server.url,
+        isolation="none",
+        api=False,
+        preload=False,
     )
     with running_judge(tmp_path / "judge", workers=1, redis_url=server.url, preload=False) as judge:
         with pytest.raises(UserError, match=f"none is below the {judge.isolation}"):
@@ -258,7 +264,9 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         assert [worker["isolation"] for worker in status(judge)["workers"]] == [judge.isolation]
     # That judge has ended and requires nothing any more; the next one requires no more than it finds.
     with (
-        running_judge(tmp_path / "weak", workers=1, redis_url=server.url, isolation="none") as judge,
+        running_judge(
+            tmp_path / "weak", workers=1, redis_url=server.url, isolation="none", preload=False
+        ) as judge,
         SyncJudgeClient(judge.url, judge.token) as client,
     ):
         assert judge.isolation == "none"

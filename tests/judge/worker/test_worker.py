@@ -49,6 +49,7 @@ worker.work("hangs", client, Hangs(), LocalQueue(), preload=True)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_whose_sandbox_hangs_ends_and_loses_nothing(server: EmbeddedRedis) -> None:
     client: Any = redis.Redis.from_url(server.url, decode_responses=True)
     body = RunRequest(code="print(1)", timeout_s=0.2).model_dump_json()
@@ -110,7 +111,7 @@ def test_a_result_waits_for_nothing_else_the_worker_does(
     monkeypatch.setattr(worker, "PROFILE_EVERY", 1)
     body = RunRequest(code="print(1)").model_dump_json()
     client.execute_command(*queue.enqueue({"a": body}))
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=60) as own:
         working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, preload))
         working.start()
         deadline = time.monotonic() + 60
@@ -140,7 +141,7 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
         client.execute_command(*queue.return_task(tasks[number], "returns"))
     client.execute_command(*queue.remove_worker("returns"))
     sandbox, local = Quick(), LocalQueue()
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=60) as own:
         working = threading.Thread(target=worker.work, args=("w", own, sandbox, local, True))
         working.start()
         deadline = time.monotonic() + 60
@@ -154,7 +155,7 @@ def test_returned_programs_are_run_first_the_oldest_before_the_others(server: Em
 
 def test_a_worker_that_is_refused_loads_no_libraries(server: EmbeddedRedis) -> None:
     sandbox = Quick()
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=5) as own:
+    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=60) as own:
         own.execute_command(*required_isolation.require("judge", "strict"))
         with pytest.raises(UserError, match="none is below the strict"):
             worker.work("w", own, sandbox, LocalQueue(), preload=True)

@@ -1,0 +1,60 @@
+"""Where pytest runs in several processes: which files share one, for what they start, and which begin first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xdist.scheduler import LoadScopeScheduling
+
+TESTS = Path(__file__).resolve().parents[1]
+SHARED = {
+    # Four sandboxes, of each tier and kind of user.
+    "judge/sandbox/": "sandboxes",
+    # A judge of one worker that asks for a token, beside the judge that most rooms use.
+    **dict.fromkeys(("judge/server/", "judge/client/", "judge/service/"), "judges"),
+    # VERL, which takes ten seconds to import.
+    **dict.fromkeys(
+        (
+            f"train/test_{name}.py"
+            for name in ("agent_loop", "algorithms", "command", "contract", "profiles", "sampler")
+        ),
+        "verl",
+    ),
+    "train/estimate/": "verl",
+}
+"""The unit of files, by the beginning of their paths, where it is not one of them."""
+LONGEST_FIRST = (
+    "demo/test_whole_demo.py",
+    "judges",
+    "sandboxes",
+    "cli/test_chat.py",
+    "verl",
+    "train/test_verl_update.py",
+    "judge/test_faults.py",
+    "tools/test_toolbox.py",
+    "cli/test_eval.py",
+    "test_example_lines.py",
+    "train/test_gpu_walk.py",
+    "train/test_hardware.py",
+    "judge/test_attacks.py",
+    "report/test_viewer.py",
+)
+"""The units of more than about 20 seconds: a long one at the end would leave the other processes idle."""
+
+
+def unit(path: str) -> str:
+    """What runs in one process with a file, whose path is relative to the tests' folder."""
+    return next((name for beginning, name in SHARED.items() if path.startswith(beginning)), path)
+
+
+def place(path: Path) -> int:
+    """When a file begins, by the length of its unit."""
+    name = unit(path.relative_to(TESTS).as_posix())
+    return LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+class InUnits(LoadScopeScheduling):
+    """Gives each process the next unit."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid.partition("::")[0].removeprefix(f"{TESTS.name}/"))
