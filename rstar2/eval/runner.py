@@ -41,6 +41,7 @@ _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
 _NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
+Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
 OnProgress = Callable[[Progress], None]
 
 
@@ -64,6 +65,8 @@ class Part:
     out: Path
     """The folder to write to."""
     method: Method
+    combined: Combined | None = None
+    """More scores, made of those that the traces have."""
 
 
 async def evaluate(
@@ -175,6 +178,7 @@ class _Benchmark:
         self.refused: list[EngineError] = []
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
+        self._combined = part.combined
         self._out = part.out
         self._shared = shared
         self._traces = part.out / "traces.jsonl"
@@ -269,9 +273,12 @@ class _Benchmark:
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
         golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))
+        summary = summarise(groups)
+        if self._combined is not None and "scores" in summary:
+            summary["scores"] |= self._combined(summary["scores"])
         result = EvalResult(
             name=self.name,
-            summary=summarise(groups),
+            summary=summary,
             per_problem=problem_rows(groups, golds),
             complete=samples == self.total,
         )

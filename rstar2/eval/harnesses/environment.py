@@ -14,8 +14,10 @@ from typing import Any
 
 from rstar2.errors import Failure, UserError
 from rstar2.eval.stored import read_json
-from rstar2.files import write_json
+from rstar2.files import write_json, write_text
 
+INSTALLER = "uv==0.13.8"
+"""Resolves in seconds what takes pip half an hour."""
 _INSTALL_S = 3600.0
 _LOOK_S = 300.0
 _RECORD = "environment.json"
@@ -48,6 +50,8 @@ class Harness:
     """What must be importable."""
     data_packages: tuple[str, ...] = ()
     """Exactly pinned, installed without what they need, since only their files are read."""
+    left_out: tuple[str, ...] = ()
+    """What the packages ask for and nothing that is run here imports."""
 
     @property
     def command(self) -> str:
@@ -65,7 +69,7 @@ class Harness:
 
     @property
     def pins(self) -> list[str]:
-        return [*self.packages, *self.data_packages]
+        return [*self.packages, *self.data_packages, *(f"without {name}" for name in self.left_out)]
 
 
 def environments_folder() -> Path:
@@ -77,7 +81,7 @@ def environments_folder() -> Path:
 def set_up(harness: Harness) -> bool:
     """Make the environment, or leave one that is in order; whether it was made.
 
-    What pip says is in `setup.log` there. A Failure where something cannot be installed; what is half-made is made
+    The installer writes to `setup.log` there. A Failure where something cannot be installed; what is half-made is made
     anew by the next call.
     """
     if fault(harness) is None:
@@ -88,9 +92,12 @@ def set_up(harness: Harness) -> bool:
         venv.create(harness.folder, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise Failure(f"cannot make {harness.folder}: {error}", "Is the folder writable?") from error
-    _install(harness, list(harness.packages))
+    _install(harness, "pip", [INSTALLER])
+    overrides = harness.folder / "left_out.txt"
+    write_text(overrides, "".join(f"{name}; python_version < '3'\n" for name in harness.left_out))
+    _install(harness, "uv", ["--override", str(overrides), *harness.packages])
     if harness.data_packages:
-        _install(harness, ["--no-deps", *harness.data_packages])
+        _install(harness, "uv", ["--no-deps", *harness.data_packages])
     seen = _look(harness)
     if seen["absent"] or seen["gone"]:
         raise Failure(
@@ -101,13 +108,11 @@ def set_up(harness: Harness) -> bool:
     return True
 
 
-def require(harness: Harness) -> None:
+def require(harness: Harness, benchmark: str) -> None:
     """UserError, with the command that makes it, where the environment is not there or not in order."""
     wrong = fault(harness)
     if wrong is not None:
-        raise UserError(
-            f"{harness.benchmarks[0]} needs the harness {harness.name}: {wrong}", f"Run: {harness.command}"
-        )
+        raise UserError(f"{benchmark} needs the harness {harness.name}: {wrong}", f"Run: {harness.command}")
 
 
 def fault(harness: Harness) -> str | None:
@@ -141,8 +146,13 @@ def _fault_of(seen: dict[str, Any]) -> str | None:
     return seen["gone"] or None
 
 
-def _install(harness: Harness, packages: Sequence[str]) -> None:
-    command = [str(harness.python), "-m", "pip", "install", "--disable-pip-version-check", *packages]
+def _install(harness: Harness, installer: str, packages: Sequence[str]) -> None:
+    python = str(harness.python)
+    commands = {
+        "pip": [python, "-m", "pip", "install", "--disable-pip-version-check"],
+        "uv": [python, "-m", "uv", "pip", "install", "--python", python],
+    }
+    command = [*commands[installer], *packages]
     with (harness.folder / _LOG).open("ab") as log:
         try:
             made = subprocess.run(command, stdout=log, stderr=log, timeout=_INSTALL_S, check=False)
@@ -150,12 +160,16 @@ def _install(harness: Harness, packages: Sequence[str]) -> None:
             raise Failure(f"cannot install {' '.join(packages)}: {error}", _see_log(harness)) from error
     if made.returncode:
         said = (harness.folder / _LOG).read_text(errors="replace").splitlines()
-        errors = [line for line in said if line.startswith("ERROR:")] or said[-1:] or ["pip failed"]
+        errors = (
+            [line for line in said if line.startswith(("ERROR:", "error:"))] or said[-1:] or ["it failed"]
+        )
         raise Failure(f"cannot install {' '.join(packages)}: {errors[-1]}", _see_log(harness))
 
 
 def _see_log(harness: Harness) -> str:
-    return f"What pip said: {harness.folder / _LOG}. Then run again: {harness.command}"
+    return (
+        f"What {INSTALLER.partition('=')[0]} said: {harness.folder / _LOG}. Then run again: {harness.command}"
+    )
 
 
 def _look(harness: Harness) -> dict[str, Any]:

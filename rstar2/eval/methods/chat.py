@@ -98,6 +98,9 @@ class EngineChat:
         self.tokens += reply.tokens
         return reply
 
+    async def aclose(self) -> None:
+        """The engine is closed by whoever opened it."""
+
 
 def _templated(message: Message) -> Message:
     """A message as chat templates take it: a text for content, and the arguments of calls as objects."""
