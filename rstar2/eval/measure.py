@@ -120,11 +120,6 @@ def prepare(
     return EvalPlan(open_target(target, every, in_flight, server), planned, judge, judge_model, given)
 
 
-def needs_tokenizer(names: list[str]) -> bool:
-    """Whether one of the benchmarks runs the agent loop, which works on token ids."""
-    return any(not find(name).chat for name in expanded(names))
-
-
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
     if target.oracle and name in BENCHMARK_NAMES:
         raise UserError(

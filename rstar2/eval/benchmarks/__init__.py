@@ -134,6 +134,11 @@ def expanded(names: list[str]) -> list[str]:
     return [each for name in names for each in GROUPS.get(name, (name,))]
 
 
+def needs_tokenizer(names: list[str]) -> bool:
+    """Whether one of the benchmarks runs the agent loop, which works on token ids."""
+    return any(not find(name).chat for name in expanded(names))
+
+
 def harness_of(name: str) -> Harness:
     """The harness of a benchmark; UserError where it has none."""
     harness = _loaded(name).harness if name in NAMES else None

@@ -1,4 +1,4 @@
-"""BFCL v3, the paper's version: 4,441 requests that call functions, in one turn or several."""
+"""BFCL v3, the paper's version: 4,440 requests that call functions, in one turn or several."""
 
 from __future__ import annotations
 

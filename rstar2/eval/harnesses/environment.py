@@ -95,7 +95,8 @@ def set_up(harness: Harness) -> bool:
     _install(harness, "pip", [INSTALLER])
     overrides = harness.folder / "left_out.txt"
     write_text(overrides, "".join(f"{name}; python_version < '3'\n" for name in harness.left_out))
-    _install(harness, "uv", ["--override", str(overrides), *harness.packages])
+    if harness.packages:
+        _install(harness, "uv", ["--override", str(overrides), *harness.packages])
     if harness.data_packages:
         _install(harness, "uv", ["--no-deps", *harness.data_packages])
     seen = _look(harness)
