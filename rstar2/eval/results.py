@@ -146,12 +146,12 @@ def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
         for name, values in of_problem.items():
             gathered.setdefault(name, []).append(values)
     scores = {}
-    for name, values in gathered.items():
-        found = statistics.pooled_mean(values)
+    for name, entries in gathered.items():
+        found = statistics.pooled_mean(entries)
         scores[name] = {
             "value": found.mean,
             "interval": [found.by_problem.low, found.by_problem.high],
-            "problems": len(values),
+            "problems": len(entries),
         }
     return {"scores": scores} if scores else {}
 

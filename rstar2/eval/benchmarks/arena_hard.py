@@ -153,7 +153,7 @@ class ArenaMethod(ChatMethod):
             reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
             text = reply.text
             labels = set(_VERDICT.findall(text)) - {""}
-            if len(labels) == 1 and (label := labels.pop()) in _SHARES:
+            if len(labels) == 1 and (label := str(labels.pop())) in _SHARES:
                 self._read += 1
                 return label
             if labels:

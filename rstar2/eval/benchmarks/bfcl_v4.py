@@ -17,7 +17,8 @@ from rstar2.eval.harnesses.environment import Harness
 HARNESS = Harness(
     name="bfcl-eval",
     benchmarks=("bfcl-v4",),
-    packages=("bfcl-eval==2026.3.23",),
+    # qwen-agent, which it needs, imports soundfile and does not ask for it.
+    packages=("bfcl-eval==2026.3.23", "soundfile==0.14.0"),
     modules=("bfcl_eval", "tree_sitter", "openai"),
     left_out=("sentence-transformers",),
 )

@@ -138,9 +138,9 @@ def test_the_order_is_kept_by_the_seed_and_every_place_is_as_likely() -> None:
     )
     # 4,000 draws of one in four: three standard deviations are 82.
     assert all(abs(placed[at] - 1000) < 82 for at in range(4))
-    assert {tuple(order(2, "q", sample)) for sample in range(400)} == set(
+    assert {tuple(order(2, "q", sample)) for sample in range(400)} == {
         tuple(order(2, "p", sample)) for sample in range(400)
-    )
+    }
 
 
 def test_the_gated_file_is_read_as_csv_too(tmp_path: Path) -> None:
