@@ -67,6 +67,10 @@ class BFCLMethod:
         }
         return trace.model_copy(update=update)
 
+    async def read_back(self, results: list[dict[str, Any]]) -> dict[str, float]:
+        """The accuracy that the harness's own runner gives each category of results, as a check of ours."""
+        return dict(await self._process.ask("check_all", results=results))
+
 
 def loading(harness: Harness, program: str) -> Load:
     """How the entries of a BFCL harness are read: in turn from every category, so that the first N are a mixture."""

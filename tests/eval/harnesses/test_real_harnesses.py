@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from support.vllm_standin import serving
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, Resources, find, harness_of
+from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import started
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services
-from rstar2.eval.runner import Part, run_parts
+from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.trace import read_traces
 
@@ -123,26 +125,30 @@ def plain(problem: Problem) -> bool:
     return not any(isinstance(value[0], dict) or "{" in repr(value[0]) for value in values)
 
 
+async def led(name: str, problems: list[Problem], out: Path) -> tuple[EvalResult, dict[str, float]]:
+    """What the oracle scores, and what the harness says of all its results in one go."""
+    benchmark, settings = find(name), EvalSettings(samples=1, temperature=0.0, wait_s=5)
+    with serving(oracle(problems)) as server:
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            resources = Resources(chat, None, None, out / "logs")
+            async with benchmark.open(resources, settings, Given()) as method:
+                part = Part(problems, out / "out", method, benchmark.combined)
+                (result,) = await run_parts({name: part}, 16, Services((chat,)))
+                traces = read_traces(out / "out" / "traces.jsonl")
+                made = [json.loads(trace.extracted or "") for trace in traces]
+                assert isinstance(method, BFCLMethod)
+                return result, await method.read_back(made)
+
+
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
-async def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
+def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     name: str, tmp_path: Path
 ) -> None:
-    benchmark, settings = find(name), EvalSettings(samples=1, temperature=0.0, wait_s=5)
-    assert benchmark.harness is not None
-    set_up(benchmark.harness)
-    every = benchmark.load(Given(), settings)
-    found = {problem.problem: problem for problem in every if plain(problem)}
-    problems = list(found.values())[:40]
-    with serving(oracle(problems)) as server:
-        async with AsyncExitStack() as stack:
-            chat = await stack.enter_async_context(aclosing(ServerChat(server.url, None, 5, 60)))
-            resources = Resources(chat, None, None, tmp_path / "logs")
-            method = await stack.enter_async_context(benchmark.open(resources, settings, Given()))
-            part = Part(problems, tmp_path / "out", method, benchmark.combined)
-            (result,) = await run_parts({name: part}, 16, Services((chat,)))
-            traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
-            made = [json.loads(trace.extracted or "") for trace in traces]
-            again: dict[str, float] = await method._process.ask("check_all", results=made)  # type: ignore[attr-defined]
+    set_up(harness_of(name))
+    every = find(name).load(Given(), EvalSettings())
+    problems = list({problem.problem: problem for problem in every if plain(problem)}.values())[:40]
+    result, again = asyncio.run(led(name, problems, tmp_path))
+    traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
     wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
     assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
         (trace.problem_id, trace.rule, trace.final_text) for trace in traces
