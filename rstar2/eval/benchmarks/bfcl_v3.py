@@ -12,6 +12,7 @@ from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError
 from rstar2.eval.benchmarks import Benchmark, Given, Load, Open, Resources, Score
 from rstar2.eval.harnesses.environment import Harness
+from rstar2.eval.harnesses.environment import decides as versions
 from rstar2.eval.harnesses.gateway import Gateway
 from rstar2.eval.harnesses.process import HarnessProcess, Refused, once, started
 from rstar2.eval.methods.chat import trace_of
@@ -88,7 +89,7 @@ def opening(harness: Harness, program: str) -> Open:
     @contextlib.asynccontextmanager
     async def opened(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[BFCLMethod]:
         assert resources.chat is not None
-        decides = {"harness": harness.pins, "native_calls": given.native_calls}
+        decides = {**versions(harness), "native_calls": given.native_calls}
         worker = {"native_calls": given.native_calls, "temperature": settings.temperature}
         async with (
             Gateway(resources.chat, settings) as gateway,

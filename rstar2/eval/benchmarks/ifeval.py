@@ -12,7 +12,7 @@ from rstar2.data.benchmarks import Source, load_hub
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
-from rstar2.eval.harnesses.environment import Harness, installed
+from rstar2.eval.harnesses.environment import Harness, decides
 from rstar2.eval.harnesses.process import HarnessProcess, Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, answer_text
 from rstar2.eval.settings import EvalSettings
@@ -73,7 +73,7 @@ class InstructionMethod(ChatMethod):
 
     def __init__(self, chat: Chat, settings: EvalSettings, process: HarnessProcess) -> None:
         super().__init__(chat, settings)
-        self.decides = {"harness": HARNESS.pins, "nltk": installed(HARNESS)["nltk"]}
+        self.decides = decides(HARNESS)
         self._process = process
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -139,6 +140,12 @@ def installed(harness: Harness) -> dict[str, str]:
     """The recorded version of every package in the environment, by its name."""
     record = read_json(harness.folder / _RECORD) or {"installed": {}}
     return dict(record["installed"])
+
+
+def decides(harness: Harness) -> dict[str, Any]:
+    """What tells two results of a harness apart: its pins, and a digest of every version in the environment."""
+    versions = json.dumps(sorted(installed(harness).items()))
+    return {"harness": harness.pins, "harness_sha256": hashlib.sha256(versions.encode()).hexdigest()}
 
 
 def _fault_of(seen: dict[str, Any]) -> str | None:

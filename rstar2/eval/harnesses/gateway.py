@@ -33,11 +33,11 @@ class Gateway:
         self._url = ""
         app = web.Application(client_max_size=_ANY_SIZE)
         app.router.add_post("/{name}/v1/chat/completions", self._complete)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
 
     async def __aenter__(self) -> Gateway:
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, shutdown_timeout=1).start()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
 
