@@ -18,7 +18,7 @@ from rstar2.eval.harnesses.environment import Harness, isolated
 from rstar2.processes import die_with
 
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
-_START_S = 600.0
+_START_S = 1800.0
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 
