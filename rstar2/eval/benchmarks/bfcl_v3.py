@@ -26,8 +26,6 @@ HARNESS = Harness(
     modules=("bfcl", "tree_sitter", "openai"),
 )
 GREEDY = {"samples": 1, "temperature": 0.0, "max_tokens": 4096}
-_FAILED = "Error during inference"
-"""How the harness records that the server failed, which is not the model's fault."""
 _NON_LIVE = ("multiple", "parallel", "parallel_multiple")
 _LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
 MULTI_TURN = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
@@ -46,15 +44,17 @@ class BFCLMethod:
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
-        async with self._gateway.conversation() as (url, replies):
+        async with self._gateway.conversation() as conversation:
             try:
-                made = await self._process.ask("run", id=problem.id, url=url)
+                made = await self._process.ask("run", id=problem.id, url=conversation.url)
             except Refused as error:
-                raise EngineError(f"{problem.id}: {error.message}") from error
-            if not replies or str(made["result"]).startswith(_FAILED):
-                failed = self._gateway.failure or EngineError(f"{problem.id}: {str(made['result'])[:300]}")
-                raise failed
-            trace = trace_of(problem, sample, replies, time.monotonic() - began)
+                # The harness scores what it cannot read of a reply as wrong, and records it so.
+                made = {"id": problem.id, "result": f"Error during inference: {error.message}"}
+        if conversation.failure is not None:
+            raise conversation.failure
+        if not conversation.replies:
+            raise EngineError(f"{problem.id}: the harness asked nothing: {str(made['result'])[:300]}")
+        trace = trace_of(problem, sample, conversation.replies, time.monotonic() - began)
         return trace.model_copy(update={"extracted": json.dumps(made)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:

@@ -11,25 +11,35 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from rstar2.engines.base import EngineError
+from rstar2.errors import RStarError
 from rstar2.eval.methods.chat import Chat, Reply, chat_sampling
 from rstar2.eval.settings import EvalSettings, sample_seed
 
 _ANY_SIZE = 1 << 30
 
 
+@dataclass
+class Conversation:
+    """One conversation of a harness with the model."""
+
+    url: str
+    """Of its API, which ends with /v1."""
+    replies: list[Reply] = field(default_factory=list)
+    failure: RStarError | None = None
+    """Why the model did not answer, where it did not; the harness sees a refused request."""
+
+
 class Gateway:
     """Use as an async context manager; `conversation` gives the URL of one."""
 
     def __init__(self, chat: Chat, settings: EvalSettings) -> None:
-        self.failure: EngineError | None = None
-        """Why the model did not answer the last request that failed."""
         self._chat = chat
         self._settings = settings
-        self._conversations: dict[str, list[Reply]] = {}
+        self._conversations: dict[str, Conversation] = {}
         self._url = ""
         app = web.Application(client_max_size=_ANY_SIZE)
         app.router.add_post("/{name}/v1/chat/completions", self._complete)
@@ -45,18 +55,18 @@ class Gateway:
         await self._runner.cleanup()
 
     @contextlib.asynccontextmanager
-    async def conversation(self) -> AsyncIterator[tuple[str, list[Reply]]]:
-        """The API's URL for one conversation, and the model's replies in it as they come."""
+    async def conversation(self) -> AsyncIterator[Conversation]:
+        """One conversation, for the length of the block; its replies come in as they are made."""
         name = uuid.uuid4().hex
-        replies = self._conversations[name] = []
+        conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1")
         try:
-            yield f"{self._url}/{name}/v1", replies
+            yield conversation
         finally:
             del self._conversations[name]
 
     async def _complete(self, request: web.Request) -> web.Response:
-        replies = self._conversations.get(request.match_info["name"])
-        if replies is None:
+        conversation = self._conversations.get(request.match_info["name"])
+        if conversation is None:
             return _refused("this conversation has ended")
         body = await request.json()
         seed = sample_seed(self._settings.seed, json.dumps(body["messages"]), 0)
@@ -64,10 +74,10 @@ class Gateway:
             reply = await self._chat.reply(
                 body["messages"], chat_sampling(self._settings, seed), body.get("tools") or ()
             )
-        except EngineError as error:
-            self.failure = error
+        except RStarError as error:
+            conversation.failure = error
             return _refused(error.message)
-        replies.append(reply)
+        conversation.replies.append(reply)
         usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens}
         return web.json_response(
             {
