@@ -111,7 +111,7 @@ RunFolder = Annotated[
         ),
         ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
         (
-            "the paper's whole table; each harness once: rstar2 eval setup bfcl-v3",
+            "the paper's whole table, after `rstar2 eval setup paper-all`",
             "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com",
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
@@ -239,23 +239,23 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
 @app.command(
     epilog=examples(
         ("the harness of BFCL v3, in an environment of its own", "rstar2 eval setup bfcl-v3"),
-        ("those of several benchmarks", "rstar2 eval setup ifeval ifbench bfcl-v4"),
+        ("all that the paper's table needs", "rstar2 eval setup paper-all"),
     )
 )
 def setup(
     benchmarks: Annotated[
         list[str],
-        typer.Argument(metavar="BENCHMARK...", help="Benchmarks that other projects' programs score."),
+        typer.Argument(metavar="BENCHMARK|GROUP...", help="Benchmarks that other projects' programs score."),
     ],
 ) -> None:
     """Make the Python environments of benchmark harnesses, in the user's data folder; `rstar2 doctor` checks them.
 
     An environment that is in order is left alone; one that is broken, half-made or out of date is made anew.
     """
-    from rstar2.eval.benchmarks import expanded, harness_of
+    from rstar2.eval.benchmarks import harnesses_of
     from rstar2.eval.harnesses.environment import installed, set_up
 
-    for harness in dict.fromkeys([harness_of(name) for name in expanded(benchmarks)]):
+    for harness in harnesses_of(benchmarks):
         err.print(f"{harness.name}: {', '.join(harness.pins)}", soft_wrap=True, highlight=False)
         made = set_up(harness)
         packages = counted(len(installed(harness)), "package")

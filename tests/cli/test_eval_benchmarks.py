@@ -146,12 +146,20 @@ def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:
     for words, said in refused.items():
         result = rstar2("eval", *words)
         assert (result.code, said in printed(result)) == (2, True), printed(result)
+    unknown = rstar2("eval", "bfcl-v5", "--model", str(harness))
+    assert unknown.code == 2
+    assert "bfcl-v4" in printed(unknown)
     setup = rstar2("eval", "setup", "aime24")
     assert setup.code == 2
     assert "aime24 needs no harness" in printed(setup)
 
 
 def test_the_help_names_what_there_is() -> None:
+    assert [harness.name for harness in benchmarks.harnesses_of(["paper-all"])] == [
+        "nvidia-bfcl",
+        "if-verifiable",
+        "arena-hard",
+    ]
     assert GENERAL == benchmarks.NAMES
     assert tuple(benchmarks.GROUPS) == GROUPS
     assert {name for group in benchmarks.GROUPS.values() for name in group} == set(benchmarks.PAPER)

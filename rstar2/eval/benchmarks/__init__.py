@@ -112,10 +112,13 @@ async def _with_agent(
 def find(name: str) -> Benchmark:
     """The benchmark of a name, of `NAMES` or of the mathematics sets, or one of problems in a file.
 
-    Whether there is such a set or file shows when it is loaded.
+    UserError where there is none; whether a file can be read shows when it is loaded.
     """
     if name in NAMES:
         return _loaded(name)
+    if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
+        known = ", ".join([*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS])
+        raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file.")
     return Benchmark(
         load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed),
         open=_with_agent,
@@ -137,6 +140,13 @@ def expanded(names: list[str]) -> list[str]:
 def needs_tokenizer(names: list[str]) -> bool:
     """Whether one of the benchmarks runs the agent loop, which works on token ids."""
     return any(not find(name).chat for name in expanded(names))
+
+
+def harnesses_of(names: list[str]) -> list[Harness]:
+    """The harnesses of benchmarks, each once; of a group, those that its members have. UserError as of `harness_of`."""
+    members = [each for name in names for each in GROUPS.get(name, ()) if each in NAMES]
+    grouped = [harness for each in members if (harness := _loaded(each).harness)]
+    return list(dict.fromkeys([*(harness_of(name) for name in names if name not in GROUPS), *grouped]))
 
 
 def harness_of(name: str) -> Harness:
