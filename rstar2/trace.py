@@ -88,6 +88,10 @@ class Trace(BaseModel, extra="forbid"):
     """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
     paper_correct: bool | None = None
     """Whether the answer is correct under the paper's reading rule; None before grading."""
+    scores: dict[str, list[float]] | None = None
+    """What a benchmark scores beside the verdict, by the score's name; each entry counts once in that score's mean."""
+    counted_tokens: int | None = None
+    """Tokens the model wrote, where a server tells their number alone; the lists of ids are empty then."""
     reward: float | None = None
     """What training was given for it; None outside of training, as are `step` and `kept`."""
     step: int | None = None
@@ -153,7 +157,7 @@ class Trace(BaseModel, extra="forbid"):
     @property
     def tokens(self) -> int:
         """Tokens after the prompt, tool output included."""
-        return len(self.response_ids)
+        return len(self.response_ids) if self.counted_tokens is None else self.counted_tokens
 
     @property
     def answer_blocks(self) -> int:

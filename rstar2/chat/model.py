@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-import httpx
 
 from rstar2.chat.recovery import ContinuingEngine, Notice
 from rstar2.engines.base import Engine
@@ -21,7 +17,7 @@ from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.formats.format import Format
 from rstar2.judge.service.state_file import state_folder
-from rstar2.processes import free_port, start_bound, stop_group
+from rstar2.processes import free_port
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 from rstar2.tools import tool_modules
 
@@ -35,7 +31,6 @@ ToolName = Literal["program", "notebook"]
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
 """The tools behind these names."""
 _READY_S = 1800.0
-_STOP_S = 45.0
 _HINT = (
     "Give --run RUN or --model with a run, a stage, a model's folder or a hub id, or --url; "
     "`rstar2 runs list` shows the runs."
@@ -116,16 +111,17 @@ def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]
     if choice.url is not None or not _wants_vllm(choice):
         yield choice
         return
+    from rstar2.serve.launch import running_server
+
     assert choice.named is not None
     folder, log = local_model(choice.named), state_folder() / "logs" / f"chat-vllm-{os.getpid()}.log"
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "rstar2", "serve", str(folder), "--port", url.rpartition(":")[2]]
     notice(f"starting vLLM for {folder}; watch it: tail -F {log}")
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    process = start_bound(command, log)
-    try:
+    with ExitStack() as stack:
         try:
-            _wait_ready(process, url, log)
+            stack.enter_context(running_server(command, {}, url, log, _READY_S))
         except Failure as error:
             if choice.engine == "vllm":
                 raise
@@ -133,8 +129,6 @@ def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]
             yield choice
         else:
             yield ModelChoice(model=str(folder), url=url, format=choice.format, tool=choice.tool)
-    finally:
-        stop_group(process, _STOP_S)
 
 
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
@@ -181,7 +175,8 @@ def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
 
 
 def _wants_vllm(choice: ModelChoice) -> bool:
-    from rstar2.serve import distribution_here, find_vllm, install_hint
+    from rstar2.serve import find_vllm, install_hint
+    from rstar2.serve.vllm import distribution_here
 
     if choice.engine == "transformers" or (choice.engine == "auto" and distribution_here() != "vllm"):
         return False
@@ -189,15 +184,3 @@ def _wants_vllm(choice: ModelChoice) -> bool:
     if found is None and choice.engine == "vllm":
         raise UserError("vLLM is not installed", install_hint())
     return found is not None
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + _READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)  # it does not listen yet
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
-    raise Failure("vLLM did not start", "\n".join([f"The end of its log, {log}:", *said]))

@@ -57,6 +57,7 @@ def command(
     --agree, or with --measured for --pass-rate and --exclude-solved.
     """
     from rstar2.config import resolve
+    from rstar2.eval.benchmarks import Given
     from rstar2.eval.live import LiveView
     from rstar2.eval.record import VERDICTS
     from rstar2.eval.settings import EvalSettings, JudgeChoice
@@ -73,16 +74,15 @@ def command(
         "wait_s": wait,
     }
     target = Target(model, url, model_name, format=FormatChoice(format, force_format))
-    settings = resolve(EvalSettings, values, [], "agree")
-    server = reach_server(target, settings.wait_s)
+    server = reach_server(target, resolve(EvalSettings, values, [], "agree").wait_s)
 
     from rstar2.eval.measure import measure, prepare
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
-    plan = prepare(target, server, [candidates], settings, choice, limit=limit, record=VERDICTS)
+    plan = prepare(target, server, [candidates], values, choice, Given(), limit=limit, record=VERDICTS)
     with open_run(run_folder, "agree", plan.config) as run:
-        problems = counted(sum(map(len, plan.problems.values())), "problem")
-        out.print(f"{problems} on {plan.opened.engine.name} → {run_folder}", markup=False, soft_wrap=True)
+        problems = counted(sum(len(each.problems) for each in plan.benchmarks.values()), "problem")
+        out.print(f"{problems} on {plan.opened.name} → {run_folder}", markup=False, soft_wrap=True)
         results, interrupted = measure(plan, run, LiveView(err))
         for result in results:
             _print(result, run_folder)

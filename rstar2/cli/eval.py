@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+import rstar2.eval
 from rstar2.cli import common
 from rstar2.cli.common import counted, err, examples, out
 from rstar2.data.benchmarks import NAMES
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
     from typer._click import Command, Context
 
     from rstar2.eval.measure import EvalPlan
+
+GENERAL = tuple(
+    sorted(
+        path.stem.replace("_", "-")
+        for path in (Path(rstar2.eval.__file__).parent / "benchmarks").glob("[!_]*.py")
+    )
+)
+"""The benchmarks beside mathematics, by their files, since help is to need none of their packages."""
+GROUPS = ("paper-math", "paper-general", "paper-all")
 
 RUN = "run"
 """The command that benchmarks without a command go to."""
@@ -41,13 +51,40 @@ app = typer.Typer(name="eval", cls=_EvalGroup, rich_markup_mode="rich", add_comp
 Benchmarks = Annotated[
     list[str],
     typer.Argument(
-        metavar="BENCHMARK|FILE.jsonl...",
-        help=f"{', '.join(NAMES)}, or JSON lines with "
-        "`problem`, `answer` and perhaps `id`. `compare` compares two runs.",
+        metavar="BENCHMARK|GROUP|FILE.jsonl...",
+        help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
+        "`problem`, `answer` and perhaps `id`. `setup` makes a harness's environment, `compare` compares two runs.",
     ),
 ]
 Oracle = Annotated[bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Tokens after the prompt, tool output included.")]
+_OWN = "; by default the benchmark's own"
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help=f"Tokens after the prompt, tool output included, 30000 for mathematics{_OWN}."),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option("-n", "--samples", min=1, help=f"Rollouts per problem, 16 for mathematics{_OWN}."),
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, max=2, help=f"0 is greedy; 0.6 for mathematics{_OWN}.")
+]
+Baseline = Annotated[
+    Path | None, typer.Option(help="The answers that arena-hard compares with, in place of the hub's.")
+]
+JudgeModelUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of a server with OpenAI's API whose model grades arena-hard; OPENAI_API_KEY is its key."
+    ),
+]
+JudgeModelName = Annotated[str | None, typer.Option(help="Which model, where that server holds several.")]
+NativeCalls = Annotated[
+    bool,
+    typer.Option(
+        "--native-calls", help="BFCL: functions go into the request's `tools`, not into the prompt."
+    ),
+]
 PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table of problems too.")]
 Judge = Annotated[str | None, typer.Option(help="URL of a judge; without it one is started for the run.")]
 JudgeWorkers = Annotated[
@@ -77,6 +114,10 @@ RunFolder = Annotated[
             "a model behind any OpenAI-compatible endpoint",
             "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
         ),
+        (
+            "the paper's whole table, after `rstar2 eval setup paper-all`",
+            "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com",
+        ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
         ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
@@ -95,15 +136,19 @@ def run(
     judge: Judge = None,
     judge_token: common.JudgeToken = None,
     judge_workers: JudgeWorkers = 2,
-    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
-    temperature: common.Temperature = 0.6,
+    samples: Samples = None,
+    temperature: Temperature = None,
     top_p: common.TopP = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
-    max_tokens: MaxTokens = 30_000,
+    max_tokens: MaxTokens = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model.")] = 30,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
     data: common.Data = None,
+    baseline: Baseline = None,
+    judge_model_url: JudgeModelUrl = None,
+    judge_model_name: JudgeModelName = None,
+    native_calls: NativeCalls = False,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
@@ -111,13 +156,13 @@ def run(
 ) -> None:
     """Measure a model on benchmarks.
 
-    Every problem is sampled, the model's Python is run, its answers are graded. The defaults are the paper's
-    protocol. The same command again continues where a stopped run ended.
+    Every problem is sampled, the model's Python is run, its answers are graded. The defaults are each benchmark's
+    own protocol. The same command again continues where a stopped run ended.
     Ctrl-C finishes what is in flight; a second one does not.
     """
-    from rstar2.config import resolve
     from rstar2.errors import UserError
-    from rstar2.eval.settings import EvalSettings, JudgeChoice
+    from rstar2.eval.benchmarks import Given, JudgeModel, needs_tokenizer
+    from rstar2.eval.settings import JudgeChoice
     from rstar2.eval.target import Target, reach_server
     from rstar2.prompts import FormatChoice
 
@@ -138,36 +183,36 @@ def run(
             f"To measure the model that a run made: --model {run_folder}",
         )
     target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
-    settings = resolve(EvalSettings, values, [], "eval")
+    asked = {key: value for key, value in values.items() if value is not None}
     # Before all that takes long: the other imports, and a dataset hub without a network.
-    server = reach_server(target, settings.wait_s)
+    server = reach_server(target, wait, needs_tokenizer(benchmarks))
 
     from rstar2.eval.measure import prepare
 
     choice = JudgeChoice(judge, judge_token, judge_workers)
-    plan = prepare(target, server, benchmarks, settings, choice, data, limit)
+    given = Given(data, baseline, native_calls)
+    judge_model = JudgeModel(judge_model_url, judge_model_name) if judge_model_url else None
+    plan = prepare(target, server, benchmarks, asked, choice, given, judge_model, limit)
     _measure(plan, run_folder or plan.folder, per_problem)
 
 
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.live import LiveView
     from rstar2.eval.measure import measure
-    from rstar2.eval.tables import problems_table, settings_lines, summaries_table
+    from rstar2.eval.tables import paper_table, problems_table, scores_table, summaries_table
     from rstar2.report import write_report
     from rstar2.runs import open_run
 
-    protocol = plan.settings.protocol()
     with open_run(folder, "eval", plan.config) as run:
-        counts = ", ".join(
-            f"{name} ({counted(len(part), 'problem')})" for name, part in plan.problems.items()
-        )
-        out.print(f"[bold]{counts}[/bold] on {plan.opened.engine.name} → {folder}", soft_wrap=True)
-        out.print(f"format: {plan.opened.codec.source}", style="dim", markup=False, soft_wrap=True)
-        for what in plan.opened.identity.get("inexact", ()):
-            err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)
-        out.print(settings_lines(protocol, out.width), style="dim", soft_wrap=True)
+        _announce(plan, folder)
         results, interrupted = measure(plan, run, LiveView(err))
-        out.print(summaries_table([(result.name, result.summary) for result in results], out))
+        summaries = [(result.name, result.summary) for result in results]
+        out.print(summaries_table(summaries, out))
+        for name, summary in summaries:
+            if summary.get("scores"):
+                out.print(scores_table(name, summary["scores"]))
+        if (beside := paper_table(summaries)) is not None:
+            out.print(beside)
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
@@ -175,6 +220,55 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         if interrupted:
             err.print("start the same command again to continue")
             raise KeyboardInterrupt
+
+
+def _announce(plan: EvalPlan, folder: Path) -> None:
+    """Say what is measured and how: the settings once where all benchmarks have the same."""
+    from rstar2.eval.tables import settings_lines
+
+    counts = ", ".join(
+        f"{name} ({counted(len(each.problems), 'problem')})" for name, each in plan.benchmarks.items()
+    )
+    out.print(f"[bold]{counts}[/bold] on {plan.opened.name} → {folder}", soft_wrap=True)
+    out.print(f"format: {plan.opened.identity['format']}", style="dim", markup=False, soft_wrap=True)
+    for what in plan.opened.identity.get("inexact", ()):
+        err.print(f"not exact: {what}", style="yellow", markup=False, soft_wrap=True)
+    protocols = {name: each.settings.protocol() for name, each in plan.benchmarks.items()}
+    distinct: list[dict[str, object]] = []
+    for protocol in protocols.values():
+        if protocol not in distinct:
+            distinct.append(protocol)
+    for protocol in distinct:
+        named = ", ".join(name for name, own in protocols.items() if own == protocol)
+        prefix = f"{named}: " if len(distinct) > 1 else ""
+        out.print(prefix + settings_lines(protocol, out.width), style="dim", soft_wrap=True)
+
+
+@app.command(
+    epilog=examples(
+        ("the harness of BFCL v3, in an environment of its own", "rstar2 eval setup bfcl-v3"),
+        ("all that the paper's table needs", "rstar2 eval setup paper-all"),
+    )
+)
+def setup(
+    benchmarks: Annotated[
+        list[str],
+        typer.Argument(metavar="BENCHMARK|GROUP...", help="Benchmarks that other projects' programs score."),
+    ],
+) -> None:
+    """Make the Python environments of benchmark harnesses, in the user's data folder; `rstar2 doctor` checks them.
+
+    An environment that is in order is left alone; one that is broken, half-made or out of date is made anew.
+    """
+    from rstar2.eval.benchmarks import harnesses_of
+    from rstar2.eval.harnesses.environment import installed, set_up
+
+    for harness in harnesses_of(benchmarks):
+        err.print(f"{harness.name}: {', '.join(harness.pins)}", soft_wrap=True, highlight=False)
+        made = set_up(harness)
+        packages = counted(len(installed(harness)), "package")
+        state = "made" if made else "was in order"
+        out.print(f"{harness.name} {state}: {packages} in {harness.folder}", soft_wrap=True, highlight=False)
 
 
 @app.command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from rstar2.doctor import hardware, isolation, software
+from rstar2.doctor import hardware, harnesses, isolation, software
 from rstar2.doctor.finding import Finding
 from rstar2.errors import UserError
 from rstar2.install import install_command
@@ -30,4 +30,5 @@ def examine() -> list[Finding]:
         isolation.namespaces(),
         isolation.landlock(),
         isolation.seccomp(),
+        *harnesses.environments(),
     ]

@@ -9,20 +9,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.data.benchmarks import fingerprint, load_benchmark
+from rstar2.config import resolve
+from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.models import ServerModel
+from rstar2.engines.retry import RetryingEngine
 from rstar2.errors import Failure, UserError
+from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
+from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
+from rstar2.eval.harnesses.environment import require
 from rstar2.eval.live import LiveView
+from rstar2.eval.methods.agent import Agent
+from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.progress import Services, Writer
 from rstar2.eval.record import TRACES, SampleRecord
-from rstar2.eval.runner import EvalResult, evaluate
+from rstar2.eval.retry import RetryingTools
+from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
-from rstar2.eval.target import Opened, Target, open_target, versions
+from rstar2.eval.target import Opened, ServedChat, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run, config_digest
@@ -30,61 +40,102 @@ from rstar2.toolbox import Toolbox
 
 
 @dataclass(frozen=True)
+class Planned:
+    """One benchmark of a plan."""
+
+    benchmark: Benchmark
+    problems: list[Problem]
+    settings: EvalSettings
+
+
+@dataclass(frozen=True)
 class EvalPlan:
     """A model, the problems it is asked and how: everything that decides the result."""
 
     opened: Opened
-    problems: dict[str, list[Problem]]
-    """Of each benchmark, by its name in results and folders."""
-    settings: EvalSettings
+    benchmarks: dict[str, Planned]
+    """By the name in results and folders."""
     judge: JudgeChoice
+    judge_model: JudgeModel | None
+    given: Given
     record: SampleRecord = TRACES
     """What is kept of each sample."""
 
     @property
     def config(self) -> dict[str, Any]:
         """What a run's config.json holds; a run resumed with another one is refused."""
+        judged = {"judge_model": asdict(self.judge_model)} if self.judge_model else {}
         return {
-            "problems": {name: fingerprint(part) for name, part in self.problems.items()},
-            "settings": self.settings.protocol(),
+            "problems": {name: fingerprint(each.problems) for name, each in self.benchmarks.items()},
+            "settings": {name: each.settings.protocol() for name, each in self.benchmarks.items()},
+            "native_calls": self.given.native_calls,
             "model": self.opened.identity,
+            **judged,
         }
 
     @property
     def folder(self) -> Path:
         """The run's folder where the user names none: the same one for the same plan."""
         model = str(self.opened.identity["name"]).rpartition("/")[2]
-        return Path("runs") / "-".join(["eval", *self.problems, model, config_digest(self.config)])
+        return Path("runs") / "-".join(["eval", *self.benchmarks, model, config_digest(self.config)])
+
+    @property
+    def base(self) -> EvalSettings:
+        """Settings that are the same for every benchmark: how many at once, and how long to wait."""
+        return next(iter(self.benchmarks.values())).settings
 
 
 def prepare(
     target: Target,
-    server: ServerModel | None,
-    benchmarks: list[str],
-    settings: EvalSettings,
+    server: ServerModel | ServedChat | None,
+    names: list[str],
+    asked: Mapping[str, Any],
     judge: JudgeChoice,
-    data: Path | None = None,
+    given: Given,
+    judge_model: JudgeModel | None = None,
     limit: int | None = None,
     record: SampleRecord = TRACES,
 ) -> EvalPlan:
     """Check the judge, load the problems, and open the model; `server` is the target's, from `reach_server`.
 
-    `benchmarks` are names, or JSON-lines files; `data` stands in for the hub, for the one benchmark; `limit` takes only
-    the first so many problems of each; `record` is what is kept of each sample. UserError where the judge does not
-    answer, or something cannot be used.
+    Args:
+        names: of benchmarks or groups, or JSON-lines files.
+        asked: settings that the user gave, over each benchmark's own.
+        given: files for the benchmarks; one in place of the hub goes with one benchmark alone.
+        limit: only the first so many problems of each.
+        record: what is kept of each sample.
+
+    Raises:
+        UserError: the judge does not answer, a harness is not set up, or something cannot be used.
     """
-    if data is not None and len(benchmarks) > 1:
+    names = expanded(names)
+    if given.data is not None and len(names) > 1:
         raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
-    names = _names(benchmarks)
+    found = {own: find(name) for own, name in zip(_names(names), names, strict=True)}
     if judge.url is not None:
         _isolation(judge.url, judge.token)
-    problems = {
-        name: load_benchmark(benchmark, data, settings.seed)[:limit]
-        for name, benchmark in zip(names, benchmarks, strict=True)
-    }
-    every = [problem for part in problems.values() for problem in part]
-    opened = open_target(target, every, settings.in_flight, server)
-    return EvalPlan(opened, problems, settings, judge, record)
+    for name, benchmark in found.items():
+        _refuse_unusable(name, benchmark, target, judge_model)
+    planned = {}
+    for name, benchmark in found.items():
+        settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
+        planned[name] = Planned(benchmark, benchmark.load(given, settings)[:limit], settings)
+    every = [problem for each in planned.values() for problem in each.problems]
+    in_flight = next(iter(planned.values())).settings.in_flight
+    opened = open_target(target, every, in_flight, server)
+    return EvalPlan(opened, planned, judge, judge_model, given, record)
+
+
+def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
+    if target.oracle and name in BENCHMARK_NAMES:
+        raise UserError(
+            f"--oracle knows no answers to {name}", "It checks the mathematics sets; give a model."
+        )
+    if benchmark.harness is not None:
+        require(benchmark.harness, name)
+    if benchmark.judged and judge_model is None:
+        hint = "Give the URL of a server with OpenAI's API that holds one: --judge-model-url URL."
+        raise UserError(f"{name} is graded by a judge model, and none was given", hint)
 
 
 def _names(benchmarks: list[str]) -> list[str]:
@@ -110,40 +161,32 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
-        UserError, Failure: as of `rstar2.eval.runner.evaluate`.
+        UserError, Failure: as of `rstar2.eval.runner.run_parts`.
     """
+    agentic = any(not each.benchmark.chat for each in plan.benchmarks.values())
     with contextlib.ExitStack() as stack:
-        judge = plan.judge
-        url, token = judge.url, judge.token
-        if url is None:
-            started = stack.enter_context(
-                running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
-            )
-            url, token, isolation = started.url, started.token, str(started.isolation)
-        else:
-            isolation = _isolation(url, token)
-        grader = stack.enter_context(GraderPool())
+        judge = _judge(plan.judge, run, stack) if agentic else None
+        grader = stack.enter_context(GraderPool()) if agentic else None
         stack.enter_context(view)
-        if isolation == "none":
-            view.note("judge isolation is none here: the model's programs can read what you can read")
-        about = {"model": plan.opened.identity, "versions": versions(), "judge": {"isolation": isolation}}
-        client = JudgeClient(url, token, wait_s=plan.settings.wait_s)
+        about: dict[str, Any] = {"model": plan.opened.identity, "versions": versions()}
+        if judge is not None:
+            about["judge"] = {"isolation": judge.isolation}
+            if judge.isolation == "none":
+                view.note("judge isolation is none here: the model's programs can read what you can read")
 
         async def work() -> tuple[list[EvalResult], bool]:
             interrupt = _Interrupt(view)
-            opened = plan.opened
-            async with client, contextlib.aclosing(opened.engine):
-                results = await evaluate(
-                    {name: (part, run.path / name) for name, part in plan.problems.items()},
-                    engine=opened.engine,
-                    codec=opened.codec,
-                    tools=Toolbox(client, opened.codec.format),
-                    grader=grader,
-                    settings=plan.settings,
-                    on_progress=view,
-                    stop=interrupt.stop,
-                    about=about,
-                    record=plan.record,
+            async with contextlib.AsyncExitStack() as opened:
+                resources, services = await _resources(plan, run, judge, grader, opened)
+                parts = {}
+                for name, each in plan.benchmarks.items():
+                    method = each.benchmark.open(resources, each.settings, plan.given)
+                    entered = await opened.enter_async_context(method)
+                    parts[name] = Part(
+                        each.problems, run.path / name, entered, each.benchmark.combined, plan.record
+                    )
+                results = await run_parts(
+                    parts, plan.base.in_flight, services, on_progress=view, stop=interrupt.stop, about=about
                 )
             return results, interrupt.asked
 
@@ -151,6 +194,55 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
             return asyncio.run(work())
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
+
+
+@dataclass(frozen=True)
+class _RunningJudge:
+    """The judge that runs the model's programs."""
+
+    url: str
+    token: str | None
+    isolation: str
+
+
+def _judge(judge: JudgeChoice, run: Run, stack: contextlib.ExitStack) -> _RunningJudge:
+    if judge.url is not None:
+        return _RunningJudge(judge.url, judge.token, _isolation(judge.url, judge.token))
+    started = stack.enter_context(
+        running_judge(run.logs / "judge", workers=judge.workers, preload=judge.preload)
+    )
+    return _RunningJudge(started.url, started.token, str(started.isolation))
+
+
+async def _resources(
+    plan: EvalPlan,
+    run: Run,
+    judge: _RunningJudge | None,
+    grader: GraderPool | None,
+    stack: contextlib.AsyncExitStack,
+) -> tuple[Resources, Services]:
+    """What the benchmarks share, and what progress is read from."""
+    base, opened = plan.base, plan.opened
+    models: list[Writer] = []
+    agent, tools, chat, judge_model = None, None, None, None
+    if opened.engine is not None:
+        await stack.enter_async_context(contextlib.aclosing(opened.engine))
+    if judge is not None and grader is not None:
+        assert opened.engine is not None
+        assert opened.codec is not None
+        client = await stack.enter_async_context(JudgeClient(judge.url, judge.token, wait_s=base.wait_s))
+        engine = RetryingEngine(opened.engine, base.wait_s, base.turn_timeout_s)
+        tools = RetryingTools(Toolbox(client, opened.codec.format), base.wait_s)
+        agent = Agent(engine, tools, opened.codec, grader)
+        models.append(engine)
+    if any(each.benchmark.chat for each in plan.benchmarks.values()):
+        chat = await stack.enter_async_context(contextlib.aclosing(opened.chat(base)))
+        models.append(chat)
+    if plan.judge_model is not None:
+        asked = plan.judge_model
+        server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, "judge model")
+        judge_model = await stack.enter_async_context(contextlib.aclosing(server))
+    return Resources(chat, agent, judge_model, run.logs), Services(tuple(models), tools)
 
 
 class _Interrupt:

@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
-from rstar2.engines.retry import RetryingEngine
+from rstar2.engines.retry import RetryPolicy
 from rstar2.eval import statistics
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
@@ -43,16 +44,40 @@ class Progress:
     """Why the engine or the judge does not answer; None while both do."""
 
 
-class Meter:
-    """Reads a run's counters: `problems` are each problem's rows, as they fill, to `samples` each."""
+class Writer(Protocol):
+    """A model that is asked again while it does not answer, and counts what it wrote."""
 
-    def __init__(
-        self, engine: RetryingEngine, tools: RetryingTools, problems: list[list[Row]], samples: int
-    ) -> None:
-        self._engine = engine
-        self._tools = tools
+    policy: RetryPolicy
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a run asks: the models, and the tools where it has any."""
+
+    models: tuple[Writer, ...]
+    tools: RetryingTools | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(model.tokens for model in self.models)
+
+    @property
+    def calls(self) -> int:
+        return self.tools.calls if self.tools else 0
+
+    @property
+    def trouble(self) -> str | None:
+        tools = (self.tools,) if self.tools else ()
+        return next(filter(None, (each.policy.trouble for each in (*self.models, *tools))), None)
+
+
+class Meter:
+    """Reads a run's counters: `problems` are each problem's rows, as they fill, and how many it is to have."""
+
+    def __init__(self, services: Services, problems: list[tuple[list[Row], int]]) -> None:
+        self._services = services
         self._problems = problems
-        self._samples = samples
         self._started = time.monotonic()
         self._resumed = self._count()
         self._in_flight = 0
@@ -70,33 +95,33 @@ class Meter:
     def read(self) -> Progress:
         now, done = time.monotonic(), self._count()
         tokens_per_s, calls_per_s = self._rates(now)
-        total = self._samples * len(self._problems)
-        correct = [[row.correct for row in rows] for rows in self._problems if rows]
+        total = sum(wanted for _, wanted in self._problems)
+        correct = [[row.correct for row in rows] for rows, _ in self._problems if rows]
         average = statistics.avg_at_n(correct) if correct else None
         sampled, elapsed = done - self._resumed, now - self._started
         return Progress(
             done=done,
             total=total,
             resumed=self._resumed,
-            problems_done=sum(len(rows) >= self._samples for rows in self._problems),
+            problems_done=sum(len(rows) >= wanted for rows, wanted in self._problems),
             problems=len(self._problems),
             in_flight=self._in_flight,
-            tokens=self._engine.tokens,
+            tokens=self._services.tokens,
             tokens_per_s=tokens_per_s,
             calls_per_s=calls_per_s,
             accuracy=average.mean if average else None,
             interval=(average.by_problem.low, average.by_problem.high) if average else None,
             eta_s=elapsed * (total - done) / sampled if sampled else None,
-            trouble=self._engine.policy.trouble or self._tools.policy.trouble,
+            trouble=self._services.trouble,
         )
 
     def _count(self) -> int:
-        return sum(map(len, self._problems))
+        return sum(len(rows) for rows, _ in self._problems)
 
     def _rates(self, now: float) -> tuple[float, float]:
-        self._past.append((now, self._engine.tokens, self._tools.calls))
+        self._past.append((now, self._services.tokens, self._services.calls))
         while len(self._past) > 2 and now - self._past[1][0] > _WINDOW_S:
             self._past.popleft()
         then, tokens, calls = self._past[0]
         span = max(now - then, 1e-9)
-        return (self._engine.tokens - tokens) / span, (self._tools.calls - calls) / span
+        return (self._services.tokens - tokens) / span, (self._services.calls - calls) / span

@@ -42,7 +42,7 @@ def _verdict_line(trace: Trace) -> str:
 
 
 def _verdict_row(name: str, sample: int, verdict: str | None) -> Row:
-    return Row(name, sample, sys.intern(verdict or "unparsed"), None, "answer", 0, 0, 0, 0, "", None)
+    return Row(name, sample, sys.intern(verdict or "unparsed"), None, "answer", 0, 0, 0, 0, "", None, None)
 
 
 def _rows_of_verdicts(path: Path) -> Iterator[Row]:

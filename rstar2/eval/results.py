@@ -33,6 +33,7 @@ class Row:
     read_by: str
     paper_correct: bool | None
     """None for a trace of a version that did not look."""
+    scores: dict[str, list[float]] | None
 
     @classmethod
     def of(cls, trace: Trace) -> Row:
@@ -48,6 +49,7 @@ class Row:
             lost_calls=trace.lost_calls,
             read_by=trace.read_by,
             paper_correct=trace.paper_correct,
+            scores=trace.scores,
         )
 
     @property
@@ -109,6 +111,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
         "no_answer_share": sum(row.no_answer for row in rows) / len(rows),
         "truncated_share": sum(row.finish != "answer" for row in rows) / len(rows),
         "could_not_verify_share": sum(row.could_not_verify for row in rows) / len(rows),
+        **_scores(groups),
     }
 
 
@@ -130,6 +133,27 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
         for name, group in groups.items()
         if group
     ]
+
+
+def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
+    """`scores`: the mean of each score that the traces have, with its interval clustered by problem."""
+    gathered: dict[str, list[list[float]]] = {}
+    for group in groups.values():
+        of_problem: dict[str, list[float]] = {}
+        for row in group:
+            for name, values in (row.scores or {}).items():
+                of_problem.setdefault(name, []).extend(values)
+        for name, values in of_problem.items():
+            gathered.setdefault(name, []).append(values)
+    scores = {}
+    for name, entries in gathered.items():
+        found = statistics.pooled_mean(entries)
+        scores[name] = {
+            "value": found.mean,
+            "interval": [found.by_problem.low, found.by_problem.high],
+            "problems": len(entries),
+        }
+    return {"scores": scores} if scores else {}
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -1,7 +1,7 @@
 """Runs a model on benchmarks: many samples at once, each graded and written as it finishes.
 
 ```
-jobs (problem, sample) ─→ samplers, one per slot: agent.rollout ─→ queue ─→ graders: grade, append, count
+jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue ─→ graders: method.graded, append, count
 ```
 The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other; the
 queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl`, or
@@ -14,23 +14,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from rstar2.agent import Limits, Tools, rollout
+from rstar2.agent import Tools
 from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, EngineError, Sampling
+from rstar2.engines.base import Engine, EngineError
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.eval.grader import Verdict, extract_answer
-from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
-from rstar2.eval.progress import Meter, Progress
+from rstar2.eval.methods import Method
+from rstar2.eval.methods.agent import Agent, AgentMethod, Grader
+from rstar2.eval.progress import Meter, Progress, Services
 from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
-from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import read_json
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
@@ -43,13 +43,8 @@ _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
 _NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
+Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
 OnProgress = Callable[[Progress], None]
-
-
-class Grader(Protocol):
-    """Compares a model's final turn with the gold answer; `rstar2.eval.grader.GraderPool` is one."""
-
-    async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
 
 
 @dataclass(frozen=True)
@@ -64,19 +59,18 @@ class EvalResult:
     """Whether no sample is missing."""
 
 
-@dataclass
-class Shared:
-    """The engine, the tools and the settings that all benchmarks of one run use."""
+@dataclass(frozen=True)
+class Part:
+    """One benchmark of a run."""
 
-    engine: RetryingEngine
-    tools: RetryingTools
-    codec: ChatCodec
-    grader: Grader
-    settings: EvalSettings
-    slots: asyncio.Semaphore
-    stop: asyncio.Event
-    """Set from outside: start nothing new, finish what is in flight."""
-    record: SampleRecord
+    problems: list[Problem]
+    out: Path
+    """The folder to write to."""
+    method: Method
+    combined: Combined | None = None
+    """More scores, made of those that the traces have."""
+    record: SampleRecord = TRACES
+    """What is kept of each sample."""
 
 
 async def evaluate(
@@ -92,49 +86,72 @@ async def evaluate(
     about: Mapping[str, Any] | None = None,
     record: SampleRecord = TRACES,
 ) -> list[EvalResult]:
-    """Sample every problem, grade every sample, and write the samples and results.json of each benchmark.
+    """`run_parts` with the agent loop: sample every problem, grade every sample.
+
+    Args:
+        benchmarks: by name, the problems and the folder to write to.
+        record: what is kept of each sample.
+    """
+    retrying = RetryingEngine(engine, settings.wait_s, settings.turn_timeout_s)
+    retried_tools = RetryingTools(tools, settings.wait_s)
+    method = AgentMethod(Agent(retrying, retried_tools, codec, grader), settings)
+    parts = {name: Part(problems, out, method, record=record) for name, (problems, out) in benchmarks.items()}
+    services = Services((retrying,), retried_tools)
+    return await run_parts(parts, settings.in_flight, services, on_progress, stop, about)
+
+
+async def run_parts(
+    parts: Mapping[str, Part],
+    in_flight: int,
+    services: Services,
+    on_progress: OnProgress | None = None,
+    stop: asyncio.Event | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> list[EvalResult]:
+    """Sample and grade every benchmark, and write the samples and results.json of each.
 
     All benchmarks run at once on the same slots, so that none waits for the last sample of another. Starting again
     with the same arguments continues where the last start ended.
 
     Args:
-        benchmarks: by name, the problems and the folder to write to.
+        parts: the benchmarks by name.
+        in_flight: samples at once.
+        services: what progress is read from.
         on_progress: called about twice a second, seldomer with very many samples, and once at the end.
         stop: when set, nothing new is started; what is in flight is finished.
         about: further entries of results.json, such as the model and the versions.
-        record: what is kept of each sample.
 
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
         Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
     """
-    shared = Shared(
-        engine=RetryingEngine(engine, settings.wait_s, settings.turn_timeout_s),
-        tools=RetryingTools(tools, settings.wait_s),
-        codec=codec,
-        grader=grader,
-        settings=settings,
-        slots=asyncio.Semaphore(settings.in_flight),
-        stop=stop or asyncio.Event(),
-        record=record,
-    )
-    parts = [_Benchmark(name, *where, shared) for name, where in benchmarks.items()]
-    problems = [rows for part in parts for rows in part.groups.values()]
-    meter = Meter(shared.engine, shared.tools, problems, settings.samples)
+    shared = _Shared(asyncio.Semaphore(in_flight), in_flight, stop or asyncio.Event())
+    running = [_Benchmark(name, part, shared) for name, part in parts.items()]
+    meter = Meter(services, [(rows, part.samples) for part in running for rows in part.groups.values()])
     ticker = asyncio.create_task(_tick(meter, on_progress)) if on_progress else None
     started = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            for part in parts:
+            for part in running:
                 group.create_task(part.run(meter))
     finally:
         if ticker is not None:
             ticker.cancel()
-    results = [part.conclude(about or {}, time.monotonic() - started) for part in parts]
+    results = [part.conclude(about or {}, time.monotonic() - started) for part in running]
     if on_progress is not None:
         on_progress(meter.read())
-    _raise_first(parts)
+    _raise_first(running)
     return results
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What all benchmarks of one run share."""
+
+    slots: asyncio.Semaphore
+    in_flight: int
+    stop: asyncio.Event
+    """Set from outside: start nothing new, finish what is in flight."""
 
 
 async def _tick(meter: Meter, on_progress: OnProgress) -> None:
@@ -160,34 +177,41 @@ def _raise_first(parts: list[_Benchmark]) -> None:
 class _Benchmark:
     """One benchmark of a run."""
 
-    def __init__(self, name: str, problems: list[Problem], out: Path, shared: Shared) -> None:
+    def __init__(self, name: str, part: Part, shared: _Shared) -> None:
         self.name = name
-        self.groups: dict[str, list[Row]] = {problem.id: [] for problem in problems}
-        self.total = len(problems) * shared.settings.samples
+        self.groups: dict[str, list[Row]] = {problem.id: [] for problem in part.problems}
+        self.samples = part.method.settings.samples
+        self.total = len(part.problems) * self.samples
         self.failure: RStarError | None = None
         self.refused: list[EngineError] = []
-        self._problems = problems
-        self._out = out
+        self._problems = {problem.id: problem for problem in part.problems}
+        self._method = part.method
+        self._combined = part.combined
+        self._out = part.out
         self._shared = shared
-        self._samples = out / shared.record.file
-        if len(self.groups) != len(problems):
-            raise UserError(f"{name or out}: two problems share an id", "Give each an id of its own.")
-        out.mkdir(parents=True, exist_ok=True)
-        made_with = {**shared.settings.protocol(), "problems": fingerprint(problems)}
-        refuse_changed(out / "settings.json", made_with)
+        self._record = part.record
+        self._stored = part.out / part.record.file
+        if len(self.groups) != len(part.problems):
+            raise UserError(f"{name or part.out}: two problems share an id", "Give each an id of its own.")
+        part.out.mkdir(parents=True, exist_ok=True)
+        refuse_changed(part.out / "settings.json", {**self._protocol, "problems": fingerprint(part.problems)})
         self._done = set(self._count_stored())
-        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.settings.in_flight)
+        self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
+
+    @property
+    def _protocol(self) -> dict[str, Any]:
+        return {**self._method.settings.protocol(), **self._method.decides}
 
     def _count_stored(self) -> Iterator[tuple[str, int]]:
         """Count the samples that earlier starts wrote."""
-        if not self._samples.exists():
+        if not self._stored.exists():
             return
         seen: set[tuple[str, int]] = set()
-        for row in self._shared.record.read(self._samples):
+        for row in self._record.read(self._stored):
             key = (row.problem_id, row.sample)
             if key in seen or row.problem_id not in self.groups:
                 raise UserError(
-                    f"{self._samples} holds sample {row.sample} of problem {row.problem_id!r} "
+                    f"{self._stored} holds sample {row.sample} of problem {row.problem_id!r} "
                     f"{'twice' if key in seen else 'which is not in the benchmark'}",
                     "Was the file edited? Give another folder.",
                 )
@@ -197,25 +221,27 @@ class _Benchmark:
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
         """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
-        for sample in range(self._shared.settings.samples):
-            for problem in self._problems:
+        for sample in range(self.samples):
+            for problem in self._problems.values():
                 if (problem.id, sample) not in self._done:
                     yield problem, sample
 
     async def run(self, meter: Meter) -> None:
         """Run what is missing; an error from outside is left in `failure`."""
         try:
-            with TraceWriter(self._samples, self._shared.record.line) as writer:
+            with TraceWriter(self._stored, self._record.line) as writer:
                 await self._run(writer, meter)
         except* OSError as errors:
             error = _first(errors)
-            self.failure = Failure(f"cannot write {self._samples}: {error.strerror or error}", _NO_ROOM)
+            self.failure = Failure(f"cannot write {self._stored}: {error.strerror or error}", _NO_ROOM)
+        except* RStarError as errors:  # from grading
+            self.failure = _first(errors)
         if self.failure is not None:
             self._shared.stop.set()
 
     async def _run(self, writer: TraceWriter, meter: Meter) -> None:
         jobs = self._jobs()
-        workers = min(self._shared.settings.in_flight, max(1, self.total - len(self._done)))
+        workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
             for _ in range(_GRADERS):
                 graders.create_task(self._grade_finished(writer))
@@ -239,59 +265,30 @@ class _Benchmark:
                     return
                 try:
                     with meter.in_flight():
-                        trace = await self._rollout(*job)
+                        trace = await self._method.sample(*job)
                 except EngineError as error:
                     self.refused.append(error)
                     continue
             await self._finished.put(trace)
 
-    async def _rollout(self, problem: Problem, sample: int) -> Trace:
-        shared, settings = self._shared, self._shared.settings
-        async with shared.tools.opened() as tools:
-            trace = await rollout(
-                shared.codec.prompt(shared.codec.format.messages(problem.problem)),
-                engine=shared.engine,
-                tools=tools,
-                codec=shared.codec,
-                limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
-                sampling=Sampling(
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    top_k=settings.top_k,
-                    seed=sample_seed(settings.seed, problem.id, sample),
-                ),
-                problem_id=problem.id,
-                sample=sample,
-            )
-        return trace.model_copy(update={"problem": problem.problem, "gold": problem.answer})
-
     async def _grade_finished(self, writer: TraceWriter) -> None:
         while (trace := await self._finished.get()) is not None:
-            graded = await self._graded(trace)
+            graded = await self._method.graded(trace, self._problems[trace.problem_id])
             writer.write(graded)
-            self.groups[trace.problem_id].append(self._shared.record.row(graded))
-
-    async def _graded(self, trace: Trace) -> Trace:
-        """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
-        grader, turn = self._shared.grader, trace.final_text
-        part, read_by = benchmark_part(turn, trace.finish)
-        verdict = await grader.agrade(trace.gold, part)
-        paper = part_to_grade(turn, "paper", trace.finish)
-        correct = verdict.correct
-        if extract_answer(paper) != verdict.extracted:
-            correct = bool(paper) and (await grader.agrade(trace.gold, paper)).correct
-        update = {**asdict(verdict), "read_by": read_by, "paper_correct": correct and bool(paper)}
-        return trace.model_copy(update=update)
+            self.groups[trace.problem_id].append(self._record.row(graded))
 
     def conclude(self, about: Mapping[str, Any], wall_s: float) -> EvalResult:
         """Write results.json."""
         groups = {name: sorted(rows, key=lambda row: row.sample) for name, rows in self.groups.items()}
-        golds = {problem.id: problem.answer for problem in self._problems}
+        golds = {problem.id: problem.answer for problem in self._problems.values()}
         samples = sum(map(len, groups.values()))
+        summary = self._record.summary(groups)
+        if self._combined is not None and "scores" in summary:
+            summary["scores"] |= self._combined(summary["scores"])
         result = EvalResult(
             name=self.name,
-            summary=self._shared.record.summary(groups),
-            per_problem=self._shared.record.per_problem(groups, golds),
+            summary=summary,
+            per_problem=self._record.per_problem(groups, golds),
             complete=samples == self.total,
         )
         record = {
@@ -299,7 +296,7 @@ class _Benchmark:
             "complete": result.complete,
             "missing": self.total - samples,
             "summary": result.summary,
-            "settings": self._shared.settings.protocol(),
+            "settings": self._protocol,
             **about,
             "per_problem": result.per_problem,
             "timing": self._timing(wall_s, samples - len(self._done)),

@@ -38,6 +38,14 @@ class AvgAtN:
 
 
 @dataclass(frozen=True, slots=True)
+class PooledMean:
+    """The mean over all entries of all problems, each entry counted once."""
+
+    mean: float
+    by_problem: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class PairedDifference:
     """The mean over problems of (B's rate - A's rate)."""
 
@@ -58,6 +66,25 @@ def avg_at_n(correct: Samples) -> AvgAtN:
     rates, sizes = _rates(correct)
     mean = float(rates.mean())
     return AvgAtN(mean=mean, run_to_run=_run_to_run(rates, sizes), by_problem=_by_problem(rates, (0.0, 1.0)))
+
+
+def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
+    """The mean of scores in 0..1 over all entries, one row per problem, with an interval clustered by problem.
+
+    Student's t over the rows' linearised residuals (the ratio estimator of cluster samples), to which z²/N² is added
+    (N entries in all), so that no interval has zero width. ValueError without entries.
+    """
+    sizes = np.array([len(row) for row in entries], dtype=np.float64)
+    totals = np.array([sum(row) for row in entries], dtype=np.float64)
+    count, problems = float(sizes.sum()), len(entries)
+    if not count:
+        raise ValueError("no entries")
+    mean = float(totals.sum()) / count
+    z = float(special.ndtri(0.5 + LEVEL / 2))
+    spare = max(problems - 1, 1)
+    variance = float(((totals - mean * sizes) ** 2).sum()) * problems / spare / count**2
+    half = float(special.stdtrit(spare, 0.5 + LEVEL / 2)) * float(np.sqrt(variance + (z / count) ** 2))
+    return PooledMean(mean, Interval(max(0.0, mean - half), min(1.0, mean + half)))
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:

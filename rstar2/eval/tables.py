@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from rstar2.eval.benchmarks import PAPER, find
 from rstar2.eval.compare import Comparison
 from rstar2.eval.runner import EvalResult
 
@@ -83,6 +84,42 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
     if summary["lost_calls"]:
         lines["calls the judge lost"] = f"{summary['lost_calls']:,}"
     return lines
+
+
+def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What a benchmark scores beside the verdicts, as its harness names it."""
+    table = Table(name, box=None, padding=(0, 3, 0, 0))
+    for heading in ("score", "95 %", "problems"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, score in scores.items():
+        table.add_row(label, percent(score["value"]), interval(score["interval"]), f"{score['problems']:,}")
+    return table
+
+
+def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
+    """The paper's numbers beside those of this run; None where the paper has none of the benchmarks."""
+    table = Table("", box=None, padding=(0, 3, 0, 0))
+    for heading in ("paper", "this run", "95 %", "difference", "95 %"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, summary in summaries:
+        if (paper := PAPER.get(name)) is None or not summary["samples"]:
+            continue
+        label = find(name).headline
+        score = summary.get("scores", {}).get(label) if label else None
+        if label and score is None:
+            table.add_row(name, f"{paper:.1f} %", "–", "–", "–", "–")
+            continue
+        value = score["value"] if score else summary["accuracy"]
+        low, high = score["interval"] if score else summary["interval_clustered"]
+        table.add_row(
+            f"{name}, {label}" if label else name,
+            f"{paper:.1f} %",
+            percent(value),
+            interval((low, high)),
+            f"{100 * value - paper:+.1f}",
+            f"[{100 * low - paper:+.1f}, {100 * high - paper:+.1f}]",
+        )
+    return table if table.row_count else None
 
 
 def problems_table(result: EvalResult) -> Table:

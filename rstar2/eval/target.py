@@ -16,7 +16,10 @@ from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
+from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.errors import Failure, UserError
+from rstar2.eval.methods.chat import EngineChat, ServerChat
+from rstar2.eval.settings import EvalSettings
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model")
@@ -61,25 +64,61 @@ class Target:
 class Opened:
     """A target, ready to generate."""
 
-    engine: Engine
-    codec: ChatCodec
+    engine: Engine | None
+    """None for a server that is asked by chat messages alone, as is the codec."""
+    codec: ChatCodec | None
     identity: dict[str, Any]
     """What goes into results.json as `model`; a run resumed with another one is refused."""
+    server: ServedChat | None = None
+    """Where it is on one."""
+
+    @property
+    def name(self) -> str:
+        """The model and where it runs."""
+        if self.engine is not None:
+            return self.engine.name
+        assert self.server is not None
+        return f"{self.server.model} at {self.server.url}"
+
+    def chat(self, settings: EvalSettings) -> EngineChat | ServerChat:
+        """The model, asked by chat messages: on a server by the server's chat template, else by its own."""
+        waits = settings.wait_s, settings.turn_timeout_s
+        if self.server is not None:
+            return ServerChat(self.server.url, self.server.model, *waits, key=self.server.key)
+        assert self.engine is not None
+        assert self.codec is not None
+        return EngineChat(self.engine, self.codec, *waits)
 
     @classmethod
-    def of(cls, engine: Engine, codec: ChatCodec, **identity: Any) -> Opened:
+    def of(
+        cls, engine: Engine, codec: ChatCodec, server: ServedChat | None = None, **identity: Any
+    ) -> Opened:
         """Add the format to the identity: it decides the result as the weights do."""
-        return cls(engine, codec, {**identity, "format": codec.source, "format_sha256": codec.format.digest})
+        known = {**identity, "format": codec.source, "format_sha256": codec.format.digest}
+        return cls(engine, codec, known, server)
 
 
-def reach_server(target: Target, wait_s: float) -> ServerModel | None:
+@dataclass(frozen=True)
+class ServedChat:
+    """A model on a server that is asked by chat messages alone."""
+
+    url: str
+    model: str
+    key: str | None = None
+    """None takes the environment's OPENAI_API_KEY."""
+
+
+def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> ServerModel | ServedChat | None:
     """The target's server, once it answers; None where the target is on no server.
 
-    UserError where nothing answers there for `wait_s` seconds, or not with that model.
+    Without `tokenizer` any server with OpenAI's chat API will do. UserError where nothing answers there for `wait_s`
+    seconds, or not with that model.
     """
     if target.url is None:
         return None
     try:
+        if not tokenizer:
+            return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, wait_s))
         if target.api == "chat":
             opening = open_chat_api(target.url, target.model_name, target.api_key, wait_s)
             return asyncio.run(opening)
@@ -88,8 +127,13 @@ def reach_server(target: Target, wait_s: float) -> ServerModel | None:
         raise UserError(error.message, error.hint) from error
 
 
+async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float) -> ServedChat:
+    async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, key=key)) as chat:
+        return ServedChat(chat.url, await chat.named(), key)
+
+
 def open_target(
-    target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | None
+    target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | ServedChat | None
 ) -> Opened:
     """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
 
@@ -101,16 +145,20 @@ def open_target(
         plain = byte_codec()
         golds = {problem.problem: problem.answer for problem in problems}
         return Opened.of(OracleEngine(golds, plain), plain, name="oracle")
+    if isinstance(server, ServedChat):
+        return Opened(None, None, {"name": server.model, "format": "the server's chat template"}, server)
     if server is not None and target.api == "chat":
         about = {"name": server.served.model, "url": target.url, "api": "chat", "inexact": list(INEXACT)}
-        return Opened.of(server.engine, server.codec, **about)
+        asked = ServedChat(server.engine.url, server.served.model, target.api_key)
+        return Opened.of(server.engine, server.codec, asked, **about)
     if server is not None:
         digest = {"sha256": model_hash(server.folder)} if server.folder is not None else {}
         served = server.served
         # vLLM names a model that it was given no name for after the folder.
         named_by_folder = server.folder is not None and served.model == served.root
         name = model_name(Path(served.root)) if named_by_folder else served.model
-        return Opened.of(server.engine, server.codec, name=name, root=served.root, **digest)
+        asked = ServedChat(server.engine.url, served.model)
+        return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)
     engine, codec = open_folder(folder, in_flight, choice=target.format)

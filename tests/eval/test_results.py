@@ -13,7 +13,7 @@ from rstar2.trace import CallStatus, ToolCall, Trace, Turn
 def row(problem: str, sample: int, verdict: str, extracted: str | None = "1", **other: object) -> Row:
     values: dict[str, object] = {
         "finish": "answer", "tokens": 100, "calls": 0, "failed_calls": 0, "lost_calls": 0,
-        "read_by": "paper", "paper_correct": verdict == "correct",
+        "read_by": "paper", "scores": None, "paper_correct": verdict == "correct",
     }  # fmt: skip
     return Row(problem, sample, verdict, extracted, **{**values, **other})  # type: ignore[arg-type]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.eval.intervals import share
-from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k
+from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k, pooled_mean
 
 SIMULATIONS = 600
 """The standard error of a coverage of 95 % is then 0.9 points, so that 92 % is more than three below."""
@@ -183,3 +183,23 @@ def test_share_is_wilsons_interval():
     assert (found.low, found.high) == (pytest.approx(0.722467, abs=1e-6), 1.0)
     with pytest.raises(ValueError, match="11 of 10"):
         share(11, 10)
+
+
+def test_a_pooled_mean_counts_every_entry_once_and_its_interval_covers() -> None:
+    found = pooled_mean([[1.0, 0.0, 1.0], [0.0]])
+    assert found.mean == 0.5
+    rng = np.random.default_rng(3)
+    covered = 0
+    for _ in range(400):
+        rates = rng.beta(2, 2, size=60)
+        rows = [(rng.random(rng.integers(1, 4)) < rate).astype(float).tolist() for rate in rates]
+        interval = pooled_mean(rows).by_problem
+        covered += interval.low <= 0.5 <= interval.high
+    assert covered >= 370  # 95 % of 400 less three standard deviations is 367
+
+
+def test_a_pooled_mean_of_equal_entries_has_an_interval_and_of_none_is_refused() -> None:
+    interval = pooled_mean([[1.0]] * 10).by_problem
+    assert interval.low < 1.0 == interval.high
+    with pytest.raises(ValueError, match="no entries"):
+        pooled_mean([[], []])

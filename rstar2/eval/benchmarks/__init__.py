@@ -1,0 +1,163 @@
+"""The benchmarks beside the mathematics sets, one file each; a file is named after its benchmark.
+
+Such a file holds `BENCHMARK`. Nothing else lists them: a new file is a new benchmark of `rstar2 eval`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pkgutil
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rstar2.data import benchmarks as mathematics
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+from rstar2.eval.harnesses.environment import Harness
+from rstar2.eval.methods import Method
+from rstar2.eval.methods.agent import Agent, AgentMethod
+from rstar2.eval.methods.chat import Chat
+from rstar2.eval.settings import EvalSettings
+
+PAPER = {
+    "math500": 97.8,
+    "aime24": 80.6,
+    "aime25": 69.8,
+    "hmmt25": 52.7,
+    "gpqa-diamond": 60.9,
+    "bfcl-v3": 60.8,
+    "ifeval": 83.4,
+    "arena-hard": 86.6,
+}
+"""Per cent, of rStar2-Agent-14B (arXiv 2508.20722)."""
+GROUPS = {
+    "paper-math": ("math500", "aime24", "aime25", "hmmt25"),
+    "paper-general": ("gpqa-diamond", "bfcl-v3", "ifeval", "arena-hard"),
+    "paper-all": tuple(PAPER),
+}
+NAMES = tuple(sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(__path__)))
+"""Of the benchmarks of this folder."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave for a benchmark beside the model; None where nothing was."""
+
+    data: Path | None = None
+    """A file in place of the hub."""
+    baseline: Path | None = None
+    """The answers that a judge model compares with."""
+    native_calls: bool = False
+    """Whether functions go into the request's `tools` rather than into the prompt."""
+
+
+@dataclass(frozen=True)
+class JudgeModel:
+    """A model that grades, on a server with OpenAI's API."""
+
+    url: str
+    name: str | None = None
+    """None where the server holds one alone."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the benchmarks of one run share; a part is None where none of them needs it."""
+
+    chat: Chat | None
+    agent: Agent | None
+    judge_model: Chat | None
+    logs: Path
+
+
+Score = dict[str, Any]
+"""`value`, its `interval`, and `problems`, how many it is over."""
+Load = Callable[[Given, EvalSettings], list[Problem]]
+Open = Callable[[Resources, EvalSettings, Given], contextlib.AbstractAsyncContextManager[Method]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """How a benchmark's problems are read, and how they are sampled and graded."""
+
+    load: Load
+    """The problems; a UserError where they cannot be read."""
+    open: Open
+    """Its method, for the length of a block."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """The benchmark's own settings, where they are not those of the mathematics sets."""
+    harness: Harness | None = None
+    chat: bool = True
+    """Whether the model is asked by plain chat messages; else by the agent loop, with tools."""
+    judged: bool = False
+    """Whether a judge model grades."""
+    headline: str = ""
+    """Which of its scores is the one that is quoted; the average of verdicts where empty."""
+    combined: Callable[[dict[str, Score]], dict[str, Score]] | None = None
+    """More scores, made of those that the traces have."""
+
+
+@contextlib.asynccontextmanager
+async def _with_agent(
+    resources: Resources, settings: EvalSettings, given: Given
+) -> AsyncIterator[AgentMethod]:
+    assert resources.agent is not None
+    yield AgentMethod(resources.agent, settings)
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of a name, of `NAMES` or of the mathematics sets, or one of problems in a file.
+
+    UserError where there is none; whether a file can be read shows when it is loaded.
+    """
+    if name in NAMES:
+        return _loaded(name)
+    if name not in mathematics.NAMES and not name.endswith(".jsonl") and not Path(name).exists():
+        known = ", ".join([*dict.fromkeys((*mathematics.NAMES, *NAMES)), *GROUPS])
+        raise UserError(f"unknown benchmark: {name}", f"Known: {known}; or a .jsonl file.")
+    return Benchmark(
+        load=lambda given, settings: mathematics.load_benchmark(name, given.data, settings.seed),
+        open=_with_agent,
+        chat=False,
+    )
+
+
+@functools.cache
+def _loaded(name: str) -> Benchmark:
+    benchmark: Benchmark = import_module(f"{__name__}.{name.replace('-', '_')}").BENCHMARK
+    return benchmark
+
+
+def expanded(names: list[str]) -> list[str]:
+    """Benchmarks with those of groups in their place."""
+    return [each for name in names for each in GROUPS.get(name, (name,))]
+
+
+def needs_tokenizer(names: list[str]) -> bool:
+    """Whether one of the benchmarks runs the agent loop, which works on token ids."""
+    return any(not find(name).chat for name in expanded(names))
+
+
+def harnesses_of(names: list[str]) -> list[Harness]:
+    """The harnesses of benchmarks, each once; of a group, those that its members have. UserError as of `harness_of`."""
+    members = [each for name in names for each in GROUPS.get(name, ()) if each in NAMES]
+    grouped = [harness for each in members if (harness := _loaded(each).harness)]
+    return list(dict.fromkeys([*(harness_of(name) for name in names if name not in GROUPS), *grouped]))
+
+
+def harness_of(name: str) -> Harness:
+    """The harness of a benchmark; UserError where it has none."""
+    harness = _loaded(name).harness if name in NAMES else None
+    if harness is None:
+        known = ", ".join(each for each in NAMES if _loaded(each).harness)
+        raise UserError(f"{name} needs no harness", f"These have one: {known}.")
+    return harness
+
+
+def harnesses() -> list[Harness]:
+    """Every harness of the benchmarks, once."""
+    return list(dict.fromkeys(harness for name in NAMES if (harness := _loaded(name).harness)))

@@ -1,0 +1,41 @@
+"""BFCL v4's categories of one turn and of several; the agentic ones (web search, memory) are not run."""
+
+from __future__ import annotations
+
+from rstar2.eval.benchmarks import Benchmark
+from rstar2.eval.benchmarks.bfcl_v3 import (
+    GREEDY,
+    MULTI_TURN,
+    by_count,
+    grouped,
+    loading,
+    mean_by_name,
+    opening,
+)
+from rstar2.eval.harnesses.environment import Harness
+
+HARNESS = Harness(
+    name="bfcl-eval",
+    benchmarks=("bfcl-v4",),
+    # qwen-agent, which it needs, imports soundfile and does not ask for it.
+    packages=("bfcl-eval==2026.3.23", "soundfile==0.14.0"),
+    modules=("bfcl_eval", "tree_sitter", "openai"),
+    left_out=("sentence-transformers",),
+)
+_SIMPLE = ("simple_python", "simple_java", "simple_javascript")
+_GROUPS = {
+    "simple, all languages": mean_by_name(*_SIMPLE),
+    "non-live": mean_by_name("simple, all languages", "multiple", "parallel", "parallel_multiple"),
+    "live": by_count("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
+    "hallucination": mean_by_name("irrelevance", "live_irrelevance"),
+    "multi-turn": mean_by_name(*MULTI_TURN),
+}
+"""As the leaderboard of v4 combines categories; its overall number needs the agentic ones, so there is none."""
+
+BENCHMARK = Benchmark(
+    load=loading(HARNESS, "bfcl_v4"),
+    open=opening(HARNESS, "bfcl_v4"),
+    protocol=GREEDY,
+    harness=HARNESS,
+    combined=lambda scores: grouped(scores, _GROUPS),
+)

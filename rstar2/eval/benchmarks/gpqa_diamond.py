@@ -1,0 +1,110 @@
+"""GPQA-Diamond: 198 questions of graduate science with four choices, whose order is drawn anew in every sample."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rstar2.data.benchmarks import SOURCES, load_hub
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+from rstar2.eval.benchmarks import Benchmark, Given, Resources
+from rstar2.eval.grader import Verdict
+from rstar2.eval.methods.agent import AgentMethod
+from rstar2.eval.settings import EvalSettings
+from rstar2.files import read_objects
+from rstar2.trace import Trace
+
+_SOURCE = SOURCES["gpqa-diamond"]
+_HINT = f"A row has the columns {', '.join(_SOURCE.columns)}, in JSON lines or CSV, as on the hub."
+LETTERS = "ABCD"
+
+
+@dataclass(frozen=True)
+class ChoiceProblem(Problem):
+    """A question; `answer` is the right choice's text."""
+
+    choices: tuple[str, ...]
+    """The right one first."""
+
+
+def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+    if given.data is None:
+        rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0])
+        where = _SOURCE.hub_id
+    else:
+        rows, where = _read(given.data), str(given.data)
+    problems: list[Problem] = [
+        _problem(f"{where}, row {number}", row, number) for number, row in enumerate(rows, 1)
+    ]
+    if not problems:
+        raise UserError(f"{where} holds no questions", _HINT)
+    return problems
+
+
+def _read(path: Path) -> list[Mapping[str, Any]]:
+    if path.suffix != ".csv":
+        return [row for _, row in read_objects(path, _HINT)]
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"cannot read {path}: {error}", _HINT) from error
+
+
+def _problem(place: str, row: Mapping[str, Any], number: int) -> ChoiceProblem:
+    texts = []
+    for column in _SOURCE.columns:
+        value = row.get(column)
+        if not isinstance(value, str) or not value.strip():
+            raise UserError(f'{place}: no text in column "{column}"', _HINT)
+        texts.append(value.strip())
+    question, *choices = texts
+    name = str(row.get("Record ID") or number)
+    return ChoiceProblem(name, question, choices[0], tuple(choices))
+
+
+def order(seed: int, problem_id: str, sample: int) -> list[int]:
+    """Which choice stands at each letter in one sample: the same on every start, any order as likely as another."""
+
+    def drawn(at: int) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{problem_id}\0{sample}\0{at}".encode()).digest()
+
+    return sorted(range(len(LETTERS)), key=drawn)
+
+
+class GPQAMethod(AgentMethod):
+    """The agent loop on a question whose choices are in another order in each sample."""
+
+    decides: Mapping[str, Any] = {"choices": "shuffled per sample by the seed"}
+
+    def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
+        assert isinstance(problem, ChoiceProblem)
+        placed = order(self.settings.seed, problem.id, sample)
+        listed = "\n".join(
+            f"({letter}) {problem.choices[at]}" for letter, at in zip(LETTERS, placed, strict=True)
+        )
+        text = f"{problem.problem}\n\n{listed}\n\nAnswer with the letter of the right choice."
+        return text, LETTERS[placed.index(0)]
+
+    async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
+        """By the letter; an answer that names none is compared with the right choice's text."""
+        by_letter = await super().verdict(trace, problem, part)
+        if by_letter.correct or by_letter.extracted is None:
+            return by_letter
+        by_text = await self._agent.grader.agrade(problem.answer, part)
+        return by_text if by_text.correct else by_letter
+
+
+@contextlib.asynccontextmanager
+async def _open(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[GPQAMethod]:
+    assert resources.agent is not None
+    yield GPQAMethod(resources.agent, settings)
+
+
+BENCHMARK = Benchmark(load=_load, open=_open, chat=False)

@@ -1,0 +1,21 @@
+"""IFBench: 294 prompts with harder instructions than IFEval's, none of which are in common training sets."""
+
+from __future__ import annotations
+
+from rstar2.data.problem import Problem
+from rstar2.eval.benchmarks import Benchmark, Given
+from rstar2.eval.benchmarks.ifeval import GREEDY, HARNESS, instruction_problems, opened_for
+from rstar2.eval.harnesses.process import once
+from rstar2.eval.settings import EvalSettings
+from rstar2.files import read_objects
+
+
+def _load(given: Given, settings: EvalSettings) -> list[Problem]:
+    if given.data is not None:
+        placed = read_objects(given.data, "A row has the fields of IFBench_test.jsonl.")
+        return instruction_problems((f"{given.data}, line {number}", row) for number, row in placed)
+    rows = once(HARNESS, "instructions", {"benchmark": "ifbench"}, "prompts")
+    return instruction_problems((f"IFBench_test.jsonl, line {at}", row) for at, row in enumerate(rows, 1))
+
+
+BENCHMARK = Benchmark(load=_load, open=opened_for("ifbench"), protocol=GREEDY, harness=HARNESS)

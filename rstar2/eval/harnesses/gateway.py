@@ -1,0 +1,96 @@
+"""Lets a harness ask the model by OpenAI's API: a small server on this machine, in front of the model of the run.
+
+Every harness comes through here, whatever holds the model, so that the token budget, the retries, the counts and the
+record of each conversation are the same for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from rstar2.errors import RStarError
+from rstar2.eval.methods.chat import Chat, Reply, chat_sampling
+from rstar2.eval.settings import EvalSettings, sample_seed
+
+_ANY_SIZE = 1 << 30
+
+
+@dataclass
+class Conversation:
+    """One conversation of a harness with the model."""
+
+    url: str
+    """Of its API, which ends with /v1."""
+    replies: list[Reply] = field(default_factory=list)
+    failure: RStarError | None = None
+    """Why the model did not answer, where it did not; the harness sees a refused request."""
+
+
+class Gateway:
+    """Use as an async context manager; `conversation` gives the URL of one."""
+
+    def __init__(self, chat: Chat, settings: EvalSettings) -> None:
+        self._chat = chat
+        self._settings = settings
+        self._conversations: dict[str, Conversation] = {}
+        self._url = ""
+        app = web.Application(client_max_size=_ANY_SIZE)
+        app.router.add_post("/{name}/v1/chat/completions", self._complete)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1)
+
+    async def __aenter__(self) -> Gateway:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self._url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._runner.cleanup()
+
+    @contextlib.asynccontextmanager
+    async def conversation(self) -> AsyncIterator[Conversation]:
+        """One conversation, for the length of the block; its replies come in as they are made."""
+        name = uuid.uuid4().hex
+        conversation = self._conversations[name] = Conversation(f"{self._url}/{name}/v1")
+        try:
+            yield conversation
+        finally:
+            del self._conversations[name]
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        conversation = self._conversations.get(request.match_info["name"])
+        if conversation is None:
+            return _refused("this conversation has ended")
+        body = await request.json()
+        seed = sample_seed(self._settings.seed, json.dumps(body["messages"]), 0)
+        try:
+            reply = await self._chat.reply(
+                body["messages"], chat_sampling(self._settings, seed), body.get("tools") or ()
+            )
+        except RStarError as error:
+            conversation.failure = error
+            return _refused(error.message)
+        conversation.replies.append(reply)
+        usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens}
+        return web.json_response(
+            {
+                "id": f"chatcmpl-{uuid.uuid4().hex}",
+                "object": "chat.completion",
+                "created": int(time.time()),
+                "model": body.get("model", ""),
+                "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish}],
+                "usage": {**usage, "total_tokens": sum(usage.values())},
+            }
+        )
+
+
+def _refused(message: str) -> web.Response:
+    """An answer after which a client does not ask again."""
+    return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=400)

@@ -1,0 +1,93 @@
+"""What the workers of both BFCL versions share: the order of entries, and reading back what a checker wrote."""
+
+import json
+import tempfile
+from collections.abc import Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODEL = "rstar2-model"
+"""The model's name for the harness; without a slash, a dash or a dot, in place of which it writes others."""
+
+
+@dataclass
+class Entry:
+    """One test entry of the harness."""
+
+    category: str
+    asked: dict[str, Any]
+    """As it is put to the model."""
+    checked: dict[str, Any]
+    """As the checker reads it."""
+    answer: dict[str, Any] | None
+    """The possible answers; None in the categories that have none."""
+
+
+class BFCLWorker:
+    """Leads conversations and checks them with the harness's own handler and checkers."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._entries = {entry.asked["id"]: entry for entry in entries}
+
+    def entries(self) -> list[dict[str, str]]:
+        """Every entry, in turn from each category."""
+        place: dict[str, int] = {}
+        ordered = []
+        for name, entry in self._entries.items():
+            place[entry.category] = number = place.get(entry.category, -1) + 1
+            answer = json.dumps(entry.answer["ground_truth"]) if entry.answer else entry.category
+            ordered.append(
+                (number, {"id": name, "question": _text(entry.asked["question"]), "answer": answer})
+            )
+        return [shown for _, shown in sorted(ordered, key=lambda pair: pair[0])]
+
+    def run(self, id: str, url: str) -> dict[str, Any]:
+        """Lead the conversation of one entry with the model at `url`; what the harness would write as its result."""
+        result, more = self.handler(url).inference(deepcopy(self._entries[id].asked), False, True)
+        return {"id": id, "result": result, **{key: value for key, value in more.items() if "log" not in key}}
+
+    def check(self, id: str, made: dict[str, Any]) -> dict[str, Any]:
+        """What the harness's checker says of one result."""
+        entry = self._entries[id]
+        with tempfile.TemporaryDirectory() as folder:
+            accuracy, _ = self.run_checker(entry.category, [entry], [made], Path(folder))
+            (written,) = Path(folder).rglob("*.json")
+            lines = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
+        errors = [_reason(line) for line in lines[1:]]
+        return {"valid": accuracy == 1.0, "category": entry.category, "error": errors[0] if errors else ""}
+
+    def check_all(self, results: list[dict[str, Any]]) -> dict[str, float]:
+        """The accuracy that the harness's checker gives each category, in one go."""
+        of_category: dict[str, list[dict[str, Any]]] = {}
+        for made in results:
+            of_category.setdefault(self._entries[made["id"]].category, []).append(made)
+        accuracies = {}
+        for category, several in of_category.items():
+            with tempfile.TemporaryDirectory() as folder:
+                entries = [self._entries[made["id"]] for made in several]
+                accuracies[category] = self.run_checker(category, entries, several, Path(folder))[0]
+        return accuracies
+
+    def handler(self, url: str) -> Any:
+        """The harness's handler for a server with OpenAI's API at `url`, which ends with /v1."""
+        raise NotImplementedError
+
+    def run_checker(
+        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path
+    ) -> tuple[float, int]:
+        """The harness's runner of a category: accuracy and count; it writes its score file into `folder`."""
+        raise NotImplementedError
+
+
+def _text(question: Any) -> str:
+    turns = [message for turn in question for message in turn]
+    return "\n\n".join(str(message["content"]) for message in turns if message["role"] == "user")
+
+
+def _reason(line: dict[str, Any]) -> str:
+    error = line.get("error")
+    kind = line.get("error_type") or (error.get("error_type") if isinstance(error, dict) else "")
+    said = error.get("error_message") if isinstance(error, dict) else error
+    return f"{kind}: {said}"[:500] if kind else str(said)[:500]

@@ -1,0 +1,56 @@
+"""BFCL v3 by the package nvidia-bfcl: every category but the executable ones, which need keys of other services."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from bfcl import utils
+from bfcl._llm_response_generation import process_multi_turn_test_case
+from bfcl.constant import POSSIBLE_ANSWER_PATH, PROMPT_PATH, TEST_COLLECTION_MAPPING, TEST_FILE_MAPPING
+from bfcl.eval_checker import eval_runner
+from bfcl.model_handler.api_inference.openai import OpenAIHandler
+from bfcl_common import MODEL, BFCLWorker, Entry
+
+
+class Worker(BFCLWorker):
+    """`native_calls`: functions go into the request's `tools`, else into the prompt."""
+
+    def __init__(self, native_calls: bool, temperature: float) -> None:
+        super().__init__(_entries())
+        self._native_calls = native_calls
+        self._temperature = temperature
+
+    def handler(self, url: str) -> Any:
+        completions = f"{url}/chat/completions"
+        return OpenAIHandler(MODEL, completions, self._temperature, native_calling=self._native_calls)
+
+    def run_checker(
+        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path
+    ) -> tuple[float, int]:
+        handler, prompts = self.handler(""), [deepcopy(entry.checked) for entry in entries]
+        if utils.is_relevance_or_irrelevance(category):
+            found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
+        elif utils.is_multi_turn(category):
+            answers = [entry.answer for entry in entries]
+            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, MODEL, category, folder)
+        else:
+            java, javascript = utils.is_java(category), utils.is_js(category)
+            language = "JavaScript" if javascript else "Java" if java else "Python"
+            answers = [entry.answer for entry in entries]
+            found = eval_runner.ast_file_runner(
+                handler, results, prompts, answers, language, category, MODEL, folder
+            )
+        accuracy, count = found
+        return float(accuracy), int(count)
+
+
+def _entries() -> Iterator[Entry]:
+    for category in [*TEST_COLLECTION_MAPPING["ast"], *TEST_COLLECTION_MAPPING["multi_turn"]]:
+        file = TEST_FILE_MAPPING[category]
+        prompts = utils.load_file(PROMPT_PATH / file, sort_by_id=True)
+        answers = utils.load_file(POSSIBLE_ANSWER_PATH / file, sort_by_id=True)
+        asked = process_multi_turn_test_case(deepcopy(prompts))
+        known = {answer["id"]: answer for answer in answers}
+        for one, prompt in zip(asked, prompts, strict=True):
+            yield Entry(category, one, prompt, known.get(prompt["id"]))

@@ -1,0 +1,131 @@
+"""Asks the program of a harness, which runs in the harness's own environment, by lines of JSON over pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rstar2.errors import Failure, RStarError
+from rstar2.eval.harnesses.environment import Harness, isolated
+from rstar2.processes import die_with
+
+_PROGRAM = Path(__file__).parent / "inside" / "program.py"
+_START_S = 1800.0
+_END_S = 10.0
+_LINE_BYTES = 1 << 28
+
+
+class Refused(RStarError):
+    """The harness could not do what one request asked; the message is its own."""
+
+
+class HarnessProcess:
+    """A harness's program, from `started`; any number of requests at once."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def ask(self, action: str, **arguments: Any) -> Any:
+        """What the program's `action` returns. Refused where it raises, a Failure where the program has ended."""
+        number = next(self._numbers)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        assert self._process.stdin is not None
+        try:
+            line = json.dumps({"number": number, "action": action, "arguments": arguments})
+            self._process.stdin.write(line.encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # told by the reader
+                await self._process.stdin.drain()
+            if self._reader.done():
+                raise self._gone()
+            answer = await future
+        finally:
+            self._waiting.pop(number, None)
+        if "error" in answer:
+            raise Refused(answer["error"])
+        return answer["value"]
+
+    async def aclose(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _END_S)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        self._reader.cancel()
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            answer = json.loads(line)
+            future = self._waiting.get(answer["number"])
+            if future is not None and not future.done():
+                future.set_result(answer)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._gone())
+
+    def _gone(self) -> Failure:
+        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        return Failure(f"the harness's program ended: {last[0][:300]}", f"Its log: {self._log}")
+
+
+@contextlib.asynccontextmanager
+async def started(
+    harness: Harness,
+    module: str,
+    settings: Mapping[str, Any],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+) -> AsyncIterator[HarnessProcess]:
+    """Run `module` of `inside/` in the harness's environment for the length of the block.
+
+    `settings` are what its `Worker` is made of; what it prints goes to `log`. A Failure where it does not start.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *(str(harness.python), str(_PROGRAM), module),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=sink,
+            env=isolated(dict(env or {})),
+            start_new_session=True,
+            preexec_fn=die_with(os.getpid()),
+            limit=_LINE_BYTES,
+        )
+    running = HarnessProcess(process, log)
+    try:
+        try:
+            await asyncio.wait_for(running.ask("start", settings=dict(settings)), _START_S)
+        except (Refused, TimeoutError) as error:
+            said = getattr(error, "message", f"nothing for {_START_S:g} seconds")
+            raise Failure(f"the harness {harness.name} does not start: {said}", f"Its log: {log}") from error
+        yield running
+    finally:
+        await running.aclose()
+
+
+def once(harness: Harness, module: str, settings: Mapping[str, Any], action: str) -> Any:
+    """What one action of a harness's program returns, in a process for it alone."""
+
+    async def ask() -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            async with started(harness, module, settings, Path(folder) / "log") as process:
+                return await process.ask(action)
+
+    return asyncio.run(ask())

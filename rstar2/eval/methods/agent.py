@@ -1,0 +1,83 @@
+"""Samples a benchmark with the agent loop, tools included, and grades the final answer against the gold one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from rstar2.agent import Limits, Tools, rollout
+from rstar2.data.problem import Problem
+from rstar2.engines.base import Engine, Sampling
+from rstar2.eval.grader import Verdict, extract_answer
+from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
+from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.prompts import ChatCodec
+from rstar2.trace import Trace
+
+
+class Grader(Protocol):
+    """Compares a model's final turn with the gold answer; `rstar2.eval.grader.GraderPool` is one."""
+
+    async def agrade(self, gold: str | None, pred: str | None) -> Verdict: ...
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What the agent loop and the grading of its answers need."""
+
+    engine: Engine
+    tools: Tools
+    codec: ChatCodec
+    grader: Grader
+
+
+class AgentMethod:
+    """The protocol of the mathematics sets."""
+
+    decides: Mapping[str, Any] = {}
+
+    def __init__(self, agent: Agent, settings: EvalSettings) -> None:
+        self.settings = settings
+        self._agent = agent
+
+    def asked(self, problem: Problem, sample: int) -> tuple[str, str]:
+        """The text that is put to the model in one sample, and the gold answer to it."""
+        return problem.problem, problem.answer
+
+    async def sample(self, problem: Problem, sample: int) -> Trace:
+        agent, settings = self._agent, self.settings
+        text, gold = self.asked(problem, sample)
+        async with agent.tools.opened() as tools:
+            trace = await rollout(
+                agent.codec.prompt(agent.codec.format.messages(text)),
+                engine=agent.engine,
+                tools=tools,
+                codec=agent.codec,
+                limits=Limits(max_turns=settings.max_turns, max_tokens=settings.max_tokens),
+                sampling=Sampling(
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    top_k=settings.top_k,
+                    seed=sample_seed(settings.seed, problem.id, sample),
+                ),
+                problem_id=problem.id,
+                sample=sample,
+            )
+        return trace.model_copy(update={"problem": text, "gold": gold})
+
+    async def graded(self, trace: Trace, problem: Problem) -> Trace:
+        """The trace with the verdict on the answer that the benchmark reads, and on the one that the paper reads."""
+        turn = trace.final_text
+        part, read_by = benchmark_part(turn, trace.finish)
+        verdict = await self.verdict(trace, problem, part)
+        paper = part_to_grade(turn, "paper", trace.finish)
+        correct = verdict.correct
+        if extract_answer(paper) != verdict.extracted:
+            correct = bool(paper) and (await self.verdict(trace, problem, paper)).correct
+        update = {**asdict(verdict), "read_by": read_by, "paper_correct": correct and bool(paper)}
+        return trace.model_copy(update=update)
+
+    async def verdict(self, trace: Trace, problem: Problem, part: str) -> Verdict:
+        """The grader's word on the part of the final turn that holds the answer."""
+        return await self._agent.grader.agrade(trace.gold, part)

@@ -1,0 +1,292 @@
+"""Asks a model by chat messages, on a server with OpenAI's API or in this process, with nothing around the question.
+
+A benchmark that brings its own prompt is asked so: the messages go through the model's own chat template, the reply
+is what the benchmark's scorer gets, less the reasoning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import httpx
+
+from rstar2.data.problem import Problem
+from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Sampling
+from rstar2.engines.retry import RetryPolicy
+from rstar2.errors import UserError
+from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.prompts import ChatCodec, Message
+from rstar2.trace import Trace, Turn
+
+_BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
+_CONNECT_S = 10.0
+_MODELS_S = 10.0
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_REASONING_ENDS = ("</think>", "</reason>")
+_REASONING_STARTS = ("<think>", "<reason>")
+_ANSWER_TAGS = re.compile(r"</?answer>")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model wrote to a conversation."""
+
+    message: Message
+    """As OpenAI's API has it: `role`, `content`, and perhaps `tool_calls`."""
+    finish: str
+    """stop, tool_calls, or length where the budget cut it off."""
+    prompt_tokens: int
+    tokens: int
+    """How many the model wrote."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """Empty where a server does not tell them, as are the next."""
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return str(self.message.get("content") or "")
+
+
+class Chat(Protocol):
+    """A model that is asked by chat messages."""
+
+    policy: RetryPolicy
+    tokens: int
+    """Written so far."""
+
+    async def reply(
+        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
+    ) -> Reply:
+        """One reply; `tools` are function schemas. EngineError where it is refused, ServiceGone without any answer."""
+        ...
+
+
+class EngineChat:
+    """A model of this process, or of a vLLM server, asked through its own chat template."""
+
+    def __init__(self, engine: Engine, codec: ChatCodec, wait_s: float, turn_timeout_s: float) -> None:
+        self.policy = RetryPolicy("engine", wait_s)
+        self.tokens = 0
+        self._engine = engine
+        self._codec = codec
+        self._turn_timeout_s = turn_timeout_s
+
+    async def reply(
+        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
+    ) -> Reply:
+        prompt = self._codec.prompt([_templated(message) for message in messages], list(tools))
+
+        async def attempt() -> Reply:
+            async with asyncio.timeout(self._turn_timeout_s):
+                made = await self._engine.generate(prompt, sampling)
+            text = self._codec.turn_start + self._codec.decode(made.token_ids)
+            message: Message = {"role": "assistant", "content": text}
+            calls = _calls(text) if tools else []
+            if calls:
+                message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
+            finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
+            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids)
+
+        reply = await self.policy.call(attempt)
+        self.tokens += reply.tokens
+        return reply
+
+    async def aclose(self) -> None:
+        """The engine is closed by whoever opened it."""
+
+
+def _templated(message: Message) -> Message:
+    """A message as chat templates take it: a text for content, and the arguments of calls as objects."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _loaded(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or []
+    ]
+    plain = {**message, "content": message.get("content") or ""}
+    return {**plain, "tool_calls": calls} if calls else plain
+
+
+def _loaded(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+
+def _calls(text: str) -> list[Message]:
+    """The calls that a turn holds, as OpenAI's API has them; what does not parse is none."""
+    calls: list[Message] = []
+    for body in _CALL.findall(text):
+        try:
+            call = json.loads(body)
+            function = {"name": str(call["name"]), "arguments": json.dumps(call.get("arguments") or {})}
+        except (ValueError, KeyError, TypeError):
+            continue
+        calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
+    return calls
+
+
+class ServerChat:
+    """A model of any server with OpenAI's chat completions.
+
+    Args:
+        url: the server, with or without `/v1`; else a UserError.
+        model: its name there; None takes the one that the server holds.
+        service: what messages call it.
+        key: its API key; None takes the environment's OPENAI_API_KEY.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str | None,
+        wait_s: float,
+        turn_timeout_s: float,
+        service: str = "engine",
+        key: str | None = None,
+    ) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if not self.url.startswith(("http://", "https://")):
+            raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
+        self.policy = RetryPolicy(service, wait_s)
+        self.tokens = 0
+        self.model = model
+        key = key or os.environ.get("OPENAI_API_KEY")
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(turn_timeout_s, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            trust_env=False,
+        )
+
+    async def named(self) -> str:
+        """The model's name, asked of the server where none was given; EngineError where it holds several."""
+        if self.model is None:
+            self.model = await self.policy.call(self._ask_model)
+        return self.model
+
+    async def _ask_model(self) -> str:
+        answer = await self._request("GET", "/v1/models", timeout=_MODELS_S)
+        try:
+            names = [str(card["id"]) for card in answer["data"]]
+        except (KeyError, TypeError) as error:
+            raise EngineError(
+                f"{self.url}/v1/models is not an OpenAI model list", "Check the URL."
+            ) from error
+        if len(names) != 1:
+            held = ", ".join(names)
+            raise EngineError(
+                f"the server at {self.url} holds {len(names)} models: {held}", "Name one of them."
+            )
+        return names[0]
+
+    async def reply(
+        self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
+    ) -> Reply:
+        body: dict[str, Any] = {
+            "model": await self.named(),
+            "messages": list(messages),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+        }
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if tools:
+            body["tools"] = list(tools)
+
+        async def attempt() -> Reply:
+            answer = await self._request("POST", "/v1/chat/completions", json=body)
+            try:
+                choice, usage = answer["choices"][0], answer.get("usage") or {}
+                message = {key: value for key, value in choice["message"].items() if value is not None}
+                return Reply(
+                    {"role": "assistant", "content": "", **message},
+                    str(choice.get("finish_reason") or "stop"),
+                    int(usage.get("prompt_tokens") or 0),
+                    int(usage.get("completion_tokens") or 0),
+                )
+            except (LookupError, TypeError, AttributeError, ValueError) as error:
+                raise EngineError(f"the server at {self.url} sent no chat completion") from error
+
+        reply = await self.policy.call(attempt)
+        self.tokens += reply.tokens
+        return reply
+
+    async def _request(self, method: str, path: str, **options: Any) -> Any:
+        try:
+            answer = await self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            what = str(error) or type(error).__name__
+            raise EngineUnavailable(f"no answer from {self.url}: {what}", "Is the server up?") from error
+        if answer.status_code in _BUSY:
+            raise EngineUnavailable(f"the server at {self.url} cannot answer now: HTTP {answer.status_code}")
+        if answer.status_code >= 400:
+            refusal = f"refused with HTTP {answer.status_code}: {answer.text[:300]}"
+            raise EngineError(f"the server at {self.url} {refusal}")
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise EngineError(f"the server at {self.url} sent no JSON: {answer.text[:200]}") from error
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+class ChatMethod:
+    """One question, one reply; a benchmark adds how the reply is graded."""
+
+    decides: Mapping[str, Any] = {}
+
+    def __init__(self, chat: Chat, settings: EvalSettings) -> None:
+        self.settings = settings
+        self._chat = chat
+
+    async def sample(self, problem: Problem, sample: int) -> Trace:
+        started = time.monotonic()
+        asked: list[Message] = [{"role": "user", "content": problem.problem}]
+        seed = sample_seed(self.settings.seed, problem.id, sample)
+        reply = await self._chat.reply(asked, chat_sampling(self.settings, seed))
+        return trace_of(problem, sample, [reply], time.monotonic() - started)
+
+
+def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
+    """How one reply is sampled."""
+    return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, seed)
+
+
+def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
+    """The record of a conversation; the last reply's tokens are kept where they are known."""
+    last, texts = replies[-1], [reply.text for reply in replies]
+    known = len(replies) == 1 and bool(last.token_ids)
+    ids = last.token_ids if known else []
+    return Trace(
+        problem_id=problem.id,
+        sample=sample,
+        problem=problem.problem,
+        gold=problem.answer,
+        prompt_ids=last.prompt_ids if known else [],
+        response_ids=ids,
+        response_mask=[1] * len(ids),
+        turns=[Turn(text=text, start=0, end=len(ids) if known else 0) for text in texts],
+        finish="max_tokens" if last.finish == "length" else "answer",
+        wall_s=wall_s,
+        counted_tokens=None if known else sum(reply.tokens for reply in replies),
+    )
+
+
+def answer_text(text: str) -> str:
+    """A reply without its reasoning and without `<answer>` tags; empty where the reasoning never ended."""
+    for end in _REASONING_ENDS:
+        text = text.rpartition(end)[2]
+    text = text.strip()
+    return "" if text.startswith(_REASONING_STARTS) else _ANSWER_TAGS.sub("", text).strip()

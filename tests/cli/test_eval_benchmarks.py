@@ -1,0 +1,165 @@
+"""`rstar2 eval` on the benchmarks beside mathematics, with a harness of a few lines in place of the real ones."""
+
+from __future__ import annotations
+
+import json
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat_standin import ChatStandIn
+from support.commands import Ran, rstar2
+from support.vllm_standin import serving
+
+from rstar2.cli.eval import GENERAL, GROUPS
+from rstar2.eval import benchmarks
+from rstar2.eval.benchmarks.ifeval import HARNESS
+from rstar2.files import write_json
+from rstar2.trace import read_traces
+
+CHECKERS = """
+from dataclasses import dataclass
+
+@dataclass
+class Found:
+    instruction_id: str
+    strict_pass: bool
+    loose_pass: bool
+
+def evaluate_output_for_sample(benchmark, sample, response):
+    if "?" in response:
+        raise LookupError("*****\\n Resource tagger not found.")
+    return [
+        Found(name, kwargs["word"] in response, kwargs["word"] in response.lower())
+        for name, kwargs in zip(sample.instruction_id_list, sample.kwargs)
+    ], None
+"""
+WORDS = [["one"], ["two"], ["one", "two"], ["three"], ["four"], ["ask"]]
+
+
+def printed(ran: Ran) -> str:
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment with checkers that look for words; the folder of its packages."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    venv.create(HARNESS.folder)
+    (packages,) = HARNESS.folder.glob("lib/python*/site-packages")
+    rows = [
+        {
+            "key": f"k{at}",
+            "prompt": f"Say {' and '.join(words)}.",
+            "instruction_id_list": [f"say:{word}" for word in words],
+            "kwargs": [{"word": word} for word in words],
+        }
+        for at, words in enumerate(WORDS)
+    ]
+    files = {
+        "if_verifiable/__init__.py": "",
+        "if_verifiable/api.py": CHECKERS,
+        "langdetect/__init__.py": "class DetectorFactory:\n    seed = None\n",
+        "llama_index/__init__.py": "",
+        "nltk/__init__.py": "",
+        "ifbench/__init__.py": "",
+        "ifbench/data/IFBench_test.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+    }
+    for name, text in files.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    write_json(HARNESS.folder / "environment.json", {"packages": HARNESS.pins, "python": "", "installed": {}})
+    return packages
+
+
+@pytest.fixture
+def model() -> Iterator[ChatStandIn]:
+    """Follows the first prompt, half of the third, and the fourth loosely; its last reply cannot be checked."""
+    replies = {"one.": "<think>two</think>one", "one and two.": "one", "three.": "THREE", "ask.": "what?"}
+
+    def reply(body: dict[str, Any]) -> str:
+        asked = body["messages"][-1]["content"].removeprefix("Say ")
+        return replies.get(asked, "no")
+
+    with serving(ChatStandIn(reply)) as server:
+        yield server
+
+
+def test_a_harness_scores_and_the_same_command_adds_nothing(harness: Path, model: ChatStandIn) -> None:
+    model.busy_answers = 2
+    first = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64)
+    assert first.code == 0, printed(first)
+    asked = model.asked[-1]
+    assert (asked["temperature"], asked["max_tokens"], asked["top_p"]) == (0.0, 64, 1.0)
+    results = json.loads(Path("r/ifbench/results.json").read_text())
+    scores = {name: score["value"] for name, score in results["summary"]["scores"].items()}
+    assert scores == {
+        "prompt, strict": pytest.approx(1 / 5),
+        "prompt, loose": pytest.approx(2 / 5),
+        "instruction, strict": pytest.approx(2 / 6),
+        "instruction, loose": pytest.approx(3 / 6),
+    }
+    assert results["summary"]["could_not_verify_share"] == pytest.approx(1 / 6)
+    assert results["settings"]["harness"] == HARNESS.pins
+    traces = {trace.problem_id: trace for trace in read_traces(Path("r/ifbench/traces.jsonl"))}
+    assert traces["k0"].extracted == "one"
+    assert traces["k2"].rule == "not followed: say:two"
+    assert traces["k5"].rule == "LookupError: Resource tagger not found."
+    assert traces["k0"].tokens == 7
+    assert "prompt, strict" in printed(first)
+    count = len(model.asked)
+    assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64).code == 0
+    assert len(model.asked) == count
+
+
+def test_a_run_with_other_settings_is_refused(harness: Path, model: ChatStandIn) -> None:
+    assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2).code == 0
+    again = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2, "--temperature", 0.5)
+    assert again.code == 2
+    assert "settings.ifbench.temperature" in printed(again)
+
+
+def test_a_harness_that_is_not_set_up_or_broken_is_named_with_its_command(harness: Path) -> None:
+    asked = ("eval", "ifbench", "--model", str(harness))
+    (harness / "langdetect" / "__init__.py").unlink()
+    (harness / "langdetect").rmdir()
+    broken = rstar2(*asked)
+    assert broken.code == 2
+    assert "ifbench needs the harness if-verifiable: no module langdetect" in printed(broken)
+    assert "rstar2 eval setup ifeval" in printed(broken)
+    doctor = rstar2("doctor")
+    assert "harness if-verifiable" in printed(doctor)
+    assert "no module langdetect" in printed(doctor)
+    absent = rstar2("eval", "bfcl-v3", "--model", str(harness))
+    assert "bfcl-v3 needs the harness nvidia-bfcl: not set up" in printed(absent)
+    assert not Path("runs").exists()
+
+
+def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:
+    refused = {
+        ("ifeval", "--oracle"): "--oracle knows no answers to ifeval",
+        ("ifeval", "--model", str(harness), "--data", "rows.jsonl"): "cannot read rows.jsonl",
+    }
+    for words, said in refused.items():
+        result = rstar2("eval", *words)
+        assert (result.code, said in printed(result)) == (2, True), printed(result)
+    unknown = rstar2("eval", "bfcl-v5", "--model", str(harness))
+    assert unknown.code == 2
+    assert "bfcl-v4" in printed(unknown)
+    setup = rstar2("eval", "setup", "aime24")
+    assert setup.code == 2
+    assert "aime24 needs no harness" in printed(setup)
+
+
+def test_the_help_names_what_there_is() -> None:
+    assert [harness.name for harness in benchmarks.harnesses_of(["paper-all"])] == [
+        "nvidia-bfcl",
+        "if-verifiable",
+        "arena-hard",
+    ]
+    assert GENERAL == benchmarks.NAMES
+    assert tuple(benchmarks.GROUPS) == GROUPS
+    assert {name for group in benchmarks.GROUPS.values() for name in group} == set(benchmarks.PAPER)

@@ -1,0 +1,116 @@
+"""Arena-Hard: two games against the baseline, win rate with the benchmark's weights, a judge that cannot judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat_standin import ChatStandIn
+from support.vllm_standin import serving
+
+from rstar2.errors import Failure, UserError
+from rstar2.eval.benchmarks import Given, find
+from rstar2.eval.benchmarks.arena_hard import ArenaMethod
+from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.progress import Services
+from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.settings import EvalSettings
+from rstar2.trace import read_traces
+
+WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND {answer_2}\n"}
+SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=5)
+
+
+def files(folder: Path, count: int = 8) -> Given:
+    """Questions and the baseline's answers, in the dataset's form."""
+    questions = [{"question_id": f"q{at}", "turns": [{"content": f"Question {at}?"}]} for at in range(count)]
+    answers = [
+        {"question_id": f"q{at}", "choices": [{"turns": [{"content": f"baseline {at}"}]}]}
+        for at in range(count)
+    ]
+    for name, rows in (("question", questions), ("baseline", answers)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Given(folder / "question.jsonl", folder / "baseline.jsonl")
+
+
+def judging(label: Callable[[bool], str]) -> ChatStandIn:
+    """A judge that says a label, given whether the baseline's answer stands first."""
+
+    def judge(body: dict[str, Any]) -> str:
+        return f"My verdict is {label('FIRST baseline' in body['messages'][1]['content'])}."
+
+    return ChatStandIn(judge)
+
+
+async def measured(folder: Path, judge: ChatStandIn) -> EvalResult:
+    problems = find("arena-hard").load(files(folder), SETTINGS)
+    model = ChatStandIn(lambda body: "<think>hm</think>mine")
+    with serving(model), serving(judge):
+        async with (
+            aclosing(ServerChat(model.url, None, 5, 60)) as chat,
+            aclosing(ServerChat(judge.url, None, 5, 60, "judge model")) as grader,
+        ):
+            method = ArenaMethod(chat, SETTINGS, grader, WORDS)
+            (result,) = await run_parts(
+                {"arena": Part(problems, folder / "out", method)}, 4, Services((chat,))
+            )
+    return result
+
+
+WINS = [
+    ("[[B>>A]]", "[[A>>B]]", 1.0, 1.0),
+    ("[[A>>B]]", "[[B>>A]]", 0.0, 0.0),
+    ("[[A=B]]", "[[A=B]]", 0.5, 0.0),
+    ("[[B>A]]", "[[B>A]]", 0.5, 0.0),
+    # A clear win counts three times, a narrow loss once.
+    ("[[B>>A]]", "[[B>A]]", 0.75, 1.0),
+]
+
+
+@pytest.mark.parametrize(("baseline_first", "answer_first", "rate", "won"), WINS)
+async def test_the_win_rate_is_the_benchmarks(
+    tmp_path: Path, baseline_first: str, answer_first: str, rate: float, won: float
+) -> None:
+    judge = judging(lambda first: baseline_first if first else answer_first)
+    result = await measured(tmp_path, judge)
+    assert result.summary["scores"]["win rate"]["value"] == rate
+    assert result.summary["accuracy"] == won
+    shown = [body["messages"][1]["content"] for body in judge.asked]
+    assert len(shown) == 16
+    assert all("hm" not in text for text in shown), "the reasoning is not judged"
+
+
+async def test_a_judge_without_a_verdict_is_asked_once_more(tmp_path: Path) -> None:
+    def judge(body: dict[str, Any]) -> str:
+        return "[[A=B]]" if len(body["messages"]) == 4 else "Both are fine."
+
+    result = await measured(tmp_path, ChatStandIn(judge))
+    assert result.summary["scores"]["win rate"]["value"] == 0.5
+
+
+async def test_a_judge_that_answers_nonsense_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match=r"gave no verdict such as .*begins: 'I like both.'"):
+        await measured(tmp_path, ChatStandIn(lambda body: "I like both."))
+
+
+async def test_one_unreadable_judgment_is_not_verified_and_not_scored(tmp_path: Path) -> None:
+    def judge(body: dict[str, Any]) -> str:
+        return "no idea" if "Question 3?" in body["messages"][1]["content"] else "[[B>A]]"
+
+    result = await measured(tmp_path, ChatStandIn(judge))
+    assert result.summary["could_not_verify_share"] == 1 / 8
+    assert result.summary["scores"]["win rate"]["problems"] == 7
+    unread = [trace for trace in read_traces(tmp_path / "out" / "traces.jsonl") if trace.verdict == "invalid"]
+    assert [trace.problem_id for trace in unread] == ["q3"]
+
+
+def test_a_question_without_a_baseline_answer_is_named(tmp_path: Path) -> None:
+    given = files(tmp_path)
+    assert given.baseline is not None
+    given.baseline.write_text(given.baseline.read_text().partition("\n")[2])
+    with pytest.raises(UserError, match="has no answer to question q0"):
+        find("arena-hard").load(given, SETTINGS)

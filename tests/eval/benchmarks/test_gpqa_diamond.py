@@ -1,0 +1,161 @@
+"""GPQA-Diamond: the order of choices is drawn per sample and kept, and letter and content are both read."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tools import SharedTools
+
+from rstar2.data.problem import Problem
+from rstar2.engines.base import Generation, OnTokens, Sampling
+from rstar2.engines.oracle import byte_codec
+from rstar2.engines.retry import RetryingEngine
+from rstar2.errors import UserError
+from rstar2.eval.benchmarks import Given, find
+from rstar2.eval.benchmarks.gpqa_diamond import GPQAMethod, order
+from rstar2.eval.grader import GraderPool
+from rstar2.eval.methods.agent import Agent
+from rstar2.eval.progress import Services
+from rstar2.eval.retry import RetryingTools
+from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.settings import EvalSettings
+from rstar2.prompts import ChatCodec
+from rstar2.trace import ToolCall, read_traces
+
+QUESTIONS = 40
+SAMPLES = 16
+
+
+class NoTools(SharedTools):
+    async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
+        raise AssertionError("nothing calls a tool here")
+
+
+class Says:
+    """Answers every question with the same text, or with what a line of the prompt says."""
+
+    name = "says"
+
+    def __init__(self, codec: ChatCodec, answer: str, reads: str = "") -> None:
+        self._codec = codec
+        self._answer = answer
+        self._reads = reads
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        answer = self._answer
+        if self._reads:
+            lines = self._codec.tokenizer.decode(list(prompt_ids)).splitlines()
+            answer = answer.replace("#", next(line for line in lines if line.endswith(self._reads))[1])
+        text = f"Well.</reason><answer>\\boxed{{{answer}}}</answer>"
+        return Generation([*self._codec.tokenizer.encode(text), self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def codec() -> ChatCodec:
+    return byte_codec()
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[GraderPool]:
+    with GraderPool() as pool:
+        yield pool
+
+
+def rows(count: int = QUESTIONS) -> list[dict[str, str]]:
+    return [
+        {
+            "Record ID": f"q{number}",
+            "Question": f"Which metal is number {number}?",
+            "Correct Answer": "iron and gold",
+            "Incorrect Answer 1": "tin",
+            "Incorrect Answer 2": "lead",
+            "Incorrect Answer 3": "zinc",
+        }
+        for number in range(count)
+    ]
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> list[Problem]:
+    path = tmp_path / "gpqa.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    return find("gpqa-diamond").load(Given(path), EvalSettings())
+
+
+async def measured(
+    out: Path, problems: list[Problem], engine: Says, codec: ChatCodec, grader: GraderPool
+) -> EvalResult:
+    settings = EvalSettings(samples=SAMPLES, wait_s=5)
+    retrying, tools = RetryingEngine(engine, 5), RetryingTools(NoTools(), 5)
+    method = GPQAMethod(Agent(retrying, tools, codec, grader), settings)
+    (result,) = await run_parts({"gpqa": Part(problems, out, method)}, 64, Services((retrying,), tools))
+    return result
+
+
+@pytest.mark.slow
+async def test_a_model_that_always_says_a_scores_a_quarter(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
+) -> None:
+    result = await measured(tmp_path / "a", problems, Says(codec, "A"), codec, grader)
+    low, high = result.summary["interval_run_to_run"]
+    assert low <= 0.25 <= high
+    golds = Counter(trace.gold for trace in read_traces(tmp_path / "a" / "traces.jsonl"))
+    assert set(golds) == set("ABCD")
+
+
+@pytest.mark.parametrize("answer", ["#", "(#) iron and gold", "\\text{iron and gold}", "iron and gold"])
+async def test_the_letter_and_the_content_of_the_right_choice_are_accepted(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool, answer: str
+) -> None:
+    engine = Says(codec, answer, reads="iron and gold")
+    result = await measured(tmp_path / "r", problems[:2], engine, codec, grader)
+    assert result.summary["accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("answer", ["#", "tin", "iron or tin"])
+async def test_another_choice_is_wrong_by_letter_and_by_content(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool, answer: str
+) -> None:
+    result = await measured(tmp_path / "w", problems[:2], Says(codec, answer, reads=" tin"), codec, grader)
+    assert result.summary["accuracy"] == 0.0
+
+
+def test_the_order_is_kept_by_the_seed_and_every_place_is_as_likely() -> None:
+    assert order(0, "q", 3) == order(0, "q", 3)
+    placed = Counter(
+        order(1, f"q{question}", sample).index(0) for question in range(100) for sample in range(40)
+    )
+    # 4,000 draws of one in four: three standard deviations are 82.
+    assert all(abs(placed[at] - 1000) < 82 for at in range(4))
+    assert {tuple(order(2, "q", sample)) for sample in range(400)} == {
+        tuple(order(2, "p", sample)) for sample in range(400)
+    }
+
+
+def test_the_gated_file_is_read_as_csv_too(tmp_path: Path) -> None:
+    path = tmp_path / "gpqa_diamond.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows(1)[0]))
+        writer.writeheader()
+        writer.writerows(rows(3))
+    loaded = find("gpqa-diamond").load(Given(path), EvalSettings())
+    assert [problem.id for problem in loaded] == ["q0", "q1", "q2"]
+    assert loaded[0].answer == "iron and gold"
+
+
+def test_a_row_without_a_choice_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "gpqa.jsonl"
+    path.write_text(json.dumps({**rows(1)[0], "Incorrect Answer 2": " "}) + "\n")
+    with pytest.raises(UserError, match='row 1: no text in column "Incorrect Answer 2"'):
+        find("gpqa-diamond").load(Given(path), EvalSettings())

@@ -1,0 +1,74 @@
+"""The gateway between a harness and the model: budgets, counts, and a model that is away or refuses."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+import pytest
+from support.chat_standin import ChatStandIn
+from support.vllm_standin import serving
+
+from rstar2.data.problem import Problem
+from rstar2.engines.base import EngineError
+from rstar2.engines.retry import ServiceGone
+from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
+from rstar2.eval.harnesses.gateway import Gateway
+from rstar2.eval.harnesses.process import Refused
+from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.settings import EvalSettings
+from rstar2.processes import free_port
+
+SETTINGS = EvalSettings(samples=1, temperature=0.0, max_tokens=33, wait_s=0.5)
+
+
+async def post(url: str) -> httpx.Response:
+    body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.9}
+    async with httpx.AsyncClient(trust_env=False) as client:
+        return await client.post(f"{url}/chat/completions", json=body)
+
+
+async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -> None:
+    with serving(ChatStandIn(lambda body: "hi")) as server:
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat, Gateway(chat, SETTINGS) as gateway:
+            async with gateway.conversation() as conversation:
+                answer = (await post(conversation.url)).json()
+            late = await post(conversation.url)
+    assert answer["choices"][0]["message"]["content"] == "hi"
+    assert answer["usage"]["completion_tokens"] == 7
+    assert [reply.text for reply in conversation.replies] == ["hi"]
+    (asked,) = server.asked
+    assert (asked["temperature"], asked["max_tokens"], asked["model"]) == (0.0, 33, "scripted")
+    assert late.status_code == 400
+
+
+class Asks:
+    """A harness's program that asks once, and then cannot read the reply."""
+
+    async def ask(self, action: str, **arguments: Any) -> Any:
+        answer = await post(arguments["url"])
+        raise Refused(f"HTTP {answer.status_code}")
+
+
+async def made(url: str) -> dict[str, Any]:
+    problem = Problem("simple_0", "?", "[]")
+    async with aclosing(ServerChat(url, "scripted", 0.5, 60)) as chat, Gateway(chat, SETTINGS) as gateway:
+        method = BFCLMethod(Asks(), gateway, SETTINGS, {})  # type: ignore[arg-type]
+        trace = await method.sample(problem, 0)
+    return {"extracted": trace.extracted, "text": trace.final_text}
+
+
+async def test_a_server_that_is_away_or_refuses_is_no_wrong_answer() -> None:
+    with pytest.raises(ServiceGone):
+        await made(f"http://127.0.0.1:{free_port()}")
+    with serving(ChatStandIn(lambda body: "hi")) as server, pytest.raises(EngineError, match="HTTP 404"):
+        await made(f"{server.url}/elsewhere")
+
+
+async def test_a_reply_that_the_harness_cannot_read_is_recorded_as_the_harness_does() -> None:
+    with serving(ChatStandIn(lambda body: "hi")) as server:
+        assert await made(server.url) == {
+            "extracted": '{"id": "simple_0", "result": "Error during inference: HTTP 200"}',
+            "text": "hi",
+        }

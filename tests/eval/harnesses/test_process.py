@@ -1,0 +1,83 @@
+"""A harness's program: requests and replies by lines of JSON, and what happens when it fails or dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from rstar2.errors import Failure
+from rstar2.eval.harnesses.environment import Harness
+from rstar2.eval.harnesses.process import HarnessProcess, Refused, started
+
+WORKER = """
+import os, sys, time
+
+class Worker:
+    def __init__(self, word):
+        print("printed to standard output, where replies go")
+        self.word = word
+        if word == "bad":
+            raise ValueError("no such word")
+
+    def say(self, times):
+        return self.word * times
+
+    def leave(self):
+        sys.exit(3)
+
+    def die(self):
+        print("out of memory", file=sys.stderr, flush=True)
+        os._exit(9)
+"""
+
+
+@pytest.fixture
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """Its environment is the one that runs the tests, which has nothing to install."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    found = Harness("toy", ("toy",), (), ("json",))
+    found.python.parent.mkdir(parents=True)
+    os.symlink(sys.executable, found.python)
+    (tmp_path / "toy_worker.py").write_text(WORKER)
+    return found
+
+
+def running(
+    harness: Harness, tmp_path: Path, word: str = "ab"
+) -> AbstractAsyncContextManager[HarnessProcess]:
+    return started(harness, "toy_worker", {"word": word}, tmp_path / "log", env={"PYTHONPATH": str(tmp_path)})
+
+
+async def test_many_requests_at_once_get_their_own_answers(harness: Harness, tmp_path: Path) -> None:
+    async with running(harness, tmp_path) as process:
+        asked = [process.ask("say", times=times) for times in range(50)]
+        assert await asyncio.gather(*asked) == ["ab" * times for times in range(50)]
+    assert "printed to standard output" in (tmp_path / "log").read_text()
+
+
+async def test_what_the_harness_raises_fails_that_request_alone(harness: Harness, tmp_path: Path) -> None:
+    async with running(harness, tmp_path) as process:
+        with pytest.raises(Refused, match="TypeError"):
+            await process.ask("say", times=None)
+        with pytest.raises(Refused, match="SystemExit: 3"):
+            await process.ask("leave")
+        assert await process.ask("say", times=1) == "ab"
+
+
+async def test_a_program_that_dies_is_said_with_its_last_words(harness: Harness, tmp_path: Path) -> None:
+    async with running(harness, tmp_path) as process:
+        with pytest.raises(Failure, match="out of memory"):
+            await process.ask("die")
+        with pytest.raises(Failure, match="out of memory"):
+            await process.ask("say", times=1)
+
+
+async def test_a_program_that_does_not_start_is_said(harness: Harness, tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="does not start: ValueError: no such word"):
+        async with running(harness, tmp_path, "bad"):
+            pass

@@ -1,0 +1,191 @@
+"""The harnesses themselves, from their packages: BFCL led by an oracle, IFEval's checkers beside lm-eval's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chat_standin import ChatStandIn
+from support.made_answers import ANSWERS, rows
+from support.vllm_standin import serving
+
+from rstar2.data.problem import Problem
+from rstar2.errors import UserError
+from rstar2.eval.benchmarks import Given, Resources, find, harness_of
+from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
+from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
+from rstar2.eval.harnesses.process import started
+from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.progress import Services
+from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.settings import EvalSettings
+from rstar2.trace import read_traces
+
+pytestmark = pytest.mark.slow
+
+LM_EVAL = """
+import sys, types
+from importlib.util import find_spec
+
+def bare(name, folder):
+    package = types.ModuleType(name)
+    package.__path__ = [folder]
+    sys.modules[name] = package
+
+folder = next(iter(find_spec("lm_eval").submodule_search_locations))
+bare("lm_eval", folder)
+bare("lm_eval.tasks", folder + "/tasks")
+import instructions
+from lm_eval.tasks.ifeval import utils
+
+class Worker(instructions.Worker):
+    def by_lm_eval(self, row, response):
+        found = utils.process_results(row, [response])
+        pairs = zip(found["inst_level_strict_acc"], found["inst_level_loose_acc"])
+        return [{"strict": strict, "loose": loose} for strict, loose in pairs]
+"""
+"""lm-eval's scorer without the rest of it, which needs fifty packages more."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Made by the tests that need them, or kept from run to run in the folder that RSTAR2_HARNESSES names."""
+    kept = os.environ.get("RSTAR2_HARNESSES") or str(tmp_path_factory.mktemp("harnesses"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", kept)
+        yield
+
+
+async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> None:
+    own = harness_of("ifeval")
+    harness = replace(own, name="beside-lm-eval", data_packages=(*own.data_packages, "lm-eval==0.4.13"))
+    set_up(harness)
+    (tmp_path / "beside.py").write_text(LM_EVAL)
+    compared, differ = 0, []
+    worker = started(
+        harness, "beside", {"benchmark": "ifeval"}, tmp_path / "log", {"PYTHONPATH": str(tmp_path)}
+    )
+    async with worker as process:
+        for row in rows():
+            for answer in ANSWERS:
+                ours = await process.ask("score", row=row, response=answer)
+                theirs = await process.ask("by_lm_eval", row=row, response=answer)
+                compared += 1
+                if [(each["strict"], each["loose"]) for each in ours] != [
+                    (each["strict"], each["loose"]) for each in theirs
+                ]:
+                    differ.append((row["instruction_id_list"], answer))
+    assert compared >= 200
+    assert differ == []
+
+
+def oracle(problems: list[Problem]) -> ChatStandIn:
+    """Answers from BFCL's possible answers; every fifth problem calls a function that does not exist."""
+    answers = {
+        problem.problem: "[no_such_function()]" if at % 5 == 4 else _calls(problem)
+        for at, problem in enumerate(problems)
+    }
+
+    def reply(body: dict[str, Any]) -> str:
+        asked = [message["content"] for message in body["messages"] if message["role"] == "user"]
+        return answers["\n\n".join(asked)]
+
+    return ChatStandIn(reply)
+
+
+def _calls(problem: Problem) -> str:
+    """The first possible answer to an entry of one turn, as the prompt asks for it; no call where none is due."""
+    if problem.answer in ("irrelevance", "live_irrelevance"):
+        return "None of these functions helps here."
+    calls = []
+    for call in json.loads(problem.answer):
+        ((name, arguments),) = call.items()
+        given = {key: values[0] for key, values in arguments.items() if values[0] != ""}
+        calls.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in given.items())})")
+    return f"[{', '.join(calls)}]"
+
+
+def plain(problem: Problem) -> bool:
+    """Whether every argument is a number, a word or a list of them, of a Python function."""
+    if problem.answer in ("irrelevance", "live_irrelevance"):
+        return True
+    category = problem.id.rpartition("_")[0]
+    if not category.startswith(("simple", "multiple", "parallel")) or "java" in category:
+        return False
+    values = [
+        value for call in json.loads(problem.answer) for each in call.values() for value in each.values()
+    ]
+    return not any(isinstance(value[0], dict) or "{" in repr(value[0]) for value in values)
+
+
+async def led(name: str, problems: list[Problem], out: Path) -> tuple[EvalResult, dict[str, float]]:
+    """What the oracle scores, and what the harness says of all its results in one go."""
+    benchmark, settings = find(name), EvalSettings(samples=1, temperature=0.0, wait_s=5)
+    with serving(oracle(problems)) as server:
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            resources = Resources(chat, None, None, out / "logs")
+            async with benchmark.open(resources, settings, Given()) as method:
+                part = Part(problems, out / "out", method, benchmark.combined)
+                (result,) = await run_parts({name: part}, 16, Services((chat,)))
+                traces = read_traces(out / "out" / "traces.jsonl")
+                made = [json.loads(trace.extracted or "") for trace in traces]
+                assert isinstance(method, BFCLMethod)
+                return result, await method.read_back(made)
+
+
+@pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
+def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
+    name: str, tmp_path: Path
+) -> None:
+    set_up(harness_of(name))
+    every = find(name).load(Given(), EvalSettings())
+    problems = list({problem.problem: problem for problem in every if plain(problem)}.values())[:40]
+    result, again = asyncio.run(led(name, problems, tmp_path))
+    traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
+    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
+    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
+        (trace.problem_id, trace.rule, trace.final_text) for trace in traces
+    ]
+    scores = {key: score["value"] for key, score in result.summary["scores"].items()}
+    assert {category: pytest.approx(scores[category]) for category in again} == again
+    assert len(again) >= 4
+
+
+def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    from rstar2.doctor.harnesses import environments
+
+    harness = Harness("small", ("ifeval",), ("emoji==2.15.0",), ("emoji",))
+    assert fault(harness) == "not set up"
+    with pytest.raises(UserError, match="ifeval needs the harness small: not set up") as caught:
+        require(harness, "ifeval")
+    assert caught.value.hint == "Run: rstar2 eval setup ifeval"
+    assert set_up(harness)
+    assert not set_up(harness), "one that is in order is left alone"
+    (module,) = harness.folder.glob("lib/python*/site-packages/emoji/core.py")
+    module.unlink()
+    assert fault(harness) == "emoji lacks emoji/core.py"
+    assert set_up(harness)
+    assert fault(harness) is None
+    harness.python.unlink()
+    assert "its Python does not run" in str(fault(harness))
+    assert fault(replace(harness, packages=("emoji==2.14.0",))) == (
+        "made for emoji==2.15.0, and emoji==2.14.0 are needed now"
+    )
+    assert [finding.name for finding in environments()] == [
+        f"harness {each.name}" for each in map(harness_of, ("bfcl-v3", "ifeval")) if each.folder.is_dir()
+    ]
+
+
+def test_no_harness_is_installed_beside_this_package() -> None:
+    from importlib.util import find_spec
+
+    assert [
+        name for name in ("bfcl", "bfcl_eval", "if_verifiable", "ifbench", "evalscope") if find_spec(name)
+    ] == []

@@ -1,0 +1,93 @@
+"""Asking by chat messages: what is taken off a reply, tool calls through a template, and servers that refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from support.chat_standin import ChatStandIn
+from support.vllm_standin import serving
+
+from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.oracle import byte_codec
+from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text
+from rstar2.prompts import ChatCodec
+
+GREEDY = Sampling(temperature=0.0, max_tokens=50)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("plain", "plain"),
+        ("<think>a</think>\n\nb", "b"),
+        ("<reason>a</reason>\n<answer>b c</answer>", "b c"),
+        ("a</reason>b", "b"),
+        ("<think>it never ends", ""),
+        ("", ""),
+    ],
+)
+def test_reasoning_and_answer_tags_are_taken_off(reply: str, answer: str) -> None:
+    assert answer_text(reply) == answer
+
+
+class Writes:
+    """Keeps the prompt and writes a text."""
+
+    name = "writes"
+
+    def __init__(self, codec: ChatCodec, text: str) -> None:
+        self._codec = codec
+        self._text = text
+        self.prompt = ""
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.prompt = self._codec.tokenizer.decode(list(prompt_ids))
+        return Generation([*self._codec.tokenizer.encode(self._text), self._codec.end_id], None, "stop")
+
+    async def aclose(self) -> None:
+        return
+
+
+async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_the_template() -> None:
+    codec = byte_codec()
+    call = {"name": "add", "arguments": {"a": 1}}
+    engine = Writes(
+        codec, f"hm</reason>\n<tool_call>{json.dumps(call)}</tool_call><tool_call>broken</tool_call>"
+    )
+    schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+    chat = EngineChat(engine, codec, 5, 60)
+    first = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
+    assert '"add"' in engine.prompt
+    assert first.finish == "tool_calls"
+    (made,) = first.message["tool_calls"]
+    assert made["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    again = [{"role": "user", "content": "1+1?"}, first.message, {"role": "tool", "content": "two"}]
+    await chat.reply(again, GREEDY, [schema])
+    assert "two" in engine.prompt
+    without = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)
+    assert "tool_calls" not in without.message
+    assert chat.tokens == first.tokens * 3
+
+
+async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
+    server = ChatStandIn(lambda body: "fine")
+    server.busy_answers = 1
+    with serving(server):
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+            assert (reply.text, reply.tokens, chat.tokens) == ("fine", 7, 7)
+        async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", 5, 60)) as chat:
+            with pytest.raises(EngineError, match="refused with HTTP 404"):
+                await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+
+
+async def test_one_of_several_models_must_be_named() -> None:
+    with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            with pytest.raises(EngineError, match="holds 2 models: a, b"):
+                await chat.named()

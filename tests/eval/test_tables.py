@@ -1,0 +1,54 @@
+"""The table of the paper's numbers beside a run's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from rstar2.eval.tables import paper_table, scores_table
+
+
+def summary(accuracy: float, **scores: tuple[float, float, float]) -> dict[str, Any]:
+    return {
+        "samples": 10,
+        "accuracy": accuracy,
+        "interval_clustered": [accuracy - 0.1, accuracy + 0.1],
+        "scores": {
+            name: {"value": value, "interval": [low, high], "problems": 10}
+            for name, (value, low, high) in scores.items()
+        },
+    }
+
+
+def test_the_papers_numbers_stand_beside_the_quoted_score_of_each_benchmark() -> None:
+    table = paper_table(
+        [
+            ("ifeval", summary(0.8)),
+            ("bfcl-v3", summary(0.9, overall=(0.5, 0.4, 0.6))),
+            ("ifbench", summary(0.1)),
+            ("arena-hard", summary(0.9)),
+        ]
+    )
+    assert table is not None
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()[1:]]
+    assert lines == [
+        "ifeval 83.4 % 80.0 % 70.0 – 90.0 % -3.4 [-13.4, +6.6]",
+        "bfcl-v3, overall 60.8 % 50.0 % 40.0 – 60.0 % -10.8 [-20.8, -0.8]",
+        # Every game was left out, so there is no win rate to set beside the paper's.
+        "arena-hard 86.6 % – – – –",
+    ]
+
+
+def test_there_is_no_table_where_the_paper_has_no_number() -> None:
+    assert paper_table([("ifbench", summary(0.5)), ("numbers", summary(0.5))]) is None
+    empty = {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
+    assert paper_table([("aime24", empty)]) is None
+
+
+def test_scores_are_listed_with_their_intervals() -> None:
+    table = scores_table("bfcl-v3", summary(0.5, live=(0.25, 0.2, 0.3))["scores"])
+    assert table.row_count == 1

@@ -1,0 +1,42 @@
+"""A small HTTP server with OpenAI's chat completions, with a scripted model behind it; `serving` serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+Script = Callable[[dict[str, Any]], str | dict[str, Any]]
+"""A request's body to the text of the reply, or to its whole message."""
+
+
+class ChatStandIn:
+    """What the server should say, and what it was asked."""
+
+    def __init__(self, script: Script, names: tuple[str, ...] = ("scripted",)) -> None:
+        self.script = script
+        self.names = names
+        self.url = ""
+        self.asked: list[dict[str, Any]] = []
+        self.busy_answers = 0
+        """How many of the next completions are answered with 503."""
+        self.app = FastAPI()
+        self.app.get("/v1/models")(self._models)
+        self.app.post("/v1/chat/completions")(self._completions)
+
+    async def _models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name} for name in self.names]}
+
+    async def _completions(self, request: Request) -> Response:
+        body = await request.json()
+        self.asked.append(body)
+        if self.busy_answers > 0:
+            self.busy_answers -= 1
+            return JSONResponse({"error": {"message": "warming up"}}, status_code=503)
+        said = self.script(body)
+        message = {"content": said} if isinstance(said, str) else said
+        choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})
