@@ -15,7 +15,7 @@ from rich.text import Text
 from rstar2.agent import parse_calls
 from rstar2.chat.latex import FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
-from rstar2.chat.stream import Kind, Piece, TagSplitter, TextStream, without_tags
+from rstar2.engines.streamed_text import Kind, Piece, TagSplitter, TextStream, without_tags
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, Trace
 

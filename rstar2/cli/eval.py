@@ -197,9 +197,9 @@ def run(
 
 
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
-    from rstar2.eval.live import LiveView
     from rstar2.eval.measure import measure
-    from rstar2.eval.tables import paper_table, problems_table, scores_table, summaries_table
+    from rstar2.eval.terminal.live import LiveView
+    from rstar2.eval.terminal.tables import paper_table, problems_table, scores_table, summaries_table
     from rstar2.report import write_report
     from rstar2.runs import open_run
 
@@ -224,7 +224,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
 
 def _announce(plan: EvalPlan, folder: Path) -> None:
     """Say what is measured and how: the settings once where all benchmarks have the same."""
-    from rstar2.eval.tables import settings_lines
+    from rstar2.eval.terminal.tables import settings_lines
 
     counts = ", ".join(
         f"{name} ({counted(len(each.problems), 'problem')})" for name, each in plan.benchmarks.items()
@@ -295,7 +295,7 @@ def compare(
     import json
 
     from rstar2.eval.compare import compare_runs
-    from rstar2.eval.tables import comparison_tables, flips_table
+    from rstar2.eval.terminal.tables import comparison_tables, flips_table
 
     found = compare_runs(run_a, run_b)
     if as_json:

@@ -101,7 +101,7 @@ def _as_json(page: RunPage, state: str) -> dict[str, Any]:
 def _print_results(page: RunPage) -> None:
     from rich.table import Column, Table
 
-    from rstar2.eval.tables import summaries_table
+    from rstar2.eval.terminal.tables import summaries_table
 
     if page.sections:
         out.print(summaries_table([(part.name, part.results["summary"]) for part in page.sections], out))

@@ -24,7 +24,6 @@ from rstar2.eval.benchmarks import NAMES as BENCHMARK_NAMES
 from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expanded, find
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.harnesses.environment import require
-from rstar2.eval.live import LiveView
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services, Writer
@@ -33,6 +32,7 @@ from rstar2.eval.retry import RetryingTools
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, versions
+from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.runs import Run, config_digest

@@ -23,8 +23,8 @@ from rstar2.chat.repetition import (
     Often,
     repeats,
 )
-from rstar2.chat.stream import Piece, TagSplitter, TextStream, without_tags
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
+from rstar2.engines.streamed_text import Piece, TagSplitter, TextStream, without_tags
 from rstar2.prompts import END_OF_TURN, ChatCodec
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import CallStatus, ToolCall

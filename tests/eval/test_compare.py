@@ -12,7 +12,7 @@ from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import measurements
-from rstar2.eval.tables import comparison_tables, settings_lines
+from rstar2.eval.terminal.tables import comparison_tables, settings_lines
 from rstar2.files import write_json
 
 

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from rstar2.agent import Limits, Tools, rollout
-from rstar2.chat.stream import TagSplitter, TextStream
 from rstar2.engines.base import Engine, Sampling
+from rstar2.engines.streamed_text import TagSplitter, TextStream
 from rstar2.prompts import ChatCodec, Message
 from rstar2.serve.openai.answers import head, streamed, usage
 from rstar2.serve.openai.errors import ApiError, while_connected

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rstar2.eval.tables import paper_table, scores_table
+from rstar2.eval.terminal.tables import paper_table, scores_table
 
 
 def summary(accuracy: float, **scores: tuple[float, float, float]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What an evaluation shows on a terminal: its progress while it runs, and tables of its results."""
