@@ -182,7 +182,11 @@ def test_a_text_stays_that_text_through_hydra(
     folder = tmp_path / (text.replace("/", "") or "x")
     config = composed("ppo_trainer", stage_command(recipe, folder, tmp_path / "m").argv[3:])
     ray_init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    assert RuntimeEnv(**ray_init["runtime_env"])["env_vars"] == {"ODD": text, "ONE": "1"}
+    assert RuntimeEnv(**ray_init["runtime_env"])["env_vars"] == {
+        "ODD": text,
+        "ONE": "1",
+        "RSTAR2_FIRST_STEP": "0",
+    }
     assert OmegaConf.to_container(config.data, resolve=True)["train_files"] == str(folder / "train.parquet")
 
 

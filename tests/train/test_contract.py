@@ -117,3 +117,17 @@ def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend() -> None:
     )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split() == ["CpuRollout", "CpuReplica"]
+
+
+def test_what_leaves_verl_passes_where_we_stand_in() -> None:
+    from verl.model_merger.fsdp_model_merger import FSDPModelMerger
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+    from verl.utils import tracking
+
+    assert "log(data=data, step=step)" in inspect.getsource(tracking)
+    merged = inspect.signature(FSDPModelMerger._load_and_merge_state_dicts)
+    assert list(merged.parameters)[:3] == ["self", "world_size", "total_shards"]
+    assert "self._load_and_merge_state_dicts(" in inspect.getsource(FSDPModelMerger.merge_and_save)
+    waits = inspect.signature(ReplayBuffer._wait_for_next_poll)
+    assert list(waits.parameters) == ["self", "partition_id", "last_debug_time"]
+    assert "self._wait_for_next_poll(" in inspect.getsource(ReplayBuffer.sample)

@@ -68,7 +68,12 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "A GPU failed: `nvidia-smi -q` and the kernel's log name it; CUDA_LAUNCH_BLOCKING=1 finds the operation.",
     ),
     (
-        r"failed to register to the raylet|worker_register_timeout|The current node timed out during startup",
+        r"The current node timed out during startup",
+        "The machine is too busy: Ray gives its own processes 30 s to start, which no setting changes. End other work "
+        "there, then the same command.",
+    ),
+    (
+        r"failed to register to the raylet|worker_register_timeout",
         "Ray's processes did not start in time, as on a slow disk: raise hardware.worker_start_s.",
     ),
 )

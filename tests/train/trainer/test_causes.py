@@ -58,7 +58,8 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
             "wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[key])",
             "wandb login",
         ),
-        ("Exception: The current node timed out during startup. This could happen", "worker_start_s"),
+        ("Exception: The current node timed out during startup. This could happen", "too busy"),
+        ("The worker failed to register to the raylet within 60 s", "worker_start_s"),
     ],
 )
 def test_a_root_cause_comes_before_the_errors_that_follow_from_it(
