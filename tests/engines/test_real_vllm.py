@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rstar2.data import builtin
@@ -22,6 +23,7 @@ from rstar2.engines.base import Generation, Sampling
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.serve import ServeSettings, find_vllm, running_server, vllm_command
+from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CONTEXT = 512
@@ -140,3 +142,39 @@ async def test_a_hundred_turns_at_once_are_those_one_by_one(url: str, prompt: li
     finally:
         await engine.aclose()
     assert [turn.token_ids for turn in together[:5]] == [turn.token_ids for turn in alone]
+
+
+async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_requests(
+    url: str, prompt: list[int]
+) -> None:
+    engine = VLLMEngine(url)
+
+    async def reading() -> Reading:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            read = read_vllm((await http.get(f"{url}/metrics", timeout=60)).text)
+        assert read is not None
+        return read
+
+    async def until(running: bool) -> Reading:
+        async with asyncio.timeout(300):
+            while True:
+                read = await reading()
+                if bool(read.running and read.used_share) is running:
+                    return read
+                await asyncio.sleep(0.05)
+
+    assert (await until(running=False)).used_share == 0
+    sampling = Sampling(temperature=1.0, max_tokens=CONTEXT - len(prompt) - 1)
+    tasks = [asyncio.create_task(engine.generate(prompt, sampling)) for _ in range(32)]
+    busy = await until(running=True)
+    await asyncio.gather(*tasks)
+    assert busy.capacity is not None
+    assert busy.capacity >= CONTEXT
+    # Whole blocks of running requests, none longer than the context.
+    assert busy.used_share * busy.capacity <= busy.running * (CONTEXT + 256)
+    ended = await until(running=False)
+    assert (ended.used_share, ended.capacity) == (
+        0,
+        busy.capacity,
+    )  # what is kept for later turns does not count
+    await engine.aclose()
