@@ -89,7 +89,7 @@ def router_yaml(recipe: StageRecipe) -> str:
         "in_flight": recipe.hardware.sequences_in_flight,
         # Longer than a turn, and than a tool call may wait for the judge.
         "quiet_s": 3600.0 + recipe.judge.wait_s,
-        "metrics": recipe.hardware.device == "cuda",
+        "metrics": _flat(recipe.verl).get("actor_rollout_ref.rollout.name", "vllm") == "vllm",
     }
     return json.dumps(settings, indent=2) + "\n"
 

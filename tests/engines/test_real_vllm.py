@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -30,6 +31,7 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.serve import ServeSettings, find_vllm, vllm_command
+from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONTEXT = 512
@@ -265,3 +267,39 @@ def test_the_openai_client_streams_from_vllm_with_tools(server: Server) -> None:
             )
         )
     assert chunks[-1].choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_requests(
+    url: str, prompt: list[int]
+) -> None:
+    engine = VLLMEngine(url)
+
+    async def reading() -> Reading:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            read = read_vllm((await http.get(f"{url}/metrics", timeout=60)).text)
+        assert read is not None
+        return read
+
+    async def until(running: bool) -> Reading:
+        async with asyncio.timeout(300):
+            while True:
+                read = await reading()
+                if bool(read.running and read.used_share) is running:
+                    return read
+                await asyncio.sleep(0.05)
+
+    assert (await until(running=False)).used_share == 0
+    sampling = Sampling(temperature=1.0, max_tokens=CONTEXT - len(prompt) - 1)
+    tasks = [asyncio.create_task(engine.generate(prompt, sampling)) for _ in range(32)]
+    busy = await until(running=True)
+    await asyncio.gather(*tasks)
+    assert busy.capacity is not None
+    assert busy.capacity >= CONTEXT
+    # Whole blocks of running requests, none longer than the context.
+    assert busy.used_share * busy.capacity <= busy.running * (CONTEXT + 256)
+    ended = await until(running=False)
+    assert (ended.used_share, ended.capacity) == (
+        0,
+        busy.capacity,
+    )  # what is kept for later turns does not count
+    await engine.aclose()

@@ -30,6 +30,8 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     address = f"127.0.0.1:{port}"
     # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # On a busy machine a node starts in more than the 30 s that Ray allows it.
+    token["RAY_raylet_start_wait_time_s"] = "200"
     with ExitStack() as stack:
         # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
         sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))

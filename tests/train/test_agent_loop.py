@@ -91,3 +91,59 @@ async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.Monke
         ("sum at 1.0", False, {"problem": "sum"}),
         ("product at 1.0", False, {"problem": "product"}),
     ]
+
+
+class Router:
+    """What the agent loop tells our router; a second engine takes over."""
+
+    def __init__(self, dead: bool) -> None:
+        self.told: list[tuple[Any, ...]] = []
+        self.end_session = SimpleNamespace(remote=lambda *told: self.told.append(("end", *told)))
+        self.engine_failed = SimpleNamespace(remote=self._failed)
+        self._dead = dead
+
+    async def _failed(self, request_id: str) -> bool:
+        self.told.append(("failed", request_id))
+        return self._dead
+
+
+class DyingServer:
+    """The first engine dies under a turn; what comes next answers."""
+
+    def __init__(self, codec: ChatCodec, dead: bool) -> None:
+        self._load_balancer = Router(dead)
+        self._codec = codec
+        self.asked: list[str] = []
+
+    async def generate(self, request_id: str, **request: Any) -> SimpleNamespace:
+        from ray.exceptions import ActorDiedError
+
+        self.asked.append(request_id)
+        if len(self.asked) == 1:
+            raise ActorDiedError
+        said = self._codec.tokenizer.encode("</reason><answer>\\boxed{4}</answer>")
+        return SimpleNamespace(token_ids=[*said, self._codec.end_id], log_probs=None, extra_fields={})
+
+
+async def test_a_turn_whose_engine_died_is_asked_of_another_and_the_router_is_told_of_the_end(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    made: Any = loop(codec, tmp_path / "traces", 0.0)
+    made.server_manager, made._reward = DyingServer(codec, dead=True), "paper"
+    output = await made.run({"temperature": 1.0}, **ROW)
+    (request,) = set(made.server_manager.asked)
+    assert request.startswith("u1/")
+    assert len(made.server_manager.asked) == 2
+    tokens = len(output.prompt_ids) + len(output.response_ids)
+    assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, tokens)]
+
+
+async def test_a_turn_fails_where_the_engine_still_lives_and_the_session_ends_all_the_same(
+    codec: ChatCodec, tmp_path: Path
+) -> None:
+    made: Any = loop(codec, tmp_path / "traces", 0.0)
+    made.server_manager = DyingServer(codec, dead=False)
+    with pytest.raises(RolloutError):
+        await made.run({"temperature": 1.0}, **ROW)
+    (request,) = made.server_manager.asked
+    assert made.server_manager._load_balancer.told == [("failed", request), ("end", request, None)]

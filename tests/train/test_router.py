@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -190,3 +191,13 @@ def test_it_is_used_where_there_are_several_engines(
     ).actor_rollout_ref.rollout
     assert rollout.router_config_path == (str(tmp_path / ROUTER_FILE) if used else None)
     assert rollout.disable_log_stats is not used
+
+
+def test_only_vllm_has_metrics_to_read() -> None:
+    for changes, metrics in (
+        (["verl.actor_rollout_ref.rollout.name=vllm"], True),
+        (["verl.actor_rollout_ref.rollout.name=rstar2_cpu"], False),
+    ):
+        assert json.loads(router_yaml(stage_recipe(1, None, changes)))["metrics"] is metrics
+    assert json.loads(router_yaml(stage_recipe(1, "laptop", [])))["metrics"] is False
+    assert json.loads(router_yaml(stage_recipe(1, "64xh100", [])))["metrics"] is True

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.optional import needs
@@ -20,7 +21,10 @@ from support.tools import SharedTools
 from support.vllm_standin import StandIn, serving
 from support.waiting import wait_until
 
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows
 from rstar2.data.problem import Problem
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.oracle import byte_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError
@@ -31,7 +35,7 @@ from rstar2.trace import read_traces
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
 from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
-from rstar2.train.filter.unsolved import counted
+from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
 from rstar2.train.filter.verdicts import Tally, VerdictWriter, read_verdicts
 from rstar2.train.recipe import stage_recipe
 
@@ -265,3 +269,39 @@ def test_every_engines_gpus_of_a_cluster_get_a_server_which_ends_with_the_block(
             return False
 
         wait_until(lambda: all(gone(url) for url in urls), timeout_s=240)
+
+
+def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fmt, model = builtin.FORMAT, tmp_path / "model"
+    make_tiny_model(model, TinyModel(context=512), [fmt.messages("1 + 1?")], fmt, seed=0)
+    rows = rl_rows(PROBLEMS, 2, "test")
+    over = {"drop_solved": 2, "rollout": {"prompts": 2, "tokens": 8}}
+    changes = ["hardware.gpus_per_node=2", "hardware.sequences_in_flight=4"]
+    recipe = stage_recipe(3, "laptop", changes, over=over)
+    seen: list[FilterProgress] = []
+
+    def run() -> list[str]:
+        # No judge: random weights write no calls.
+        kept = unsolved(
+            model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, seen.append
+        )
+        return [row["extra_info"]["id"] for row in kept]
+
+    assert run() == [problem.id for problem in PROBLEMS]
+    assert seen[-1].done == 12
+    card = json.loads((tmp_path / "solved" / "card.json").read_text())
+    assert (card["problems"], card["kept"], card["verdicts"]["right"]) == (6, 6, 0)
+    assert set(card) >= {"model", "data", "settings", "reward"}
+
+    def opened(*_: Any) -> None:
+        raise AssertionError("sampled again")
+
+    monkeypatch.setattr("rstar2.train.filter.unsolved.open_engines", opened)
+    assert run() == [problem.id for problem in PROBLEMS]
+    file = counted(tmp_path / "solved", recipe)
+    assert len(unsolved_as_counted(file, rows, recipe, model)) == 6
+    with pytest.raises(UserError, match=r"other settings: settings\.seed"):
+        unsolved(model, rows, stage_recipe(3, "laptop", [*changes, "seed=9"], over=over),
+                 ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, seen.append)  # fmt: skip

@@ -9,8 +9,9 @@ TEXT = """# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent us
 vllm:kv_cache_usage_perc{engine="0",model_name="policy"} 0.25
 vllm:num_requests_running{engine="0",model_name="policy"} 3.0
 vllm:num_requests_waiting{engine="0",model_name="policy"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="policy",reason="capacity"} 1.0
 vllm:num_preemptions_total{engine="0",model_name="policy"} 7.0
-vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="1000"} 1.0
+vllm:cache_config_info{_block_size_resolved="True",block_size="16",engine="0",num_gpu_blocks="1000"} 1.0
 """
 
 
