@@ -19,9 +19,9 @@ from rstar2.engines.models import ServerModel
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.live import LiveView
-from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings, JudgeChoice
+from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, Target, open_target, versions
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service.start import running_judge

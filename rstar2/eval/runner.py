@@ -27,11 +27,10 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.grader import Verdict, extract_answer
 from rstar2.eval.grader.reading_rules import benchmark_part, part_to_grade
 from rstar2.eval.progress import Meter, Progress
-from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
-from rstar2.eval.stored import read_json
+from rstar2.eval.stored import TRACES, SampleRecord, read_json
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
