@@ -58,8 +58,8 @@ def command(
     """
     from rstar2.config import resolve
     from rstar2.eval.benchmarks import Given
-    from rstar2.eval.record import VERDICTS
     from rstar2.eval.settings import EvalSettings, JudgeChoice
+    from rstar2.eval.stored import VERDICTS
     from rstar2.eval.target import Target, reach_server
     from rstar2.eval.terminal.live import LiveView
     from rstar2.prompts import FormatChoice

@@ -27,10 +27,10 @@ from rstar2.eval.harnesses.environment import require
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services, Writer
-from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
+from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, versions
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.client import JudgeClient, SyncJudgeClient

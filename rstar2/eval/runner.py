@@ -27,11 +27,10 @@ from rstar2.errors import Failure, RStarError, UserError
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod, Grader
 from rstar2.eval.progress import Meter, Progress, Services
-from rstar2.eval.record import TRACES, SampleRecord
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings
-from rstar2.eval.stored import read_json
+from rstar2.eval.stored import TRACES, SampleRecord, read_json
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed

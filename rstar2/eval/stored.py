@@ -1,15 +1,89 @@
-"""Reads the measured benchmarks that a run's folder holds."""
+"""What a run keeps of each graded sample, its whole trace or its verdict alone, and the benchmarks a folder holds."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
-from rstar2.trace import read_traces
+from rstar2.trace import Trace, read_traces
+
+Groups = dict[str, list[Row]]
+"""The rows of each problem, by its id."""
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """One way to keep samples, as JSON lines."""
+
+    file: str
+    """Its name in the benchmark's folder."""
+    line: Callable[[Trace], str]
+    row: Callable[[Trace], Row]
+    """What is held in memory of a sample: the same as `read` gives for its line."""
+    read: Callable[[Path], Iterator[Row]]
+    """The rows of a file; a torn last line is left out. UserError where another line is damaged."""
+    summary: Callable[[Groups], dict[str, Any]]
+    per_problem: Callable[[Groups, dict[str, str]], list[dict[str, Any]]]
+    """From the rows and the gold answers, by problem."""
+
+
+def _rows_of_traces(path: Path) -> Iterator[Row]:
+    return map(Row.of, read_traces(path))
+
+
+def _verdict_line(trace: Trace) -> str:
+    return json.dumps({"id": trace.problem_id, "sample": trace.sample, "verdict": trace.verdict})
+
+
+def _verdict_row(name: str, sample: int, verdict: str | None) -> Row:
+    return Row(name, sample, sys.intern(verdict or "unparsed"), None, "answer", 0, 0, 0, 0, "", None, None)
+
+
+def _rows_of_verdicts(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                found = json.loads(line)
+                yield _verdict_row(str(found["id"]), int(found["sample"]), found["verdict"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(
+                    f"{path}, line {number}: not a verdict", "Was the file edited? Give another folder."
+                ) from error
+
+
+def _agreement(groups: Groups) -> dict[str, Any]:
+    rows = [row for group in groups.values() for row in group]
+    correct = sum(row.correct for row in rows)
+    measured = sum(map(bool, groups.values()))
+    return {"problems": measured, "samples": len(rows), "correct": correct}
+
+
+def _agreement_by_problem(groups: Groups, golds: dict[str, str]) -> list[dict[str, Any]]:
+    return [
+        {"id": name, "samples": len(rows), "correct": sum(row.correct for row in rows)}
+        for name, rows in groups.items()
+        if rows
+    ]
+
+
+TRACES = SampleRecord("traces.jsonl", Trace.model_dump_json, Row.of, _rows_of_traces, summarise, problem_rows)
+VERDICTS = SampleRecord(
+    "verdicts.jsonl",
+    _verdict_line,
+    lambda trace: _verdict_row(trace.problem_id, trace.sample, trace.verdict),
+    _rows_of_verdicts,
+    _agreement,
+    _agreement_by_problem,
+)
+"""The id of the problem, the number of the sample and the verdict; how often each problem was solved."""
 
 
 @dataclass(frozen=True)

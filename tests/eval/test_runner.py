@@ -21,9 +21,9 @@ from rstar2.engines.retry import ATTEMPTS, ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.progress import Progress
-from rstar2.eval.record import VERDICTS
 from rstar2.eval.runner import EvalResult, evaluate
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.stored import VERDICTS
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, read_traces
 

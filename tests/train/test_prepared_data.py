@@ -89,7 +89,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(rows) == 400
     texts = [[{"role": each["role"], "content": written(each)} for each in row["messages"]] for row in rows]
     make_tiny_model(root / "base", TinyModel(layers=2), texts, FORMAT, seed=1)
-    changes = ("batch=16", "lr=3e-3", "epochs=4", "max_tokens=512", "checkpoint_every=1000")
+    changes = ("batch=16", "lr=3e-3", "epochs=3", "max_tokens=512", "checkpoint_every=1000")
     settings = [word for change in changes for word in ("--set", change)]
     words = ("--model", root / "base", "--data", root / "sft", "--profile", "laptop")
     command("sft", *words, *settings, "--run", root / "tuned")
@@ -97,14 +97,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
-    bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 1)
+    bounds = ("-n", 1, "--temperature", 1, "--max-tokens", 160, "--max-turns", 2)
     words = ("--model", root / "tuned", "--judge", judge.url, *bounds, "--run", root / "measured")
     ran = rstar2("eval", root / "held.jsonl", *words)
     assert ran.code == 0, ran.stderr
     traces = list(read_traces(root / "measured" / "held" / "traces.jsonl"))
-    parsed = [
-        bool(trace.calls) and all(call.status not in UNPARSED for call in trace.calls) for trace in traces
-    ]
+    first = [trace.turns[0].calls for trace in traces]
+    parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
     assert len(parsed) == 40
     assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
 
