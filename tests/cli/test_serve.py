@@ -19,76 +19,20 @@ from pathlib import Path
 import httpx
 import pytest
 from support.commands import rstar2
+from support.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import Failure, UserError
-from rstar2.processes import stop_group
+from rstar2.processes import free_port, stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
 from rstar2.serve.hardware import GPU
-
-SERVER = """
-import argparse, http.server, os, pathlib, signal, sys, time
-parser = argparse.ArgumentParser()
-for name in (
-    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
-).split():
-    parser.add_argument("--" + name)
-parser.add_argument("--enable-auto-tool-choice", action="store_true")
-parser.add_argument("--die", action="store_true")
-parser.add_argument("words", nargs="*")
-options = parser.parse_args()
-print("loading", os.getpid(), os.environ.get("VLLM_CPU_KVCACHE_SPACE"), flush=True)
-if options.die:
-    sys.exit("CUDA out of memory, says the stand-in")
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-    def log_message(self, *words):
-        pass
-
-def end(*_):
-    print("ended cleanly", flush=True)
-    os._exit(0)
-
-signal.signal(signal.SIGTERM, end)
-time.sleep(0.3)
-http.server.HTTPServer((options.host, int(options.port)), Handler).serve_forever()
-"""
-
-
-def _environment(root: Path, distribution: str) -> Path:
-    """An environment that holds the stand-in under vLLM's name. Gives its interpreter."""
-    site = root / "site"
-    (site / f"{distribution.replace('-', '_')}-0.99.0.dist-info").mkdir(parents=True)
-    metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.99.0\n"
-    (site / f"{distribution.replace('-', '_')}-0.99.0.dist-info" / "METADATA").write_text(metadata)
-    module = site / "vllm" / "entrypoints" / "openai"
-    module.mkdir(parents=True)
-    (module / "api_server.py").write_text(SERVER)
-    bin_ = root / "bin"
-    bin_.mkdir()
-    _script(bin_ / "python", f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
-    _script(bin_ / "vllm", f"#!{sys.executable}\n{SERVER}")
-    return bin_ / "python"
-
-
-def _script(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Path:
-    return _environment(tmp_path, "vllm")
+    return vllm_environment(tmp_path, "vllm")
 
 
 @pytest.fixture
@@ -126,7 +70,7 @@ class Started:
 
 @contextmanager
 def _started(model: Path, python: Path, state: Path, *words: str) -> Iterator[Started]:
-    port = _free_port()
+    port = free_port()
     words = ("serve", str(model), "--python", str(python), "--port", str(port), *words)
     process = subprocess.Popen(
         [sys.executable, "-m", "rstar2", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -197,7 +141,7 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
 
 @pytest.mark.slow
 def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vllm: Path) -> None:
-    port = _free_port()
+    port = free_port()
     words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
     ran = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=TIMEOUT_S
@@ -222,7 +166,7 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
 def test_a_server_that_dies_while_loading_says_why_and_what_to_do(
     state: Path, model: Path, vllm: Path
 ) -> None:
-    port = _free_port()
+    port = free_port()
     words = ["serve", str(model), "--python", str(vllm), "--port", str(port), "--", "--die"]
     ran = subprocess.run(
         [sys.executable, "-m", "rstar2", *words], capture_output=True, text=True, timeout=TIMEOUT_S
@@ -239,7 +183,7 @@ def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path) -> No
     command = ["sh", "-c", "echo loading $$; exec sleep 600"]
     with (
         pytest.raises(Failure, match=r"did not answer at .* within 1 seconds"),
-        running_server(command, {}, f"http://127.0.0.1:{_free_port()}", log, ready_s=1.0),
+        running_server(command, {}, f"http://127.0.0.1:{free_port()}", log, ready_s=1.0),
     ):
         pass
     assert _gone(_server_pid(log))
@@ -272,7 +216,7 @@ def test_a_port_in_use_is_one_message_and_nothing_starts(state: Path, model: Pat
 
 
 def test_without_vllm_the_command_that_installs_it_is_told(model: Path) -> None:
-    _, _, error = _invoke(str(model), "--port", str(_free_port()))
+    _, _, error = _invoke(str(model), "--port", str(free_port()))
     assert isinstance(error, UserError)
     assert "vLLM is not installed" in error.message
     assert "pip install" in error.hint
@@ -320,14 +264,14 @@ def test_the_printed_command_is_what_would_run_and_starts_nothing(
 
 
 def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path: Path, model: Path) -> None:
-    python = _environment(tmp_path / "cpu", "vllm-cpu")
+    python = vllm_environment(tmp_path / "cpu", "vllm-cpu")
     code, shown, _ = _invoke(str(model), "--python", str(python), "--kv-gib", "2", "--print-command")
     assert code == 0
     assert shown.splitlines()[-1].startswith(
         f"VLLM_CPU_KVCACHE_SPACE=2 {python} -m vllm.entrypoints.openai.api_server --model"
     )
     log = tmp_path / "serve.log"
-    settings = ServeSettings(str(model), port=_free_port(), kv_gib=2)
+    settings = ServeSettings(str(model), port=free_port(), kv_gib=2)
     command, environment = vllm_command(VLLM(str(python), "vllm-cpu", "0"), settings)
     with running_server(command, environment, settings.url, log, ready_s=20):
         assert httpx.get(f"{settings.url}/health", trust_env=False).status_code == 200
@@ -352,7 +296,7 @@ def test_a_layout_on_gpus_that_are_not_there_is_refused(
     model: Path, vllm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rstar2.serve.choose.find_gpus", list)
-    _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(_free_port()), "--tp", "2")
+    _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(free_port()), "--tp", "2")
     assert isinstance(error, UserError)
     assert "and there is none" in error.message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,13 @@ def test_an_engine_that_fails_in_a_stream_is_an_error_in_it(client: openai.OpenA
             list(client.chat.completions.create(**ASKED, stream=True))
     finally:
         standin.cut_after = None
+
+
+def test_the_python_of_the_page_runs(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    code = code.replace("http://127.0.0.1:8000", url).replace('api_key="none"', 'api_key="secret"')
+    exec(compile(code, "serve.md", "exec"), {})
+    shown = capsys.readouterr().out
+    assert "print(6 * 7)" in shown
+    assert shown.endswith("\\boxed{42}")

@@ -1,0 +1,66 @@
+"""An executable that is installed as vLLM would be: it takes vLLM's arguments, and answers on its port."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SERVER = """
+import argparse, http.server, json, os, pathlib, signal, sys, time
+parser = argparse.ArgumentParser()
+for name in (
+    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
+).split():
+    parser.add_argument("--" + name)
+parser.add_argument("--enable-auto-tool-choice", action="store_true")
+parser.add_argument("--die", action="store_true")
+parser.add_argument("words", nargs="*")
+options = parser.parse_args()
+print("loading", os.getpid(), os.environ.get("VLLM_CPU_KVCACHE_SPACE"), flush=True)
+if options.die:
+    sys.exit("CUDA out of memory, says the stand-in")
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        answer = json.dumps({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+    def log_message(self, *words):
+        pass
+
+def end(*_):
+    print("ended cleanly", flush=True)
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, end)
+time.sleep(0.3)
+http.server.ThreadingHTTPServer((options.host, int(options.port)), Handler).serve_forever()
+"""
+
+
+def vllm_environment(root: Path, distribution: str) -> Path:
+    """An environment that holds the stand-in under vLLM's name. Gives its interpreter."""
+    site = root / "site"
+    (site / f"{distribution.replace('-', '_')}-0.99.0.dist-info").mkdir(parents=True)
+    metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.99.0\n"
+    (site / f"{distribution.replace('-', '_')}-0.99.0.dist-info" / "METADATA").write_text(metadata)
+    module = site / "vllm" / "entrypoints" / "openai"
+    module.mkdir(parents=True)
+    (module / "api_server.py").write_text(SERVER)
+    bin_ = root / "bin"
+    bin_.mkdir()
+    _script(bin_ / "python", f'#!/bin/sh\nPYTHONPATH="{site}" exec "{sys.executable}" "$@"\n')
+    _script(bin_ / "vllm", f"#!{sys.executable}\n{SERVER}")
+    return bin_ / "python"
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
