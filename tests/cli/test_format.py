@@ -58,7 +58,7 @@ def test_as_json_it_has_the_token_ids_and_the_whole_format(model: Path, codec: C
     "words",
     [
         ["format", "show", "{}"],
-        ["chat", "--question", "x", "--model", "{}"],
+        ["chat", "--prompt", "x", "--model", "{}"],
         ["eval"],
         ["serve", "{}", "--dry-run"],
     ],
