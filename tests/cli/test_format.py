@@ -65,7 +65,7 @@ def test_a_reply_is_shown_in_the_layout_and_within_the_limits_of_the_format(mode
     "words",
     [
         ["format", "show", "{}"],
-        ["chat", "--question", "x", "--model", "{}"],
+        ["chat", "--prompt", "x", "--model", "{}"],
         ["eval"],
         ["serve", "{}", "--dry-run"],
     ],

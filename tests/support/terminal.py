@@ -26,9 +26,9 @@ import pyte
 from rich.style import Style
 from rich.text import Text
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 300.0
 CTRL_C, CTRL_D, UP, TAB, PASTE = b"\x03", b"\x04", b"\x1b[A", b"\t", b"\x1b[200~%b\x1b[201~"
-_PRELOADED = ["rstar2.engines.models", "rstar2.chat.repl", "rstar2.chat.model", "rstar2.chat.judge"]
+_PRELOADED = ["transformers.models.auto.tokenization_auto", "rstar2.chat.repl", "rstar2.chat.judge"]
 
 
 class _Screen(pyte.HistoryScreen):
