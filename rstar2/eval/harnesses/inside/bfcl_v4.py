@@ -7,8 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+_FOLDER = tempfile.TemporaryDirectory(prefix="bfcl-")
 # It makes folders for results there when it is imported; results here go through the pipe.
-os.environ["BFCL_PROJECT_ROOT"] = tempfile.mkdtemp(prefix="bfcl-")
+os.environ["BFCL_PROJECT_ROOT"] = _FOLDER.name
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
 from bfcl_common import MODEL, BFCLWorker, Entry
