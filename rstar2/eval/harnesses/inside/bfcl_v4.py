@@ -1,15 +1,16 @@
 """BFCL v4 by the package bfcl-eval: the categories of one turn and of several."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="bfcl-")
 # It makes folders for results there when it is imported; results here go through the pipe.
-os.environ["BFCL_PROJECT_ROOT"] = _FOLDER.name
+os.environ["BFCL_PROJECT_ROOT"] = tempfile.mkdtemp(prefix="bfcl-")
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
 from bfcl_common import MODEL, BFCLWorker, Entry
@@ -20,6 +21,7 @@ from bfcl_eval.eval_checker import eval_runner
 from bfcl_eval.model_handler.api_inference.openai_completion import OpenAICompletionsHandler
 from openai import OpenAI
 
+atexit.register(shutil.rmtree, os.environ["BFCL_PROJECT_ROOT"], ignore_errors=True)
 _REQUEST_S = 86400.0
 """The gateway has the bounds; a client that gave up earlier would only ask twice."""
 
