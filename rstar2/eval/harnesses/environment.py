@@ -90,7 +90,7 @@ def set_up(harness: Harness) -> bool:
     shutil.rmtree(harness.folder, ignore_errors=True)
     try:
         harness.folder.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(harness.folder, with_pip=True)
+        venv.create(harness.folder, symlinks=True, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise Failure(f"cannot make {harness.folder}: {error}", "Is the folder writable?") from error
     _install(harness, "pip", [INSTALLER])

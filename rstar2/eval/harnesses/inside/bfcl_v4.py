@@ -1,6 +1,8 @@
 """BFCL v4 by the package bfcl-eval: the categories of one turn and of several."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from copy import deepcopy
@@ -19,6 +21,7 @@ from bfcl_eval.eval_checker import eval_runner
 from bfcl_eval.model_handler.api_inference.openai_completion import OpenAICompletionsHandler
 from openai import OpenAI
 
+atexit.register(shutil.rmtree, os.environ["BFCL_PROJECT_ROOT"], ignore_errors=True)
 _REQUEST_S = 86400.0
 """The gateway has the bounds; a client that gave up earlier would only ask twice."""
 
