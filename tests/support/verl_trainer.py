@@ -22,11 +22,16 @@ from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
 from support.verl_config import composed
 from support.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
+from verl.plugin.platform import get_platform
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import distributed, torch_functional
 from verl.workers.engine_workers import ActorRolloutRefWorker
-from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import TokenOutput, get_rollout_replica_class
 
+from rstar2.data import builtin
 from rstar2.data.parquet import AGENT_NAME
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.processes import die_with
@@ -45,6 +50,26 @@ def start(parent: int) -> None:
     die_with(parent)()
     start_queue()
     agent_loop._judge = lambda *address: _Judge()
+
+
+def make_model(folder: Path) -> None:
+    """Make the model that is trained."""
+    size = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(folder, size, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+
+
+def plugin() -> dict[str, Any]:
+    """What VERL has of our plugin, which it imported with itself."""
+    logits, labels = torch.randn(7, 5, requires_grad=True), torch.randint(5, (7,))
+    return {
+        "platform": get_platform().device_name,
+        "process_groups": distributed.initialize_global_process_group.__module__,
+        "log_probs": torch_functional.logprobs_from_logits_v2.__module__,
+        "computed": torch_functional.logprobs_from_logits(logits, labels).detach(),
+        "expected": torch.log_softmax(logits, -1).gather(-1, labels[:, None]).squeeze(-1).detach(),
+        "rollout": get_rollout_class("rstar2_cpu").__name__,
+        "replica": get_rollout_replica_class("rstar2_cpu").__name__,
+    }
 
 
 def train(

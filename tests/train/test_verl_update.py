@@ -22,9 +22,9 @@ from rstar2.train.recipe import StageRecipe, stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), needs("verl")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 
-BOUND_S = 600.0
+BOUND_S = 900.0
 ONE_RANK = {
     "RANK": "0",
     "WORLD_SIZE": "1",
@@ -54,26 +54,40 @@ def recipe(prompts: int, *changes: str) -> StageRecipe:
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
-    """`support.verl_trainer.train` of a tiny model, in a process with the laptop profile's environment."""
-    root = tmp_path_factory.mktemp("verl")
-    make_tiny_model(root / "model", SIZE, builtin.traces(1, 20, {}), builtin.FORMAT, seed=1)
+def trainer() -> Iterator[Callable[..., Any]]:
+    """Calls a function of `support.verl_trainer` in a process with the laptop profile's environment."""
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
             patch.setenv(name, value)
         pool = ProcessPoolExecutor(1, spawn)
         pool.submit(in_trainer, "start", os.getpid()).result(BOUND_S)
+    with pool:
+        yield lambda *call: pool.submit(in_trainer, *call).result(BOUND_S)
+
+
+@pytest.fixture(scope="module")
+def train(trainer: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """`support.verl_trainer.train` of a tiny model."""
+    root = tmp_path_factory.mktemp("verl")
+    trainer("make_model", root / "model")
     count = 0
 
     def run(recipe: StageRecipe, steps: list[list[Group]], *more: Any, folder: Path | None = None) -> Any:
         nonlocal count
         count += 1
-        folder = folder or root / f"stage-{count}"
-        return pool.submit(in_trainer, "train", recipe, root / "model", folder, steps, *more).result(BOUND_S)
+        return trainer("train", recipe, root / "model", folder or root / f"stage-{count}", steps, *more)
 
-    with pool:
-        yield run
+    return run
+
+
+def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Callable[..., Any]) -> None:
+    found = trainer("plugin")
+    assert (found["platform"], found["rollout"], found["replica"]) == ("cpu", "CpuRollout", "CpuReplica")
+    assert found["process_groups"] == "rstar2.train.verl.plugin"
+    assert "rstar2" in found["log_probs"]
+    assert found["computed"].shape == (7,)
+    assert found["computed"].allclose(found["expected"])
 
 
 def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0) -> bool:
