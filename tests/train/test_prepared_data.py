@@ -121,6 +121,5 @@ def test_a_stage_of_rl_takes_the_prepared_problems(root: Path) -> None:
     words = ("--stage", 1, "--model", root / "tuned", "--data", root / "rl", "--profile", "laptop")
     command("train", *words, *settings, "--run", root / "trained")
     assert list(step_metrics(root / "trained" / "stage1")) == [1]
-    ids = {trace.problem_id for path in root.glob("trained/**/*.jsonl") if "traces" in path.as_posix()
-           for trace in read_traces(path)}  # fmt: skip
-    assert ids <= {f"asked-{number}" for number in range(1, 41)}
+    rows = pq.read_table(root / "trained" / "stage1" / "train.parquet").to_pylist()
+    assert {row["extra_info"]["id"] for row in rows} == {f"asked-{number}" for number in range(1, 41)}
