@@ -74,7 +74,7 @@ async def rate(url: str, in_flight: int, tokens: int) -> float:
 def measure(name: str, url: str, ready_s: float | None, tokens: int) -> None:
     rates = [asyncio.run(rate(url, in_flight, tokens)) for in_flight in IN_FLIGHT]
     ready = "" if ready_s is None else f"{ready_s:.0f}"
-    print(f"| {name} | {ready} | {' | '.join(f'{each:.0f}' for each in rates)} |", flush=True)
+    print(f"| {name} | {ready} | {' | '.join(f'{each:.1f}' for each in rates)} |", flush=True)
 
 
 def main() -> None:

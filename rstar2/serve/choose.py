@@ -149,7 +149,8 @@ def _check(choice: Choice) -> None:
 def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     folder = local_model(choice.model).absolute()
     served_model(str(folder))
-    load_codec(folder, choice.format)
+    if choice.format.named is not None:
+        load_codec(folder, choice.format)
     size = model_size(folder)
     if size is not None and 2 * size.weights_gib + _PROCESS_GIB > available_gib():
         raise UserError(

@@ -192,7 +192,10 @@ async def test_greedy_log_probabilities_of_both_engines_are_those_of_a_forward_p
 
 PARSE = """
 import sys
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+try:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+except ImportError:
+    from vllm.entrypoints.openai.cli_args import make_arg_parser
 try:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 except ImportError:

@@ -19,8 +19,9 @@ from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Sampling
 from rstar2.engines.vllm import VLLMEngine
+from rstar2.errors import UserError
 from rstar2.formats.format import ours
-from rstar2.prompts import load_codec
+from rstar2.prompts import FormatChoice, load_codec
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 CONTEXT = 512
@@ -319,3 +320,18 @@ def test_the_folder_is_named_for_clients_that_need_the_tokenizer(url: str, model
     [card] = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
     assert Path(card["root"]).is_dir()
     assert card["max_model_len"] == CONTEXT
+
+
+def test_a_template_without_tools_is_served_and_a_format_that_is_named_is_kept_to(
+    model: Any, tmp_path: Path
+) -> None:
+    from rstar2.serve.openai.model_server import serving_codec
+
+    model.codec.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert serving_codec(tmp_path, FormatChoice()).source == "no-tools"
+    with pytest.raises(UserError, match="drops the tool"):
+        serving_codec(tmp_path, FormatChoice("own"))
