@@ -222,7 +222,7 @@ def test_output_into_a_file_is_plain_and_the_prompt_stays_on_the_terminal(
         person.types("/quit")
         person.ends_with(0)
     said = (tmp_path / "said.txt").read_text()
-    assert said == "I halve it\n It is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
+    assert said == "I halve it\nIt is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
 
 
 def test_a_server_that_goes_away_in_a_stream_is_said_and_the_answer_continued(
