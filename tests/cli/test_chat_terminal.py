@@ -180,6 +180,7 @@ def test_a_paste_of_200_lines_is_one_question_and_the_history_brings_it_back(
         person.comes_to(lambda: person.line == "›", "an empty line")
         person.press(b"two\x1b\rlines\r")
         person.shows("this is question 1, ")
+        person.comes_to_the_prompt()
         person.press(CTRL_D)
         person.ends_with(0)
 
