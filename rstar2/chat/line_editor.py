@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
 import termios
 from collections.abc import Iterable, Iterator, Mapping
@@ -58,6 +60,10 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
     return (Completion(word, start_position=-len(typed)) for word in words if word.startswith(typed))
 
 
+class AskedToEnd(Exception):
+    """A SIGTERM came while a person was asked."""
+
+
 class LineEditor:
     """Asks a person for the next line. Enter sends; Alt-Enter, or a backslash before Enter, begins another line.
 
@@ -77,8 +83,21 @@ class LineEditor:
         )
 
     async def read(self, default: str = "") -> str:
-        """The text that was typed; EOFError at Ctrl-D, KeyboardInterrupt at Ctrl-C; `typed` says in what."""
-        return await self._session.prompt_async(self._prompt, default=default)
+        """The text that was typed.
+
+        Raises:
+            EOFError: Ctrl-D.
+            KeyboardInterrupt: Ctrl-C; `typed` says in what.
+            AskedToEnd: a SIGTERM came.
+        """
+        loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+        # An exception in a signal's own handler would end some callback of the library.
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._session.app.exit(exception=AskedToEnd()))
+        try:
+            return await self._session.prompt_async(self._prompt, default=default)
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
 
     @property
     def typed(self) -> str:

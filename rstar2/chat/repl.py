@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +15,7 @@ from rich.text import Text
 
 from rstar2.chat.answer import Usage, answer
 from rstar2.chat.conversation import Conversation
-from rstar2.chat.line_editor import LineEditor
+from rstar2.chat.line_editor import AskedToEnd, LineEditor
 from rstar2.chat.screen import THOUGHTS, Screen, Thoughts
 from rstar2.chat.transcript import TRACES, Transcript, open_transcript, read_transcript
 from rstar2.errors import RStarError, UserError
@@ -104,6 +106,8 @@ class Repl:
                 text = self._runner.run(self._line.read(default)).strip()
             except EOFError:
                 return
+            except AskedToEnd:
+                sys.exit(128 + signal.SIGTERM)
             except KeyboardInterrupt:
                 if not self._line.typed:
                     if interrupted:
