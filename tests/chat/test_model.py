@@ -36,7 +36,7 @@ def test_without_a_gpu_a_model_runs_in_this_process_and_nothing_is_started(folde
 def test_a_vllm_that_does_not_start_is_said_and_the_model_runs_in_this_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rstar2.serve.distribution_here", lambda: "vllm")
+    monkeypatch.setattr("rstar2.serve.vllm.distribution_here", lambda: "vllm")
     said: list[str] = []
     choice = ModelChoice(model=str(folder))
     with started_engine(choice, said.append) as started:

@@ -161,7 +161,7 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
     before = stable(tmp_path / "r" / "numbers")
     code, _, err = run(*words, "--temperature", 1, "--max-turns", 5, "--limit", 3)
     assert code == 2
-    assert "problems.numbers, settings.max_turns, settings.temperature" in err
+    assert "problems.numbers, settings.numbers.max_turns, settings.numbers.temperature" in err
     assert stable(tmp_path / "r" / "numbers") == before
 
 

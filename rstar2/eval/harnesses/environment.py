@@ -158,7 +158,8 @@ def _install(harness: Harness, installer: str, packages: Sequence[str]) -> None:
     python = str(harness.python)
     commands = {
         "pip": [python, "-m", "pip", "install", "--disable-pip-version-check"],
-        "uv": [python, "-m", "uv", "pip", "install", "--python", python],
+        # NLTK refuses to read data files that are hard links into a cache.
+        "uv": [python, "-m", "uv", "pip", "install", "--link-mode", "copy", "--python", python],
     }
     command = [*commands[installer], *packages]
     with (harness.folder / _LOG).open("ab") as log:
