@@ -106,7 +106,8 @@ def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]
 
     Raises:
         UserError: vLLM was asked for and is not installed.
-        Failure: it was asked for and did not start; with `auto` that is said, and the model runs in this process.
+        UserError, Failure: it was asked for and did not start; with `auto` that is said, and the model runs in this
+            process.
     """
     if choice.url is not None or not _wants_vllm(choice):
         yield choice
@@ -122,7 +123,7 @@ def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]
     with ExitStack() as stack:
         try:
             stack.enter_context(running_server(command, {}, url, log, _READY_S))
-        except Failure as error:
+        except (Failure, UserError) as error:
             if choice.engine == "vllm":
                 raise
             notice(f"{error.message}; the model runs in this process")
