@@ -11,8 +11,8 @@ from typing import Any
 from rstar2.chat.conversation import Conversation
 from rstar2.chat.line_editor import keys_unseen
 from rstar2.chat.model import OpenModel
-from rstar2.chat.screen import Screen, thinks_first
-from rstar2.engines.streamed_text import TagSplitter
+from rstar2.chat.screen import Screen
+from rstar2.engines.streamed_text import TagSplitter, thinks_first
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from rstar2.agent import parse_calls
 from rstar2.chat.latex import FormulaStream
 from rstar2.chat.layout import CodeFrame, WrappedText, folded, harmless
-from rstar2.engines.streamed_text import Kind, Piece, TagSplitter, TextStream, without_tags
+from rstar2.engines.streamed_text import Kind, Piece, TagSplitter, TextStream, thinks_first, without_tags
 from rstar2.prompts import ChatCodec
 from rstar2.trace import ToolCall, Trace
 
@@ -24,11 +24,6 @@ Thoughts = Literal["on", "off", "fold"]
 THOUGHTS: tuple[Thoughts, ...] = get_args(Thoughts)
 CUT = {"max_tokens": "out of tokens", "max_turns": "out of turns"}
 """How a budget ended an answer, in words."""
-
-
-def thinks_first(codec: ChatCodec) -> bool:
-    """Whether the generation prompt of a format opens a thought."""
-    return codec.turn_start.rstrip().endswith(("<reason>", "<think>"))
 
 
 class Screen:

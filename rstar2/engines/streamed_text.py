@@ -43,6 +43,11 @@ def without_tags(text: str) -> str:
     return _ANY_TAG.sub("", text)
 
 
+def thinks_first(codec: ChatCodec) -> bool:
+    """Whether the generation prompt of a format opens a thought."""
+    return codec.turn_start.rstrip().endswith(("<reason>", "<think>"))
+
+
 class TextStream:
     """Decodes token ids as they are generated, and withholds what is not yet a whole character."""
 

@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 
 from rstar2.agent import Limits, Tools, rollout
 from rstar2.engines.base import Engine, Sampling
-from rstar2.engines.streamed_text import TagSplitter, TextStream
+from rstar2.engines.streamed_text import TagSplitter, TextStream, thinks_first
 from rstar2.prompts import ChatCodec, Message
 from rstar2.serve.openai.answers import head, streamed, usage
 from rstar2.serve.openai.errors import ApiError, while_connected
@@ -150,9 +150,7 @@ class _Turn:
 
     def _begin(self) -> None:
         self._text = TextStream(self._codec)
-        self._splitter = TagSplitter()
-        if not self._codec.turn_start.strip():
-            self._splitter.add("</reason>")  # this format's turns do not begin with a thought
+        self._splitter = TagSplitter(thinks_first(self._codec))
 
     def add(self, token_ids: list[int]) -> None:
         self._pieces(self._splitter.add(self._text.add(token_ids)))
