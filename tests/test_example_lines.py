@@ -2,8 +2,8 @@
 
 What is not available here has a stand-in: a GPU and minutes of training (`--dry-run` and `--print-command`, which find
 the model and make VERL's and vLLM's commands), a model that learnt something (an untrained one of the demo's shape),
-vLLM, and the hub. The judge's own services are started by tests/judge, servers by tests/cli/test_serve.py; here their
-lines are only parsed.
+vLLM, and the hub. The judge's own services are started by tests/judge, servers by tests/serve, harnesses by
+tests/eval/harnesses; here their lines are only parsed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from support.chat_api import ChatEndpoint, solves
 from support.commands import Ran, rstar2
-from support.made_runs import made_run
+from support.made_runs import made_run, staged_run
 from support.optional import needs
 from support.source_rows import ROWS
 from support.vllm_standin import StandIn, serving
@@ -53,9 +53,12 @@ MODELS = (
     *(f"runs/demo/{stage}/model" for stage in ("sft", "stage1", "stage2", "stage3")),
     "runs/sft/model",
     "runs/rl/model",
+    "runs/rl/stage1/models/step-250",
 )
 TRAINING = {part.hub_id: [ROWS[name]] for name, source in sources().items() for part in source.hub}
 """A row of every set on the hub."""
+HARNESSES = {"bfcl-v3", "bfcl-v4", "ifeval", "ifbench", "paper-general", "paper-all"}
+"""Benchmarks, and groups of them, whose programs have environments of their own."""
 DRY = {"demo": "--dry-run", "sft": "--dry-run", "train": "--dry-run", "serve": "--print-command"}
 CHATML = """\
 {%- for message in messages %}
@@ -86,10 +89,13 @@ def _verb(line: str) -> str:
     return line.partition("rstar2 ")[2].split()[0]
 
 
-def _is_of_a_service(line: str) -> bool:
-    """Whether a line speaks to what runs in the background on this machine: a judge, a server."""
+def _is_only_parsed(line: str) -> bool:
+    """Whether a line speaks to what runs in the background, a judge or a server, or needs a harness's environment."""
     words = line.partition("rstar2 ")[2].split()
-    return words[0] == "judge" or words[:2] in (["serve", "status"], ["serve", "down"], ["serve", "logs"])
+    services = (["serve", "status"], ["serve", "down"], ["serve", "logs"])
+    return (
+        words[0] == "judge" or words[:2] in (*services, ["eval", "setup"]) or not HARNESSES.isdisjoint(words)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +106,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     conversations = [builtin.FORMAT.messages(problem.problem) for problem in builtin.held_out(0, 30)]
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(root / "tiny", tiny, conversations, builtin.FORMAT, seed=1)
+    staged_run(root / "runs/rl")
     for name in MODELS:
         shutil.copytree(root / "tiny", root / name)
     # It has no format file, and a chat template of its own that knows of no tools.
@@ -114,6 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
     for name, lift in (("eval/sft", 0.0), ("eval/stage3", 0.3)):
         made_run(root / "runs/demo", name, problems=4, samples=2, lift=lift)
+    write_json(root / "runs/demo/config.json", {"kind": "demo", "config": {}})
     write_json(root / "runs/demo/model.json", {"path": "stage3/model"})
     for name in ("before", "after"):
         made_run(root / "runs" / name, problems=4, samples=2)
@@ -234,7 +242,7 @@ def test_the_pages_have_lines_of_every_verb() -> None:
     assert {_verb(line) for line in LINES} == {verb for verbs in VERBS.values() for verb in verbs}
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if not _is_of_a_service(line)])
+@pytest.mark.parametrize("line", [line for line in LINES if not _is_only_parsed(line)])
 def test_an_example_line_runs(
     line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
 ) -> None:
@@ -243,22 +251,23 @@ def test_an_example_line_runs(
     assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if _is_of_a_service(line)])
-def test_an_example_line_of_a_service_is_understood(
+@pytest.mark.parametrize("line", [line for line in LINES if _is_only_parsed(line)])
+def test_an_example_line_that_cannot_run_here_is_understood(
     line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
 ) -> None:
     from typer.main import get_command
 
     from rstar2.cli import app
 
-    if " --url " in line:
+    if _verb(line) == "judge" and " --url " in line:
         assert _run(line, judge, standin, endpoint).code == 0
         return
     words = shlex.split(re.split(r" [|<>] | #", line)[0])[1:]
     command: Any = get_command(app)
     while hasattr(command, "commands"):
-        context = command.make_context("rstar2", words[:1], resilient_parsing=True)
-        command, words = command.get_command(context, words[0]), words[1:]
+        context = command.make_context("rstar2", list(words), resilient_parsing=True)
+        # A group may take other words where others take a command.
+        _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
     command.make_context("rstar2", words)
 
 

@@ -20,7 +20,7 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import read_traces
 from rstar2.train.conversations import written
-from rstar2.train.stages import step_metrics
+from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 

@@ -15,7 +15,7 @@ from rstar2.train.command import sft_command, stage_command
 from rstar2.train.recipe import find, read_toml, sft_recipe, stage_recipe
 
 PROFILES = ("laptop", "1xh200", "8xh100", "64xh100", "64xmi300x")
-RECIPES: list[tuple[int, str | None]] = [(1, None), (2, None), (3, None), (1, "release"), (1, "7b-8xh100")]
+RECIPES = [(1, "paper"), (2, "paper"), (3, "paper"), (1, "release"), (1, "7b-8xh100")]
 NAMED = {
     *("nodes", "gpus_per_node", "tensor_parallel", "sequence_parallel", "engine_memory_share"),
     *("sequences_in_flight", "update_tokens", "log_prob_tokens", "offload", "gradient_checkpointing"),
