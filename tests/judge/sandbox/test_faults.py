@@ -349,7 +349,6 @@ def test_a_program_that_was_killed_is_not_run_again_if_its_zygote_stops_answerin
     landlock: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del landlock
-    monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3)
     before = descendants(os.getpid())
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
@@ -358,11 +357,13 @@ def test_a_program_that_was_killed_is_not_run_again_if_its_zygote_stops_answerin
     killer = _meanwhile(
         Path(sandbox._spec["work_dir"], "begun").exists,
         lambda: os.kill(zygote, signal.SIGSTOP),
+        lambda: monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3),
         lambda: sandbox.abort("a"),
     )
     code = "print('once', flush=True)\nopen('begun', 'w').close()\nwhile True: pass"
     result = sandbox.run(RunRequest(code=code, timeout_s=60), "a")
     killer.join()
     assert (result.outcome, result.stdout) == ("refused", "once\n")
+    monkeypatch.undo()
     assert sandbox.run(_HELLO, "b").stdout == "hello\n"
     sandbox.close()
