@@ -309,7 +309,7 @@ def test_the_next_program_does_not_wait_for_what_is_slow_to_remove(
         remove_contents(jail.spec["work_dir"], set(), seconds=0)
     jail._dirty = True
     # Nothing removes it, and yet the same jail answers.
-    assert sandbox.run(RunRequest(code=_LOOK), "b").value == "[]"
+    assert sandbox.run(RunRequest(code=_LOOK, timeout_s=60), "b").value == "[]"
     assert len(list((tmp_path / "removed").glob("*/a/b"))) == 1
     assert sandbox.run(RunRequest(code="open('mine', 'w').write('x')"), "c").value == "1"
     assert sandbox._open_jail() is jail
@@ -326,7 +326,7 @@ def test_what_a_killed_worker_left_is_removed(landlock: Sandbox, tmp_path: Path)
     sandbox = Sandbox(tmp_path, tier="landlock", minimum="landlock")
     sandbox.start()
     assert not (tmp_path / "session7").exists()
-    assert sandbox.run(RunRequest(code=_LOOK), "a").value == "[]"
+    assert sandbox.run(RunRequest(code=_LOOK, timeout_s=60), "a").value == "[]"
     wait_until(lambda: not list((tmp_path / "removed").iterdir()))
     sandbox.close()
 
