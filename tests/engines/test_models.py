@@ -106,7 +106,7 @@ def _trained_from(*words: str) -> Callable[[str], str]:
 
 
 def _served(named: str) -> str:
-    ran = rstar2("serve", named, "--dry-run")
+    ran = rstar2("serve", named, "--print-command")
     assert ran.code == 0, ran.stderr
     return ran.stdout
 
