@@ -33,7 +33,7 @@ VERBS: dict[str, dict[str, str]] = {
         "eval": "Measure a model on benchmarks.",
         "grade": "Grade answers that were made elsewhere.",
         "analyze": "Look inside traces: uncertain tokens, failed calls, behaviour.",
-        "report": "Make one static page of a run.",
+        "report": "Make one static page of a run, or of prepared data.",
         "runs": "List runs, and show one.",
     },
     "Serve": {

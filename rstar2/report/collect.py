@@ -86,7 +86,20 @@ def _prepared(folder: Path) -> RunPage:
 
     card = Card.load(folder)
     title = f"{folder.resolve().name}: {card.name}"
-    return RunPage(folder, title, "data", card.config, [], [], [], None, [], None, asdict(card))
+    return RunPage(
+        folder=folder,
+        title=title,
+        kind="data",
+        config=card.config,
+        models=[],
+        sections=[],
+        kept=[],
+        summary=None,
+        charts=[],
+        training=None,
+        analysis=None,
+        card=asdict(card),
+    )
 
 
 def _models(kind: str, config: dict[str, Any], sections: list[Measurement]) -> list[str]:

@@ -18,7 +18,7 @@ from support.vllm_standin import serving
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
-from rstar2.eval.benchmarks import Given, Resources, find, harness_of
+from rstar2.eval.benchmarks import Given, Resources, find, harness_of, harnesses
 from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import started
@@ -179,7 +179,7 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
         "made for emoji==2.15.0, and emoji==2.14.0 are needed now"
     )
     assert [finding.name for finding in environments()] == [
-        f"harness {each.name}" for each in map(harness_of, ("bfcl-v3", "ifeval")) if each.folder.is_dir()
+        f"harness {each.name}" for each in harnesses() if each.folder.is_dir()
     ]
 
 
