@@ -17,21 +17,23 @@ MESSY = Rollout(reward=1.0, calls=4, failed_calls=3, answer_blocks=1, turns=5)
 NO_CALL = Rollout(reward=1.0, calls=0, failed_calls=0, answer_blocks=1, turns=1)
 WRONG = Rollout(reward=0.0, calls=1, failed_calls=0, answer_blocks=1, turns=2)
 
-NAMES = {CLEAN: "clean", MESSY: "3 of 4 calls failed", NO_CALL: "no call", WRONG: "wrong"}
-GROUP = [CLEAN] * 2 + [MESSY] * 2 + [NO_CALL] * 2 + [WRONG] * 2
+KINDS = {"clean": CLEAN, "3 of 4 calls failed": MESSY, "no call": NO_CALL, "wrong": WRONG}
+GROUP = [(name, rollout) for name, rollout in KINDS.items() for _ in range(2)]
 """2G = 8 rollouts of one problem."""
 
 
 def main() -> None:
     settings = RocSettings(down_sample_to_n=4)
-    for rollout in (CLEAN, MESSY, NO_CALL):
-        print(f"{NAMES[rollout]}: p_total {penalty(rollout, settings):.2f}")
+    for name, rollout in KINDS.items():
+        if rollout.reward > 0:
+            print(f"{name}: p_total {penalty(rollout, settings):.2f}")
 
     for variant in ("paper", "off"):
         settings = RocSettings(down_sample_to_n=4, variant=variant)
         rng = np.random.default_rng(0)
-        kept = Counter(NAMES[GROUP[at]] for _ in range(1000) for at in sample_down(GROUP, settings, rng))
-        shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in NAMES.values())
+        rollouts = [rollout for _, rollout in GROUP]
+        kept = Counter(GROUP[at][0] for _ in range(1000) for at in sample_down(rollouts, settings, rng))
+        shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in KINDS)
         print(f"variant {variant}: share of each kind that is kept: {shares}")
 
     # A group with one reward teaches nothing; it is dropped.

@@ -118,7 +118,7 @@ def run(
         bool, typer.Option("--print-command", help="Print the commands of the servers and end.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API does.
+    """Serve a model, or the agent with its tools, over HTTP as OpenAI's API does.
 
     Also `rstar2 serve status`, `down` and `logs`, as the judge has them.
     """

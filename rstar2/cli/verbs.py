@@ -39,7 +39,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Serve": {
         "format": "Show what a model sees: its prompt, its tools and their replies.",
         "judge": "Run model-written programs: fast, isolated, none lost.",
-        "serve": "Serve a model, or the agent with its tools, over OpenAI's API.",
+        "serve": "Serve a model, or the agent with its tools, over HTTP as OpenAI's API does.",
     },
 }
 """Heading to verb to one line of help, in the order of the help text."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -23,8 +25,15 @@ ENDLESS = {"code": "while True: pass", "timeout_s": 250}
 
 
 def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientConnection:
+    """A connection that takes in little ahead of its reader: the kernel would let its buffer grow to 32 MiB."""
     url = judge.url.replace("http", "ws", 1) + "/v1/runs/stream"
-    return connect(url, additional_headers=headers, max_size=None, max_queue=1, proxy=None)
+    address = urlsplit(judge.url)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.settimeout(60)
+    connection.connect((address.hostname, address.port))
+    connection.settimeout(None)
+    return connect(url, sock=connection, additional_headers=headers, max_size=None, max_queue=1, proxy=None)
 
 
 @pytest.fixture
