@@ -136,7 +136,8 @@ class Terminal:
         self.comes_to_the_prompt()
         self.press(line.encode())
         last = line.rpartition("\n")[2][-20:]
-        self.comes_to(lambda: last in self.text.replace("\n", ""), last)  # a long line is broken
+        # A line wider than the terminal goes on after the mark of a continued line.
+        self.comes_to(lambda: last in self.text.replace("\n… ", ""), last)
         self.press(b"\r")
 
     def ends_with(self, code: int) -> None:
