@@ -13,6 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 from support.distribution import InUnits, place
+from support.ray_nodes import ray_nodes
 
 from rstar2.formats.format import ours
 from rstar2.judge.service.start import JudgeHandle, running_judge
@@ -94,6 +95,27 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="session")
 def codec(tokenizer: Any) -> ChatCodec:
     return ChatCodec(tokenizer)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a Ray cluster of two nodes on this machine, each of which believes it has two GPUs."""
+    with ray_nodes(tmp_path_factory.mktemp("ray"), [2, 2]) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="session")
+def forked_trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One fork server for the trainers of all tests that ask for it: it takes ten seconds of processor to start."""
+    from rstar2.train.launch import fork_server
+
+    with (
+        fork_server(tmp_path_factory.mktemp("trainers") / "fork_server.log") as environment,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="session")

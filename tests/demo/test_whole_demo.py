@@ -23,7 +23,12 @@ from support.waiting import wait_until
 from rstar2.demo.recipe import demo_plan
 from rstar2.train.records.steps import step_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    needs("verl"),
+    pytest.mark.usefixtures("forked_trainers"),
+]
 
 SMALL = [
     "traces.count=1600",

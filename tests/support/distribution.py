@@ -21,21 +21,35 @@ SHARED = {
         "verl",
     ),
     "train/estimate/": "verl",
+    # A fork server for the trainers.
+    **dict.fromkeys(("demo/test_whole_demo.py", "train/test_prepared_data.py"), "trainers"),
+    # A Ray cluster of two nodes.
+    **dict.fromkeys(
+        (
+            "train/test_hardware.py",
+            "train/test_router.py",
+            "train/test_workers.py",
+            "train/filter/test_filter.py",
+        ),
+        "cluster",
+    ),
 }
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
-    "demo/test_whole_demo.py",
+    "trainers",
     "judges",
     "sandboxes",
     "cli/test_chat.py",
     "verl",
+    "cluster",
     "train/test_verl_update.py",
+    "serve/test_replicas.py",
+    "eval/harnesses/test_real_harnesses.py",
     "judge/test_faults.py",
     "tools/test_toolbox.py",
     "cli/test_eval.py",
     "test_example_lines.py",
     "train/test_gpu_walk.py",
-    "train/test_hardware.py",
     "judge/test_attacks.py",
     "report/test_viewer.py",
 )

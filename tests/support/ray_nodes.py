@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
             ]
             log = folder / f"node{number}.log"
             node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=token)
-            stack.callback(stop_group, node, 20)
+            # Asked to end, a node takes twenty seconds; killed with its group it leaves nothing either.
+            stack.callback(stop_group, node, 20, signal.SIGKILL)
 
             def started(log: Path = log, node: Popen[bytes] = node) -> bool:
                 assert node.poll() is None, log.read_text()[-2000:]

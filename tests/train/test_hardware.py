@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.ray_nodes import ray_nodes
 
 from rstar2.errors import UserError
 from rstar2.processes import free_port
@@ -72,24 +70,20 @@ def test_several_nodes_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         hardware.check_hardware([Hardware(nodes=8)])
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a Ray cluster of one node that believes it has four GPUs."""
-    with ray_nodes(tmp_path_factory.mktemp("ray"), [4]) as environment:
-        yield environment
-
-
 @pytest.mark.slow
 @needs("ray")
 def test_what_a_ray_cluster_lacks_is_said_at_once(
-    cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ray_cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in cluster.items():
+    for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
-    hardware.check_hardware([Hardware(gpus_per_node=4), Hardware(device="cpu")])
+    hardware.check_hardware([Hardware(nodes=2, gpus_per_node=2), Hardware(device="cpu")])
     for wanted, said in (
-        (Hardware(gpus_per_node=8), "needs 1 nodes with 8 GPUs each, .* has 0 such: its 1 nodes have 4 GPUs"),
-        (Hardware(nodes=2, gpus_per_node=4), "needs 2 nodes with 4 GPUs each, .* has 1 such"),
+        (
+            Hardware(gpus_per_node=8),
+            "needs 1 nodes with 8 GPUs each, .* has 0 such: its 2 nodes have 2, 2 GPUs",
+        ),
+        (Hardware(nodes=3, gpus_per_node=2), "needs 3 nodes with 2 GPUs each, .* has 2 such"),
     ):
         with pytest.raises(UserError, match=said):
             hardware.check_hardware([wanted])

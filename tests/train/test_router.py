@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.ray_nodes import ray_nodes
 from support.verl_config import composed
 
 from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
@@ -159,18 +158,19 @@ print("all well")
 """
 
 
-def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(tmp_path: Path) -> None:
+def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(
+    ray_cluster: dict[str, str], tmp_path: Path
+) -> None:
     recipe = stage_recipe(1, "laptop", ["hardware.gpus_per_node=2", "hardware.router=sessions"])
     path = tmp_path / ROUTER_FILE
     path.write_text(router_yaml(recipe).replace('"in_flight": 128', '"in_flight": 1'))
-    with ray_nodes(tmp_path, [0]) as environment:
-        ran = subprocess.run(
-            [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
+    ran = subprocess.run(
+        [sys.executable, "-c", ACTORS.replace("PATH", str(path))],
+        env={**os.environ, **ray_cluster},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
     assert "all well" in ran.stdout, ran.stderr[-3000:]
 
 

@@ -7,12 +7,10 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.ray_nodes import ray_nodes
 
 from rstar2.errors import Failure
 from rstar2.train.command import Command, secrets_file, sft_command, stage_command, worker_environment
@@ -99,16 +97,11 @@ def test_sft_on_several_nodes_asks_for_them_and_on_one_does_not(tmp_path: Path) 
     assert (eight.nodes, eight.gpus_per_node) == (8, 8)
 
 
-@pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A Ray cluster of two nodes on this machine, each of which believes it has two GPUs; RAY_ADDRESS names it."""
-    with (
-        ray_nodes(tmp_path_factory.mktemp("ray"), [2, 2]) as environment,
-        pytest.MonkeyPatch.context() as patched,
-    ):
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        yield
+@pytest.fixture
+def two_nodes(ray_cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """RAY_ADDRESS names a cluster of two nodes."""
+    for name, value in ray_cluster.items():
+        monkeypatch.setenv(name, value)
 
 
 TRAINER = """

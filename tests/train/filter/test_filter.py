@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.ray_nodes import ray_nodes
 from support.tools import SharedTools
 from support.vllm_standin import StandIn, serving
 from support.waiting import wait_until
@@ -250,25 +249,24 @@ http.server.HTTPServer((given.host, given.port), Health).serve_forever()
 @pytest.mark.slow
 @needs("ray")
 def test_every_engines_gpus_of_a_cluster_get_a_server_which_ends_with_the_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx
 
-    with ray_nodes(tmp_path, [4]) as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        with running_servers([sys.executable, "-c", SERVER], {"ODD": "1"}, 2, 2, tmp_path / "logs") as urls:
-            assert len(set(urls)) == 2
-            assert all(httpx.get(f"{url}/health").status_code == 200 for url in urls)
+    for name, value in ray_cluster.items():
+        monkeypatch.setenv(name, value)
+    with running_servers([sys.executable, "-c", SERVER], {"ODD": "1"}, 2, 2, tmp_path / "logs") as urls:
+        assert len(set(urls)) == 2
+        assert all(httpx.get(f"{url}/health").status_code == 200 for url in urls)
 
-        def gone(url: str) -> bool:
-            try:
-                httpx.get(f"{url}/health")
-            except httpx.TransportError:
-                return True
-            return False
+    def gone(url: str) -> bool:
+        try:
+            httpx.get(f"{url}/health")
+        except httpx.TransportError:
+            return True
+        return False
 
-        wait_until(lambda: all(gone(url) for url in urls), timeout_s=240)
+    wait_until(lambda: all(gone(url) for url in urls), timeout_s=240)
 
 
 def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repeated(
