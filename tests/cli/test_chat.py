@@ -183,6 +183,17 @@ def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: S
     assert "this is question 1" in _ask(standin, "--model", str(folder), "--prompt", "Hello").stdout
 
 
+def test_a_server_with_a_key_is_chatted_with_and_without_it_the_option_is_named(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    standin.key = "secret"
+    error = _refusal("--url", standin.url, "--prompt", "Hello")
+    assert "HTTP 401" in error.message
+    assert "--api-key" in error.hint
+    shown = _ask(standin, "--api-key", "secret", "--judge", judge.url, "--prompt", "Hello").stdout
+    assert "this is question 1" in shown
+
+
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "there is no question" in _refused("--url", standin.url, "--prompt", " ")
     assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
@@ -256,7 +267,8 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 ) -> None:
     ask = ["--url", standin.url, "--judge", judge.url, "--prompt", "Hello", "--transcript"]
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty and not a run" in _refused(*ask, str(tmp_path))
+    assert "is not empty and not a transcript" in _refused(*ask, str(tmp_path))
+    assert "notes.txt is a file" in _refused(*ask, str(tmp_path / "notes.txt"))
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)

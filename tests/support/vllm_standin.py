@@ -50,6 +50,8 @@ class StandIn:
         """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
+        self.key: str | None = None
+        """What clients must send; None asks for none."""
         self.token_ids = True
         self.prompt_logprobs = False
         """Whether log-probabilities of a prompt are given where they are asked for."""
@@ -63,12 +65,16 @@ class StandIn:
     async def _health(self) -> Response:
         return Response()
 
-    async def _models(self) -> dict[str, Any]:
+    async def _models(self, request: Request) -> Any:
+        if not self._may_ask(request):
+            return _error(401, "Unauthorized")
         more = {"root": self.root} if self.root else {}
         cards = [{"id": name, "max_model_len": self.max_model_len, **more} for name in self.names]
         return {"object": "list", "data": cards}
 
     async def _completions(self, request: Request) -> Response:
+        if not self._may_ask(request):
+            return _error(401, "Unauthorized")
         body = await request.json()
         self.asked.append(body)
         if self.busy_answers > 0:
@@ -92,6 +98,9 @@ class StandIn:
             top = {str(token): {"logprob": -4.0} for token in range(body["prompt_logprobs"])}
             choice["prompt_logprobs"] = [None, *[top] * (len(body["prompt"]) - 1)]
         return JSONResponse({"object": "text_completion", "choices": [choice]})
+
+    def _may_ask(self, request: Request) -> bool:
+        return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
 
     def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
         written: list[int] = []

@@ -71,6 +71,14 @@ def agent_router(agent: Agent) -> APIRouter:
         result = await while_connected(request, _whole(agent, body))
         return result if isinstance(result, Response) else JSONResponse(result)
 
+    @router.post("/completions")
+    async def completions() -> Response:
+        raise ApiError(
+            "this server is an agent, which answers at /v1/chat/completions; `rstar2 chat` and `eval` run tools "
+            "themselves, and speak to a server without --with-tools",
+            status=404,
+        )
+
     return router
 
 
@@ -79,7 +87,10 @@ def _check(agent: Agent, body: ChatRequest) -> None:
         message = f"The model `{body.model}` does not exist; this server has `{agent.name}`."
         raise ApiError(message, "model", status=404, code="model_not_found")
     if body.tools:
-        raise ApiError("this server runs tools of its own; leave tools out", "tools")
+        raise ApiError(
+            "this server runs tools of its own; leave tools out, or speak to a server without --with-tools",
+            "tools",
+        )
     if body.messages[-1].get("role") != "user":
         raise ApiError("the last message must be the user's", "messages")
     unsupported = {
