@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import uvicorn
@@ -160,3 +161,25 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         thread.join(timeout=10)
         listener.close()
         assert not thread.is_alive()
+
+
+def recite(folder: str, port: int, text: str, delay_s: float, loaded: Event, begin: Event) -> None:
+    """Serve a model that writes one text, or what is left of it, in this process until it is killed.
+
+    `folder` holds the tokenizer of a format whose turns begin in a thought. It says that it has loaded, and listens
+    when told to.
+    """
+    from rstar2.prompts import END_OF_TURN, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+
+    def model(prompt: list[int]) -> list[int]:
+        written = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")[2]
+        assert text.startswith(written)
+        return list(tokenizer.encode(text[len(written) :] + END_OF_TURN))
+
+    standin = StandIn(model, max_model_len=100_000)
+    standin.root, standin.delay_s = folder, delay_s
+    loaded.set()
+    begin.wait()
+    uvicorn.run(standin.app, host="127.0.0.1", port=port, log_level="critical")
