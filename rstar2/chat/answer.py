@@ -27,7 +27,7 @@ def answer(
     """Ask a question and return its answer, shown on the screen; SystemExit where a SIGTERM came meanwhile.
 
     Raises:
-        EngineError, AnswerRepeats: as of `Conversation.ask`.
+        EngineError, AnswerRepeats, ContextFull: as of `Conversation.ask`.
     """
     asked_to_end = False
 

@@ -151,8 +151,12 @@ def _given(question: str | None, as_json: bool) -> str | None:
     """The question from the command line or a pipe; None where a person types at a terminal."""
     from rstar2.errors import UserError
 
-    if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
+    try:
+        if question is None and not sys.stdin.isatty():
+            question = sys.stdin.read()
+        (question or "").encode()
+    except UnicodeError as error:
+        raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
     if question is None and as_json:
         raise UserError(
             "--json prints one answer, and there is no question", "Give it with --prompt or a pipe."

@@ -137,14 +137,14 @@ def test_no_warning_of_a_library_appears_in_a_chat(
     assert [record.getMessage() for record in records] == []
 
 
-def _refusal(*words: str, stdin: str = "x") -> UserError:
+def _refusal(*words: str, stdin: str | bytes = "x") -> UserError:
     asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
     assert asked.stdout == ""
     assert isinstance(asked.exception, UserError), asked.output
     return asked.exception
 
 
-def _refused(*words: str, stdin: str = "x") -> str:
+def _refused(*words: str, stdin: str | bytes = "x") -> str:
     return _refusal(*words, stdin=stdin).message
 
 
@@ -200,6 +200,8 @@ def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
     assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
     assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
+    assert "the question is not UTF-8" in _refused("--url", standin.url, stdin=b"caf\xe9")
+    assert "the question is not UTF-8" in _refused("--url", standin.url, "--prompt", "caf\udce9")
 
 
 def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

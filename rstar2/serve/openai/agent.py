@@ -113,8 +113,9 @@ def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
     fmt = agent.codec.format
     given = [message["content"] for message in messages if message["role"] in ("system", "developer")]
     spoken = [message for message in messages if message["role"] in ("user", "assistant")]
-    if fmt.one_question:
-        spoken = spoken[-1:]
+    # Some chat programs open with a greeting of the assistant's.
+    first = next(at for at, message in enumerate(spoken) if message["role"] == "user")
+    spoken = spoken[-1:] if fmt.one_question else spoken[first:]
     opening: list[Message] = [dict(message) for message in fmt.messages(spoken[0]["content"])]
     if given and opening[0]["role"] == "system":
         opening[0]["content"] = "\n\n".join([opening[0]["content"], *given])
