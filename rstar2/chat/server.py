@@ -12,7 +12,7 @@ from rstar2.chat.recovery import Notice
 from rstar2.engines.models import local_model
 from rstar2.errors import Failure, UserError
 from rstar2.processes import free_port
-from rstar2.prompts import load_codec
+from rstar2.prompts import FormatChoice, load_codec
 from rstar2.serve.choose import Choice, choose
 from rstar2.serve.hardware import model_size
 from rstar2.serve.plan import Endpoint
@@ -50,7 +50,7 @@ def started_engine(
     load_codec(folder, choice.format)
     with ExitStack() as stack:
         try:
-            url = stack.enter_context(_own_vllm(folder, vllm, notice, progress))
+            url = stack.enter_context(_own_vllm(folder, vllm, choice.format, notice, progress))
         except (Failure, UserError) as error:
             if choice.engine == "vllm":
                 raise
@@ -82,18 +82,22 @@ def _is_small(folder: Path) -> bool:
 
 
 @contextmanager
-def _own_vllm(folder: Path, vllm: VLLM, notice: Notice, progress: OnProgress) -> Iterator[str]:
+def _own_vllm(
+    folder: Path, vllm: VLLM, fmt: FormatChoice, notice: Notice, progress: OnProgress
+) -> Iterator[str]:
     """The URL of a vLLM that ends with the block; raises what `choose` and `supervised` raise."""
+    endpoint = Endpoint("127.0.0.1", free_port())
     # One person asks: a copy on every GPU would be of no use.
-    wanted = Choice(str(folder), "vllm", Endpoint("127.0.0.1", free_port()), vllm.python, replicas=1)
-    chosen = choose(wanted)
+    chosen = choose(Choice(str(folder), "vllm", endpoint, vllm.python, fmt, replicas=1))
     settings = chosen.settings(READY_S, RESTARTS, detached=False)
+    chosen.write_files()
     for note in chosen.notes:
         notice(note)
     notice(
         f"starting {chosen.engine} for {folder}, which takes a minute or more (--engine transformers does not)"
     )
     notice(f"its log: tail -F {settings.folder}/logs/engine.log")
+    progress("starting")
     with closing(supervised(settings)) as events:
         for event in events:
             if event.kind == "ready":

@@ -144,7 +144,7 @@ class _Notices:
         if self.show is not None:
             self.show(text)
         else:
-            err.print(text, style="yellow", soft_wrap=True, markup=False)
+            err.print(text, style="yellow", soft_wrap=not err.is_terminal, markup=False)
 
 
 def _given(question: str | None, as_json: bool) -> str | None:
