@@ -9,7 +9,7 @@ SERVER = """
 import argparse, http.server, json, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
 for name in (
-    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
+    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype chat-template"
 ).split():
     parser.add_argument("--" + name)
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
@@ -25,12 +25,12 @@ card = {"id": model, "root": model, "max_model_len": int(options.max_model_len o
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.answer({"data": [card]} if self.path == "/v1/models" else {})
+        self.answer({"data": [card]} if self.path == "/v1/models" else None)
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.answer({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
     def answer(self, body):
-        answer = json.dumps(body).encode()
+        answer = b"" if body is None else json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))
