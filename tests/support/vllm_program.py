@@ -9,9 +9,10 @@ SERVER = """
 import argparse, http.server, json, os, pathlib, signal, sys, time
 parser = argparse.ArgumentParser()
 for name in (
-    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype chat-template"
+    "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
 ).split():
     parser.add_argument("--" + name)
+parser.add_argument("--chat-template")
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
 parser.add_argument("--die", action="store_true")
 parser.add_argument("words", nargs="*")
