@@ -29,7 +29,7 @@ test: $(STAMP) chromium smollm2
 quick: $(STAMP)
 	$(PYTEST) -m "not slow"
 
-test-vllm: $(STAMP)
+test-vllm: $(STAMP) smollm2
 	@python=$$($(BIN)/python tests/support/vllm_environment.py .venv-vllm) || exit 1; \
 	if [ -n "$$python" ]; then \
 	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 tests/engines/test_real_vllm.py; \

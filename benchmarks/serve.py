@@ -1,8 +1,9 @@
-"""Seconds until `rstar2 serve` answers, and tokens a second with 1, 8 and 32 requests in flight, engine by engine.
+"""Seconds until `rstar2 serve` answers, and tokens a second with some requests in flight, engine by engine.
 
     python benchmarks/serve.py models/smollm2 --python .venv-vllm/bin/python
     python benchmarks/serve.py models/smollm2 --engines transformers
     python benchmarks/serve.py models/smollm2 --url http://127.0.0.1:8000        # one that runs; no start is timed
+    python benchmarks/serve.py Qwen3-4B --engines vllm --in-flight 1 32 256 -- --load-format dummy     # random weights
 
 Every request has a prompt of its own of 64 tokens and is answered with exactly `--tokens` tokens. What is after `--`
 goes to vLLM.
@@ -24,9 +25,9 @@ from contextlib import contextmanager
 import openai
 
 from rstar2.processes import free_port
+from rstar2.serve.hardware import find_gpus
 
 PROMPT = 64
-IN_FLIGHT = (1, 8, 32)
 
 
 @contextmanager
@@ -71,8 +72,8 @@ async def rate(url: str, in_flight: int, tokens: int) -> float:
         return sum(made) / (time.monotonic() - began)
 
 
-def measure(name: str, url: str, ready_s: float | None, tokens: int) -> None:
-    rates = [asyncio.run(rate(url, in_flight, tokens)) for in_flight in IN_FLIGHT]
+def measure(name: str, url: str, ready_s: float | None, many: list[int], tokens: int) -> None:
+    rates = [asyncio.run(rate(url, in_flight, tokens)) for in_flight in many]
     ready = "" if ready_s is None else f"{ready_s:.0f}"
     print(f"| {name} | {ready} | {' | '.join(f'{each:.1f}' for each in rates)} |", flush=True)
 
@@ -85,19 +86,22 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["vllm", "transformers"])
     parser.add_argument("--python", help="the interpreter of vLLM's environment")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--url")
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     options, extra = parser.parse_args(words[:cut]), words[cut + 1 :]
-    print(f"| engine | seconds to readiness | {' | '.join(f'{n} in flight' for n in IN_FLIGHT)} |")
-    print("|---|" + "---|" * (1 + len(IN_FLIGHT)))
+    many = options.in_flight
+    print(f"| engine | seconds to readiness | {' | '.join(f'{n} in flight' for n in many)} |")
+    print("|---|" + "---|" * (1 + len(many)))
     if options.url:
-        measure(options.url, options.url, None, options.tokens)
+        measure(options.url, options.url, None, many, options.tokens)
         return
     for engine in options.engines:
         with started(options.model, engine, options.python, extra) as (url, ready_s):
-            measure(engine, url, ready_s, options.tokens)
-    print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+            measure(engine, url, ready_s, many, options.tokens)
+    cards = "".join(f", {gpu.name}" for gpu in find_gpus())
+    print(f"\n{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}{cards}")
 
 
 if __name__ == "__main__":

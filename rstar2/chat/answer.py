@@ -27,7 +27,7 @@ def answer(
     """Ask a question and return its answer, shown on the screen; SystemExit where a SIGTERM came meanwhile.
 
     Raises:
-        EngineError, AnswerRepeats: as of `Conversation.ask`.
+        EngineError, AnswerRepeats, ContextFull: as of `Conversation.ask`.
     """
     asked_to_end = False
 
@@ -96,9 +96,9 @@ class Usage:
     def words(self) -> str:
         calls = f", {self.calls} call{'s' * (self.calls != 1)}" if self.calls else ""
         failed = f" ({self.failed_calls} failed)" if self.failed_calls else ""
-        return (
-            f"{self.tokens:,} tokens, {self.seconds:.1f} s, {self.tokens_per_s:,.0f} tokens/s{calls}{failed}"
-        )
+        speed = self.tokens_per_s
+        rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:.1f}"
+        return f"{self.tokens:,} tokens, {self.seconds:.1f} s, {rate} tokens/s{calls}{failed}"
 
 
 def answer_text(trace: Trace, codec: ChatCodec) -> str:

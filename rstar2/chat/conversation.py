@@ -19,6 +19,10 @@ class AnswerRepeats(Failure):
     """The model had begun to write the same few tokens over and over."""
 
 
+class ContextFull(Failure):
+    """The conversation with the new question is as long as the model's context."""
+
+
 @dataclass
 class Conversation:
     """Questions and answers so far, and what answers the next.
@@ -73,6 +77,7 @@ class Conversation:
         Raises:
             EngineError: it cannot generate.
             AnswerRepeats: it wrote the same again and again, and was stopped.
+            ContextFull: there is no room for an answer.
         """
         trace = self._begin(text, instead_of)
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
@@ -117,6 +122,11 @@ class Conversation:
                 await self._close_tools()
         if trace.response_ids:
             self.answers.append(trace)
+        elif trace.finish == "max_tokens":
+            raise ContextFull(
+                f"the conversation now has {len(trace.prompt_ids):,} tokens: the model's context is full",
+                "Ask a shorter question, or begin a new conversation.",
+            )
         return trace
 
     def take_back(self) -> Trace | None:

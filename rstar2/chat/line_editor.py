@@ -94,7 +94,9 @@ class LineEditor:
         # An exception in a signal's own handler would end some callback of the library.
         loop.add_signal_handler(signal.SIGTERM, lambda: self._session.app.exit(exception=AskedToEnd()))
         try:
-            return await self._session.prompt_async(self._prompt, default=default)
+            text = await self._session.prompt_async(self._prompt, default=default)
+            # A byte that is not UTF-8 comes as half a character, which no tokenizer takes.
+            return text.encode("utf-8", "replace").decode()
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, before)

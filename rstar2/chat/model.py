@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from rstar2.chat.recovery import ContinuingEngine, Notice
-from rstar2.engines.base import Engine
+from rstar2.chat.recovery import WAIT_S, ContinuingEngine, Notice
 from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import local_model, open_folder, open_server
 from rstar2.errors import Failure, UserError
 from rstar2.formats.format import Format
-from rstar2.judge.service.state_file import state_folder
-from rstar2.processes import free_port
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
+from rstar2.serve.hardware import check_float32
 from rstar2.tools import tool_modules
 
 T = TypeVar("T")
 Api = Literal["tokens", "chat"]
 """tokens: token ids go to a vLLM server and come back. chat: any OpenAI-compatible chat endpoint, text alone."""
 EngineName = Literal["auto", "vllm", "transformers"]
-"""What runs a model of this machine; auto: vLLM on a GPU where it is installed, else transformers."""
+"""What runs a model of this machine; auto: vLLM where it is installed and worth its start, else transformers."""
 ToolName = Literal["program", "notebook"]
 """program: every call starts anew. notebook: variables last over a conversation."""
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
 """The tools behind these names."""
-_READY_S = 1800.0
 _HINT = (
     "Give --run RUN or --model with a run, a stage, a model's folder or a hub id, or --url; "
     "`rstar2 runs list` shows the runs."
@@ -51,6 +45,8 @@ class ModelChoice:
     engine: EngineName = "auto"
     tool: ToolName | None = None
     """None: those of the model's format."""
+    away_s: float = WAIT_S
+    """How long a server that went away is waited for."""
 
     def __post_init__(self) -> None:
         if self.run is not None and self.model is not None:
@@ -100,58 +96,31 @@ class OpenModel:
     """What of its traces is an estimate."""
 
 
-@contextmanager
-def started_engine(choice: ModelChoice, notice: Notice) -> Iterator[ModelChoice]:
-    """The choice with the URL of a vLLM that is started for it, where that is what runs it; else as it is.
-
-    Raises:
-        UserError: vLLM was asked for and is not installed.
-        UserError, Failure: it was asked for and did not start; with `auto` that is said, and the model runs in this
-            process.
-    """
-    if choice.url is not None or not _wants_vllm(choice):
-        yield choice
-        return
-    from rstar2.serve.launch import running_server
-
-    assert choice.named is not None
-    folder, log = local_model(choice.named), state_folder() / "logs" / f"chat-vllm-{os.getpid()}.log"
-    url = f"http://127.0.0.1:{free_port()}"
-    command = [sys.executable, "-m", "rstar2", "serve", str(folder), "--port", url.rpartition(":")[2]]
-    notice(f"starting vLLM for {folder}; watch it: tail -F {log}")
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(running_server(command, {}, url, log, _READY_S))
-        except (Failure, UserError) as error:
-            if choice.engine == "vllm":
-                raise
-            notice(f"{error.message}; the model runs in this process")
-            yield choice
-        else:
-            yield ModelChoice(model=str(folder), url=url, format=choice.format, tool=choice.tool)
-
-
 async def open_model(choice: ModelChoice, notice: Notice) -> OpenModel:
     """Load the model, or connect to its server.
 
     Raises:
-        UserError: no such model or tokenizer; no torch installed; nothing answers at the URL, or not with that model.
+        UserError: no such model or tokenizer; no torch installed, or too little memory; nothing answers at the URL, or
+            not with that model.
     """
     if choice.url is None:
         assert choice.named is not None
         folder = local_model(choice.named)
+        check_float32(folder)
         engine, codec = open_folder(folder, max_batch=1, choice=choice.format)
-        return _opened(engine, _with_tool(codec, choice.tool), str(folder), notice)
+        codec = _with_tool(codec, choice.tool)
+        return OpenModel(ContinuingEngine(engine, codec.end_id, notice), codec, str(folder))
     if choice.api == "chat":
         tool = TOOLS[choice.tool or "program"]
         endpoint = await _reached(open_chat_api(choice.url, choice.name, choice.key, tool=tool))
         engine = ContinuingEngine(endpoint.engine, None, notice)
         checkpoint = f"{endpoint.served.model} at {choice.url}, over its chat API"
         return OpenModel(engine, endpoint.codec, checkpoint, INEXACT)
-    server = await _reached(open_server(choice.url, choice.name, choice.named, choice=choice.format))
+    opening = open_server(choice.url, choice.name, choice.named, choice=choice.format, key=choice.key)
+    server = await _reached(opening)
+    codec = _with_tool(server.codec, choice.tool)
     checkpoint = f"{server.served.model} ({server.served.root}) at {choice.url}"
-    return _opened(server.engine, _with_tool(server.codec, choice.tool), checkpoint, notice)
+    return OpenModel(ContinuingEngine(server.engine, codec.end_id, notice, choice.away_s), codec, checkpoint)
 
 
 async def _reached(asked: Coroutine[Any, Any, T]) -> T:
@@ -162,10 +131,6 @@ async def _reached(asked: Coroutine[Any, Any, T]) -> T:
         raise UserError(error.message, error.hint) from error
 
 
-def _opened(engine: Engine, codec: ChatCodec, checkpoint: str, notice: Notice) -> OpenModel:
-    return OpenModel(ContinuingEngine(engine, codec.end_id, notice), codec, checkpoint)
-
-
 def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
     """A model's codec with another tool than its own, where one is asked for."""
     if tool is None or codec.format.called_tools == {TOOLS[tool]}:
@@ -173,15 +138,3 @@ def _with_tool(codec: ChatCodec, tool: ToolName | None) -> ChatCodec:
     schema = tool_modules()[TOOLS[tool]].SCHEMA
     fmt: Format = codec.format.model_copy(update={"tools": (schema,)})
     return ChatCodec(codec.tokenizer, fmt, f"{codec.source}, with the tool {TOOLS[tool]}")
-
-
-def _wants_vllm(choice: ModelChoice) -> bool:
-    from rstar2.serve import find_vllm, install_hint
-    from rstar2.serve.vllm import distribution_here
-
-    if choice.engine == "transformers" or (choice.engine == "auto" and distribution_here() != "vllm"):
-        return False
-    found = find_vllm(os.environ.get("RSTAR2_VLLM_PYTHON", sys.executable))
-    if found is None and choice.engine == "vllm":
-        raise UserError("vLLM is not installed", install_hint())
-    return found is not None

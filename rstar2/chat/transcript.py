@@ -64,8 +64,12 @@ def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
 
 
 def _check(folder: Path, codec: ChatCodec) -> None:
-    """Refuse a transcript whose token ids mean something else to this model."""
+    """Refuse a folder that holds something else, and a transcript whose ids mean something else to this model."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file, not the folder of a transcript", "Give a new folder.")
     if not (folder / "config.json").is_file():
+        if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+            raise UserError(f"{folder} is not empty and not a transcript", "Give an empty or new folder.")
         return
     kind, config = load_config(folder)
     if kind != KIND:

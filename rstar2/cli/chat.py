@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from rstar2.cli import common
-from rstar2.cli.common import err, examples, out
+from rstar2.cli.common import err, examples, out, progress
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,7 +54,7 @@ def command(
     api_key: common.ApiKey = None,
     engine: Annotated[
         Literal["auto", "vllm", "transformers"],
-        typer.Option(help="What runs a model of this machine; auto: vLLM on a GPU, where it is installed."),
+        typer.Option(help="What runs a model of this machine; auto: vLLM where it is installed."),
     ] = "auto",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
@@ -94,7 +94,8 @@ def command(
     import asyncio
 
     from rstar2.agent import Limits
-    from rstar2.chat.model import ModelChoice, started_engine
+    from rstar2.chat.model import ModelChoice
+    from rstar2.chat.server import started_engine
     from rstar2.engines.base import Sampling
     from rstar2.prompts import FormatChoice
 
@@ -104,7 +105,8 @@ def command(
     question = _given(prompt, as_json)
     say = _Notices()
     with asyncio.Runner() as runner, ExitStack() as stack:
-        choice = stack.enter_context(started_engine(choice, say))
+        with progress() as show:
+            choice = stack.enter_context(started_engine(choice, say, show))
         opened, judge_here = _open(runner, stack, choice, judge, judge_token, say)
         conversation = _conversation(
             opened,
@@ -142,15 +144,19 @@ class _Notices:
         if self.show is not None:
             self.show(text)
         else:
-            err.print(text, style="yellow", soft_wrap=True, markup=False)
+            err.print(text, style="yellow", soft_wrap=not err.is_terminal, markup=False)
 
 
 def _given(question: str | None, as_json: bool) -> str | None:
     """The question from the command line or a pipe; None where a person types at a terminal."""
     from rstar2.errors import UserError
 
-    if question is None and not sys.stdin.isatty():
-        question = sys.stdin.read()
+    try:
+        if question is None and not sys.stdin.isatty():
+            question = sys.stdin.read()
+        (question or "").encode()
+    except UnicodeError as error:
+        raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
     if question is None and as_json:
         raise UserError(
             "--json prints one answer, and there is no question", "Give it with --prompt or a pipe."

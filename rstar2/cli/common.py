@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 
 class QuietConsole(Console):
@@ -68,6 +75,26 @@ JudgeToken = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0, max=1)]
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Shows what is done at the moment, with the seconds since the start: on a terminal in a line that is replaced."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        status: Status | None = None
+
+        def show(text: str) -> None:
+            nonlocal status
+            words = Text(f"{text} ({time.monotonic() - began:.0f} s)")
+            if not err.is_terminal:
+                err.print(words, soft_wrap=True)
+            elif status is None:
+                status = stack.enter_context(err.status(words))
+            else:
+                status.update(words)
+
+        yield show
 
 
 def counted(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from rstar2.cli import common
-from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.common import counted, err, examples, out, progress
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
@@ -152,7 +153,7 @@ def run(
         err.print(note, soft_wrap=True, markup=False)
     settings = chosen.settings(ready_s=ready_s, restarts=restarts, detached=detach)
     chosen.write_files()
-    _watch(settings)
+    _watch(settings, has_key=api_key is not None)
 
 
 def _print_commands(choice: Choice) -> None:
@@ -166,7 +167,7 @@ def _print_commands(choice: Choice) -> None:
         typer.echo(shlex.join([*words, *process.command]))
 
 
-def _watch(settings: SupervisorSettings) -> None:
+def _watch(settings: SupervisorSettings, has_key: bool) -> None:
     """Show what the server does until it ends; if detached, until it answers."""
     from rich.markup import escape
 
@@ -178,27 +179,28 @@ def _watch(settings: SupervisorSettings) -> None:
         soft_wrap=True,
         markup=False,
     )
-    with err.status("starting") as status:
+    with ExitStack() as starting:
+        show = starting.enter_context(progress())
+        show("starting")
         for event in supervised(settings):
-            seconds = f"{time.monotonic() - began:.0f} s"
             if event.kind == "progress":
-                status.update(escape(f"{event.text} ({seconds})"))
-                if not err.is_terminal:
-                    err.print(f"{event.text} ({seconds})", soft_wrap=True, markup=False)
+                show(event.text)
             elif event.kind == "restart":
                 err.print(f"[yellow]{escape(event.text)}[/]\n{escape(event.hint)}", soft_wrap=True)
             else:
-                status.stop()
-                _announce(settings, seconds)
+                starting.close()
+                _announce(settings, f"{time.monotonic() - began:.0f} s", has_key)
 
 
-def _announce(settings: SupervisorSettings, seconds: str) -> None:
+def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None:
     end = f"rstar2 serve down --port {settings.port}" if settings.detached else "Ctrl-C"
     out.print(f"[bold]{settings.url}[/] answers after {seconds}; {end} ends it", soft_wrap=True)
     if settings.with_tools:
-        out.print(f"for chat programs: base URL [cyan]{settings.url}/v1[/], any key", soft_wrap=True)
+        key = "the key that was given" if has_key else "any key"
+        out.print(f"for chat programs: base URL [cyan]{settings.url}/v1[/], {key}", soft_wrap=True)
     else:
-        out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]", soft_wrap=True)
+        key = "  (with its key in RSTAR2_API_KEY)" if has_key else ""
+        out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]{key}", soft_wrap=True)
 
 
 @app.command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -49,8 +48,12 @@ def _against(name: str, version: str, wanted: SpecifierSet, fix: str, *commands:
 def vllm() -> Finding:
     """vLLM, which only `rstar2 serve` and training on GPUs need."""
     from rstar2.serve import find_vllm, install_commands
+    from rstar2.serve.vllm import vllm_python
 
-    found = find_vllm(sys.executable)
+    try:
+        found = find_vllm(vllm_python())
+    except UserError as error:
+        return Finding("vLLM", error.message, "missing", False, error.hint)
     if found is not None:
         return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
     fix = "Only `rstar2 serve` and training on GPUs need it."

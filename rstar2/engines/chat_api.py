@@ -106,10 +106,8 @@ class ChatEngine(VLLMEngine):
     def __init__(
         self, url: str, model: str | None, tools: Sequence[dict[str, Any]], key: str | None = None
     ) -> None:
-        super().__init__(url, model)
+        super().__init__(url, model, key=key)
         self._tools = list(tools)
-        if key is not None:
-            self._http.headers["Authorization"] = f"Bearer {key}"
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None

@@ -126,6 +126,7 @@ async def open_server(
     tokenizer: str | None = None,
     wait_s: float = FIRST_ANSWER_S,
     choice: FormatChoice = MODELS_OWN,
+    key: str | None = None,
 ) -> ServerModel:
     """Ask a vLLM server, at `http://host:port`, for its model and load that model's tokenizer.
 
@@ -136,28 +137,32 @@ async def open_server(
         tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
             the model.
         wait_s: seconds to wait for the server's answer, at most `FIRST_ANSWER_S`.
+        key: the API key, where the server asks for one.
 
     Raises:
         UserError: the URL is not one, or no tokenizer can be loaded.
         EngineError: the server does not hold that model, or several and none was named.
         ServiceGone: nothing answers there.
     """
-    engine = VLLMEngine(url, name)
+    engine = VLLMEngine(url, name, key=key)
     try:
         served = await ask_served(engine, wait_s)
     finally:
         await engine.aclose()
-    return _opened(url, served, tokenizer, choice)
+    return _opened(url, served, tokenizer, choice, key)
 
 
-def _opened(url: str, served: Served, tokenizer: str | None, choice: FormatChoice) -> ServerModel:
+def _opened(
+    url: str, served: Served, tokenizer: str | None, choice: FormatChoice, key: str | None
+) -> ServerModel:
     if tokenizer is not None:
         folder = find_model(tokenizer)
         codec = load_codec(folder or tokenizer, choice)
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
         codec = _codec_of_server(url, served.root, choice)
-    return ServerModel(VLLMEngine(url, served.model, stop_token_ids=[codec.end_id]), codec, served, folder)
+    engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id], key=key)
+    return ServerModel(engine, codec, served, folder)
 
 
 def _codec_of_server(url: str, root: str, choice: FormatChoice) -> ChatCodec:

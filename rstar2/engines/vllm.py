@@ -25,6 +25,7 @@ from rstar2.errors import UserError
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
+_UNAUTHORIZED = 401
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
 """Seconds the list of models may take."""
@@ -69,11 +70,19 @@ class VLLMEngine:
         url: the server, as `http://host:port`, with or without `/v1`; else a UserError.
         model: the served model's name; None takes the one the server has.
         stop_token_ids: ids that end a turn beside the model's own end of text, so `[codec.end_id]`.
+        key: the API key, where the server asks for one.
 
     `generate` raises EngineUnavailable where nothing answers or the server is busy, EngineError where it refuses.
     """
 
-    def __init__(self, url: str, model: str | None = None, *, stop_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        stop_token_ids: Sequence[int] = (),
+        key: str | None = None,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         if not self.url.startswith(("http://", "https://")):
             raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
@@ -83,6 +92,7 @@ class VLLMEngine:
         self._asking = asyncio.Lock()
         self._http = httpx.AsyncClient(
             base_url=self.url,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             transport=OneConnectionEach(),
             trust_env=False,
@@ -231,7 +241,8 @@ class VLLMEngine:
                 f"the server at {self.url} cannot answer now: HTTP {status}: {_refusal(text)}"
             )
         if status >= 400:
-            raise self._error(f"refused with HTTP {status}: {_refusal(text)}")
+            hint = "Give its key with --api-key, or in RSTAR2_API_KEY." if status == _UNAUTHORIZED else ""
+            raise self._error(f"refused with HTTP {status}: {_refusal(text)}", hint)
 
     def _error(self, what: str, hint: str = "") -> EngineError:
         return EngineError(f"the server at {self.url} {what}", hint)

@@ -120,9 +120,11 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
         if not tokenizer:
             return asyncio.run(_reach_chat(target.url, target.model_name, target.api_key, wait_s))
         if target.api == "chat":
-            opening = open_chat_api(target.url, target.model_name, target.api_key, wait_s)
-            return asyncio.run(opening)
-        return asyncio.run(open_server(target.url, target.model_name, target.model, wait_s, target.format))
+            return asyncio.run(open_chat_api(target.url, target.model_name, target.api_key, wait_s))
+        opening = open_server(
+            target.url, target.model_name, target.model, wait_s, target.format, target.api_key
+        )
+        return asyncio.run(opening)
     except Failure as error:
         raise UserError(error.message, error.hint) from error
 
@@ -157,7 +159,7 @@ def open_target(
         # vLLM names a model that it was given no name for after the folder.
         named_by_folder = server.folder is not None and served.model == served.root
         name = model_name(Path(served.root)) if named_by_folder else served.model
-        asked = ServedChat(server.engine.url, served.model)
+        asked = ServedChat(server.engine.url, served.model, target.api_key)
         return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)

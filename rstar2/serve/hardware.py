@@ -7,6 +7,7 @@ vLLM needs for a step. vLLM measures for itself once it has loaded.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,6 +23,10 @@ SHARE = 0.92
 """Of a GPU's memory that vLLM takes where nobody else uses it; its own default."""
 SMALLEST_CONTEXT = 4096
 """A layout that holds less is no use to a model that reasons."""
+KV_GIB = 4
+"""For the KV cache of a model on processors, where the memory is there and one conversation needs no more."""
+PROCESS_GIB = 2.0
+"""Of an engine on processors, beside weights and KV cache."""
 _QUERY = "index,uuid,name,memory.total,memory.free,compute_cap"
 _NVIDIA_SMI_S = 30.0
 
@@ -107,6 +112,43 @@ def model_size(folder: Path) -> ModelSize | None:
     weights = sum(file.stat().st_size for file in files)
     # Keys and values, at two bytes a number.
     return ModelSize(weights / GIB, 2 * 2 * layers * kv_heads * head_dim, context, heads) if weights else None
+
+
+def check_float32(folder: Path) -> None:
+    """Raise a UserError where transformers could not hold a model here, on processors in float32."""
+    size = model_size(folder)
+    if size is not None and 2 * size.weights_gib + PROCESS_GIB > available_gib():
+        raise UserError(
+            f"the model has {size.weights_gib:.1f} GiB of weights, which take about twice that in float32, and "
+            f"{available_gib():.1f} GiB are free",
+            "Take a smaller model, or run this one with vLLM on a GPU.",
+        )
+
+
+def choose_cache(
+    size: ModelSize, max_model_len: int | None, free_gib: float
+) -> tuple[int, int | None, tuple[str, ...]]:
+    """Without a GPU: GiB for the KV cache in `free_gib` of memory, the context, and what was chosen, in sentences.
+
+    A UserError where the memory does not hold the model, or not a conversation of `max_model_len` tokens.
+    """
+    left = int(free_gib - size.weights_gib - PROCESS_GIB)
+    wanted = max_model_len or size.context
+    needed = math.ceil(wanted * size.kv_bytes / GIB)
+    if left < 1 or (max_model_len is not None and needed > left):
+        raise UserError(
+            f"the model has {size.weights_gib:.1f} GiB of weights, one conversation of {wanted} tokens takes "
+            f"{wanted * size.kv_bytes / GIB:.1f} GiB more, and {free_gib:.1f} GiB are free",
+            "End other programs, give a smaller --max-model-len, or take a smaller model.",
+        )
+    if needed <= left:
+        return max(needed, min(KV_GIB, left)), max_model_len, ()
+    room = int(left * GIB / size.kv_bytes) // 1024 * 1024
+    return (
+        left,
+        room,
+        (f"the context is {room} tokens and not {size.context}: more does not fit into memory",),
+    )
 
 
 def choose_layout(

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from rstar2.errors import Failure, UserError
@@ -21,7 +21,7 @@ STOP_S = 90.0
 """For all parts one after the other."""
 
 
-def supervised(settings: SupervisorSettings) -> Iterator[Event]:
+def supervised(settings: SupervisorSettings) -> Generator[Event, None, None]:
     """Start a server and yield what its supervisor says, until it ends; if detached, until it answers.
 
     The server is ended when the iterator is closed before that, or this process ends in whatever way.

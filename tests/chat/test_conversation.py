@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.tools import SharedTools
 
 from rstar2.agent import Limits
-from rstar2.chat.conversation import AnswerRepeats, Conversation
+from rstar2.chat.conversation import AnswerRepeats, ContextFull, Conversation
 from rstar2.chat.repetition import (
     LONGEST_PATTERN,
     REPEATED,
@@ -201,6 +201,17 @@ async def test_a_failed_answer_leaves_the_conversation_as_it_was(codec: ChatCode
     await chat.ask("x")
     before = list(chat.history)
     with pytest.raises(EngineError):
+        await chat.ask("y")
+    assert chat.history == before
+
+
+async def test_a_question_that_the_context_has_no_room_for_is_refused_and_forgotten(codec: ChatCodec) -> None:
+    chat = _chat(codec, Writer(_spelled(codec, "yes"), []))
+    await chat.ask("x")
+    before = list(chat.history)
+    # What an engine gives where the prompt alone fills the context.
+    chat.limits = Limits(max_tokens=0)
+    with pytest.raises(ContextFull, match=r"has \d+ tokens: the model's context is full"):
         await chat.ask("y")
     assert chat.history == before
 

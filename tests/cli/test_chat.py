@@ -137,14 +137,14 @@ def test_no_warning_of_a_library_appears_in_a_chat(
     assert [record.getMessage() for record in records] == []
 
 
-def _refusal(*words: str, stdin: str = "x") -> UserError:
+def _refusal(*words: str, stdin: str | bytes = "x") -> UserError:
     asked = CliRunner().invoke(app, ["chat", *words], input=stdin)
     assert asked.stdout == ""
     assert isinstance(asked.exception, UserError), asked.output
     return asked.exception
 
 
-def _refused(*words: str, stdin: str = "x") -> str:
+def _refused(*words: str, stdin: str | bytes = "x") -> str:
     return _refusal(*words, stdin=stdin).message
 
 
@@ -183,12 +183,25 @@ def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: S
     assert "this is question 1" in _ask(standin, "--model", str(folder), "--prompt", "Hello").stdout
 
 
+def test_a_server_with_a_key_is_chatted_with_and_without_it_the_option_is_named(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    standin.key = "secret"
+    error = _refusal("--url", standin.url, "--prompt", "Hello")
+    assert "HTTP 401" in error.message
+    assert "--api-key" in error.hint
+    shown = _ask(standin, "--api-key", "secret", "--judge", judge.url, "--prompt", "Hello").stdout
+    assert "this is question 1" in shown
+
+
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "there is no question" in _refused("--url", standin.url, "--prompt", " ")
     assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
     assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
     assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
     assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
+    assert "the question is not UTF-8" in _refused("--url", standin.url, stdin=b"caf\xe9")
+    assert "the question is not UTF-8" in _refused("--url", standin.url, "--prompt", "caf\udce9")
 
 
 def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +269,8 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 ) -> None:
     ask = ["--url", standin.url, "--judge", judge.url, "--prompt", "Hello", "--transcript"]
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty and not a run" in _refused(*ask, str(tmp_path))
+    assert "is not empty and not a transcript" in _refused(*ask, str(tmp_path))
+    assert "notes.txt is a file" in _refused(*ask, str(tmp_path / "notes.txt"))
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)

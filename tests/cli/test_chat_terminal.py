@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, Terminal, terminal
-from support.vllm_standin import StandIn, serving
-from support.waiting import wait_until
+from support.vllm_standin import StandIn, recite, serving
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.processes import free_port
 from rstar2.prompts import END_OF_TURN
 from rstar2.report import write_report
+from rstar2.serve.launch import answers
 from rstar2.tools.python_code_with_standard_io import NAME as TOOL_NAME
 from rstar2.trace import read_traces
 
@@ -207,6 +213,9 @@ def test_without_colours_nothing_is_coloured_and_a_long_result_is_folded(words: 
         person.shows("The answer is")
         person.types("What is half?")
         person.shows("It is 1/2, so 1/2")
+        person.comes_to_the_prompt()
+        person.press(b"caf\xe9\r")  # not UTF-8
+        person.shows("this is question 4")
         person.types("exit")
         person.ends_with(0)
         assert "lines left out …" in person.text
@@ -226,7 +235,7 @@ def test_output_into_a_file_is_plain_and_the_prompt_stays_on_the_terminal(
     assert said == "I halve it\nIt is \\(\\frac{1}{2}\\), so \\boxed{\\frac{1}{2}}\n"
 
 
-def test_a_server_that_goes_away_in_a_stream_is_said_and_the_answer_continued(
+def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
     words: tuple[str, ...], standin: StandIn
 ) -> None:
     standin.cut_after = 5
@@ -236,6 +245,43 @@ def test_a_server_that_goes_away_in_a_stream_is_said_and_the_answer_continued(
         person.shows("The answer is to the end.")
         person.types("/quit")
         person.ends_with(0)
+
+
+def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_that_comes_after(
+    standin: StandIn, judge: JudgeHandle
+) -> None:
+    port, context = free_port(), multiprocessing.get_context("spawn")
+
+    @contextmanager
+    def server(delay_s: float) -> Iterator[tuple[BaseProcess, Event]]:
+        """One that has loaded, and listens when told to."""
+        loaded, begin = context.Event(), context.Event()
+        told = (standin.root, port, f"on and on</reason>{LONG}", delay_s, loaded, begin)
+        process = context.Process(target=recite, args=told)
+        process.start()
+        try:
+            assert loaded.wait(TIMEOUT_S)
+            yield process, begin
+        finally:
+            process.kill()
+            process.join(TIMEOUT_S)
+
+    url = f"http://127.0.0.1:{port}"
+    with server(0.02) as (first, begin), server(0.0) as (_, begin_again):
+        begin.set()
+        wait_until(lambda: answers(url))
+        with terminal("chat", "--url", url, "--judge", judge.url) as person:
+            person.types("Recite")
+            person.shows("word20 ")
+            first.kill()
+            person.shows("the answer is continued when it is back")
+            begin_again.set()
+            person.shows("word999")
+            person.types("/quit")
+            person.ends_with(0)
+    # The remark may stand within a word.
+    said = re.sub(r"the connection to .*?\swhen it\sis\sback", "", person.text, flags=re.DOTALL)
+    assert "".join(LONG.split()) in "".join(said.split())
 
 
 def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:

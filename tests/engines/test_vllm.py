@@ -186,3 +186,12 @@ async def test_a_url_with_v1_is_the_same_server_and_a_word_is_none(standin: Stan
     assert generation.finish == "stop"
     with pytest.raises(UserError, match="not a server's URL: localhost"):
         VLLMEngine("localhost:8000")
+
+
+async def test_a_server_that_asks_for_a_key_is_sent_it_and_a_refusal_says_how(standin: StandIn) -> None:
+    standin.key = "secret"
+    engine = VLLMEngine(standin.url, stop_token_ids=[END], key="secret")
+    assert (await engine.generate(PROMPT, GREEDY)).finish == "stop"
+    with pytest.raises(EngineError, match="HTTP 401: Unauthorized") as refused:
+        await _engine(standin).generate(PROMPT, GREEDY)
+    assert "--api-key" in refused.value.hint

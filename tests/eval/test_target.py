@@ -58,3 +58,19 @@ def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() 
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
         with pytest.raises(UserError, match="--api chat measures a model behind an endpoint"):
             Target(**{"url": "http://x", "api": "chat", **wrong})
+
+
+def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    standin = StandIn(lambda prompt: [])
+    standin.root, standin.key = str(tmp_path), "secret"
+    with serving(standin):
+        target = Target(url=standin.url, api_key="secret")
+        opened = open_target(target, [], 1, reach_server(target, 5.0))
+        with pytest.raises(UserError, match="HTTP 401") as refused:
+            reach_server(Target(url=standin.url), 5.0)
+    assert "--api-key" in refused.value.hint
+    assert opened.server is not None
+    assert opened.server.key == "secret"

@@ -14,10 +14,12 @@ from support.optional import needs
 from support.serving import served
 from support.vllm_standin import StandIn, serving
 
+from rstar2.agent import Limits
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec, load_codec
+from rstar2.serve.openai.agent import Agent, conversation
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 
@@ -122,6 +124,21 @@ def test_earlier_answers_and_a_system_text_are_shown_to_the_model(
     # The demo's format says `one_question`.
     assert codec.format.one_question
     assert "1 + 1" not in shown
+
+
+def test_a_greeting_of_the_chat_program_is_not_the_first_question(codec: ChatCodec) -> None:
+    asked = codec.format.model_copy(update={"one_question": False, "user": "Solve: {problem}"})
+    agent = Agent(None, ChatCodec(codec.tokenizer, asked), None, Limits(), "x")  # type: ignore[arg-type]
+    messages = [{"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "1 + 1?"}]
+    assert conversation(agent, messages) == [{"role": "user", "content": "Solve: 1 + 1?"}]
+
+
+def test_a_client_that_sends_token_ids_is_told_what_this_server_is(url: str) -> None:
+    body = {"model": "scripted", "prompt": [1, 2], "max_tokens": 1}
+    headers = {"Authorization": "Bearer secret"}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, trust_env=False)
+    assert answer.status_code == 404
+    assert "without --with-tools" in answer.json()["error"]["message"]
 
 
 def test_a_token_limit_is_said(client: openai.OpenAI) -> None:

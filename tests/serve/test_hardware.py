@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.serve.hardware import GPU, ModelSize, choose_layout, find_gpus, model_size
+from rstar2.serve.hardware import GPU, ModelSize, choose_cache, choose_layout, find_gpus, model_size
 
 H100 = GPU("H100", 80.0, 80.0, 9.0)
 A4000 = GPU("RTX 4000", 20.0, 20.0, 8.9)
@@ -45,6 +45,33 @@ def test_memory_that_others_hold_is_not_asked_for() -> None:
     layout = choose_layout(QWEN3_14B, [GPU("H100", 80.0, 60.0, 9.0)])
     assert layout.gpu_memory == 0.73
     assert "other programs use the GPUs" in layout.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "free_gib", "cache"),
+    [
+        (ModelSize(0.3, 46080, 8192, 9), None, 64.0, (4, None)),
+        (ModelSize(0.3, 46080, 8192, 9), None, 4.0, (1, None)),
+        # Qwen3-0.6B, one conversation of which needs more than the 4 GiB that others get.
+        (ModelSize(1.4, 114_688, 40960, 16), None, 64.0, (5, None)),
+        (ModelSize(1.4, 114_688, 40960, 16), None, 6.0, (2, 18432)),
+        (QWEN3_14B, 4096, 31.0, (1, 4096)),
+    ],
+)
+def test_without_a_gpu_the_cache_holds_one_conversation_or_the_context_shrinks(
+    size: ModelSize, length: int | None, free_gib: float, cache: tuple[int, int | None]
+) -> None:
+    *chosen, notes = choose_cache(size, length, free_gib)
+    assert tuple(chosen) == cache
+    assert bool(notes) == (cache[1] is not None and length is None)
+
+
+def test_what_memory_does_not_hold_is_refused_with_the_figures() -> None:
+    for length, free_gib in ((None, 30.0), (40960, 32.0)):
+        with pytest.raises(
+            UserError, match=rf"27\.5 GiB .* 40960 tokens takes 6\.2 GiB more, and {free_gib} GiB"
+        ):
+            choose_cache(QWEN3_14B, length, free_gib)
 
 
 def test_old_gpus_get_half_precision() -> None:

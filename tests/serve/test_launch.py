@@ -14,7 +14,19 @@ LINES = [
     ("OSError: [Errno 98] Address already in use", UserError, "its port is in use"),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", Failure, "out of memory"),
     ("huggingface_hub.errors.GatedRepoError: 403 Client Error.", UserError, "gated"),
+    ("OSError: You are trying to access a gated repo.", UserError, "gated"),
     ("RepositoryNotFoundError: 404 Client Error", UserError, "no such model"),
+    (
+        "401 Client Error. Repository Not Found for url: https://hub/api/models/no/such.",
+        UserError,
+        "no such model",
+    ),
+    ("If you are trying to access a private or gated repo, 401 Client Error", UserError, "no such model"),
+    (
+        "ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded",
+        UserError,
+        "be reached",
+    ),
     (
         "ValueError: Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory",
         UserError,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +13,15 @@ from pathlib import Path
 import openai
 import pytest
 from support.optional import needs
+from support.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.files import write_json
+from rstar2.formats.format import FORMAT_FILE, ours
 from rstar2.processes import free_port
+from rstar2.tools import tool_modules
 
 pytestmark = [needs("torch"), pytest.mark.slow]
 
@@ -55,3 +61,33 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     ):
         client.with_options(max_retries=0).models.list()
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
+
+
+def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_for_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "published-14b.md").read_text("utf-8")
+    lines = re.findall(r"^rstar2 (serve \S+/.*)$", page, re.MULTILINE)
+    assert ["--with-tools" in line for line in lines] == [False, True]
+    model = tmp_path / lines[0].split()[1]
+    tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
+    make_tiny_model(model, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
+    # The published weights carry a template that lists tools; the rest of the format is the page's.
+    (model / FORMAT_FILE).unlink()
+    (model / "chat_template.jinja").write_text(ours().template)
+    [toml] = re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "published.toml").write_text(toml)
+    write_json(tmp_path / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
+    monkeypatch.chdir(tmp_path)
+    state, port = tmp_path / "state", str(free_port())
+    more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]
+    for line in lines:
+        try:
+            words = [word for word in shlex.split(line) if word != "--detach"]
+            started = _rstar2(state, *words, *more, "--detach")
+            assert started.returncode == 0, started.stderr
+            [server] = json.loads(_rstar2(state, "serve", "status", "--json").stdout)
+            assert (server["state"], server["with_tools"]) == ("answers", "--with-tools" in line)
+        finally:
+            ended = _rstar2(state, "serve", "down", "--port", port)
+        assert ended.returncode == 0, ended.stderr

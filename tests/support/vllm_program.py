@@ -12,6 +12,7 @@ for name in (
     "host port model tensor-parallel-size max-model-len tool-call-parser logprobs-mode gpu-memory-utilization dtype"
 ).split():
     parser.add_argument("--" + name)
+parser.add_argument("--chat-template")
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
 parser.add_argument("--die", action="store_true")
 parser.add_argument("words", nargs="*")
@@ -20,13 +21,17 @@ print("loading", os.getpid(), os.environ.get("VLLM_CPU_KVCACHE_SPACE"), flush=Tr
 if options.die:
     sys.exit("CUDA out of memory, says the stand-in")
 
+model = options.model or options.words[-1]
+card = {"id": model, "root": model, "max_model_len": int(options.max_model_len or 4096)}
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
+        self.answer({"data": [card]} if self.path == "/v1/models" else None)
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
-        answer = json.dumps({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}).encode()
+        self.answer({"pid": os.getpid(), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")})
+    def answer(self, body):
+        answer = b"" if body is None else json.dumps(body).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(answer)))

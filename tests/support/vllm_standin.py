@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import uvicorn
@@ -50,6 +51,8 @@ class StandIn:
         """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
         """Streams break off after this many pieces."""
+        self.key: str | None = None
+        """What clients must send; None asks for none."""
         self.token_ids = True
         self.prompt_logprobs = False
         """Whether log-probabilities of a prompt are given where they are asked for."""
@@ -63,12 +66,16 @@ class StandIn:
     async def _health(self) -> Response:
         return Response()
 
-    async def _models(self) -> dict[str, Any]:
+    async def _models(self, request: Request) -> Any:
+        if not self._may_ask(request):
+            return _error(401, "Unauthorized")
         more = {"root": self.root} if self.root else {}
         cards = [{"id": name, "max_model_len": self.max_model_len, **more} for name in self.names]
         return {"object": "list", "data": cards}
 
     async def _completions(self, request: Request) -> Response:
+        if not self._may_ask(request):
+            return _error(401, "Unauthorized")
         body = await request.json()
         self.asked.append(body)
         if self.busy_answers > 0:
@@ -92,6 +99,9 @@ class StandIn:
             top = {str(token): {"logprob": -4.0} for token in range(body["prompt_logprobs"])}
             choice["prompt_logprobs"] = [None, *[top] * (len(body["prompt"]) - 1)]
         return JSONResponse({"object": "text_completion", "choices": [choice]})
+
+    def _may_ask(self, request: Request) -> bool:
+        return self.key is None or request.headers.get("authorization") == f"Bearer {self.key}"
 
     def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
         written: list[int] = []
@@ -151,3 +161,25 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         thread.join(timeout=10)
         listener.close()
         assert not thread.is_alive()
+
+
+def recite(folder: str, port: int, text: str, delay_s: float, loaded: Event, begin: Event) -> None:
+    """Serve a model that writes one text, or what is left of it, in this process until it is killed.
+
+    `folder` holds the tokenizer of a format whose turns begin in a thought. It says that it has loaded, and listens
+    when told to.
+    """
+    from rstar2.prompts import END_OF_TURN, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+
+    def model(prompt: list[int]) -> list[int]:
+        written = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")[2]
+        assert text.startswith(written)
+        return list(tokenizer.encode(text[len(written) :] + END_OF_TURN))
+
+    standin = StandIn(model, max_model_len=100_000)
+    standin.root, standin.delay_s = folder, delay_s
+    loaded.set()
+    begin.wait()
+    uvicorn.run(standin.app, host="127.0.0.1", port=port, log_level="critical")

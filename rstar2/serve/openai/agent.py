@@ -71,6 +71,14 @@ def agent_router(agent: Agent) -> APIRouter:
         result = await while_connected(request, _whole(agent, body))
         return result if isinstance(result, Response) else JSONResponse(result)
 
+    @router.post("/completions")
+    async def completions() -> Response:
+        raise ApiError(
+            "this server is an agent, which answers at /v1/chat/completions; `rstar2 chat` and `eval` run tools "
+            "themselves, and speak to a server without --with-tools",
+            status=404,
+        )
+
     return router
 
 
@@ -79,7 +87,10 @@ def _check(agent: Agent, body: ChatRequest) -> None:
         message = f"The model `{body.model}` does not exist; this server has `{agent.name}`."
         raise ApiError(message, "model", status=404, code="model_not_found")
     if body.tools:
-        raise ApiError("this server runs tools of its own; leave tools out", "tools")
+        raise ApiError(
+            "this server runs tools of its own; leave tools out, or speak to a server without --with-tools",
+            "tools",
+        )
     if body.messages[-1].get("role") != "user":
         raise ApiError("the last message must be the user's", "messages")
     unsupported = {
@@ -102,8 +113,9 @@ def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
     fmt = agent.codec.format
     given = [message["content"] for message in messages if message["role"] in ("system", "developer")]
     spoken = [message for message in messages if message["role"] in ("user", "assistant")]
-    if fmt.one_question:
-        spoken = spoken[-1:]
+    # Some chat programs open with a greeting of the assistant's.
+    first = next(at for at, message in enumerate(spoken) if message["role"] == "user")
+    spoken = spoken[-1:] if fmt.one_question else spoken[first:]
     opening: list[Message] = [dict(message) for message in fmt.messages(spoken[0]["content"])]
     if given and opening[0]["role"] == "system":
         opening[0]["content"] = "\n\n".join([opening[0]["content"], *given])
