@@ -162,6 +162,17 @@ def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -
     assert bool(shared({"set": [_problem(text)]}, text)) is bool(words_of(text))
 
 
+@pytest.mark.parametrize("words", range(2, 10))
+def test_a_shared_gram_is_found_wherever_it_begins(words: int) -> None:
+    problem = _problem(" ".join(WORDS[:20]))
+    grams = GramFilter(words, benchmark_grams({"set": [problem]}, words, False))
+    cases = [(before, count) for before in range(2 * words) for count in (words - 1, words)]
+    rows = [" ".join([*["x"] * before, *WORDS[5 : 5 + count], *["y"] * words]) for before, count in cases]
+    found = {at: each["words"] for at, each in grams(pa.RecordBatch.from_pydict({"problem": rows}))}
+    expected = " ".join(WORDS[5 : 5 + words])
+    assert found == {at: expected for at, (_, count) in enumerate(cases) if count == words}
+
+
 PHRASE = "where m and n are relatively prime positive integers"
 
 
@@ -182,7 +193,7 @@ def test_one_problem_in_two_benchmarks_stays_distinctive() -> None:
 def candidates(tmp_path: Path, rows: Iterable[dict[str, Any]]) -> Candidates:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source, read = own_source(file), tmp_path / "read.parquet"
+    source, read = own_source(file), tmp_path / "read.arrow"
     read_source(Origin("it", source, (file,)), read, io.StringIO(), lambda rows: None)
     return Candidates(source.kind, [("it", read)])
 
