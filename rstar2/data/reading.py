@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rstar2.data.candidates import schema_of, write_candidates
+from rstar2.data.candidates import encoded, schema_of
 from rstar2.data.rows import Refused, as_json, key_of, parsed, words_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.data.workers import mapped
@@ -78,13 +79,13 @@ class _Piece:
     before: int
     """Rows or lines of the source in the files before this one."""
     given: Any
-    """JSON lines, as bytes, or a record batch."""
+    """Where JSON lines begin in the file, and how many bytes they take; or a record batch."""
 
 
 @dataclass(frozen=True)
 class _Converted:
     place: str
-    batch: Any
+    candidates: bytes
     refused: list[tuple[int, str, str]]
     """Row number, reason, detail."""
     rows: int
@@ -115,15 +116,14 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
     """
     counts = ReadCounts()
     convert = _Convert(origin.name, origin.source)
-    with write_candidates(part, origin.source.kind) as writer:
+    with part.open("wb") as file:
         for done in mapped(convert, _pieces(origin, counts)):
             counts.read += done.rows
             for number, reason, detail in done.refused:
                 example = {"place": f"{done.place}, row {number}", "reason": reason, "detail": detail}
                 refused.write(as_json(example) + "\n")
                 counts.add(example)
-            if done.batch.num_rows:
-                writer.write_batch(done.batch)
+            file.write(done.candidates)
             on_rows(done.rows)
     if not counts.read:
         raise UserError(f"{origin.name}: no rows in {_named(origin)}", "Give a file that has rows.")
@@ -146,7 +146,7 @@ def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
 
 
 _Given = Iterator[tuple[int, Any]]
-"""How many rows or lines, and they themselves: JSON lines as bytes, or a record batch."""
+"""How many rows or lines, and `_Piece.given`."""
 
 
 def columns_of(file: Path) -> list[str]:
@@ -191,12 +191,14 @@ def _from_lines(name: str, source: Source, file: Path) -> _Given:
     checked = False
     try:
         with file.open("rb") as opened:
+            offset = len(BOM_UTF8) if opened.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+            opened.seek(offset)
             while lines := opened.read(PIECE_BYTES) + opened.readline():
                 if not checked:
-                    lines = lines.removeprefix(b"\xef\xbb\xbf")
                     _columns(name, source, str(file), list(_first_row(file, lines)))
                     checked = True
-                yield lines.count(b"\n") + (not lines.endswith(b"\n")), lines
+                yield lines.count(b"\n") + (not lines.endswith(b"\n")), (offset, len(lines))
+                offset += len(lines)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
 
@@ -275,7 +277,7 @@ class _Convert:
             except Refused as error:
                 refused.append((number, error.reason, error.detail))
         batch = pa.RecordBatch.from_pylist(rows, schema=schema_of(self.source.kind))
-        return _Converted(piece.place, batch, refused, read)
+        return _Converted(piece.place, encoded(batch) if rows else b"", refused, read)
 
     def _candidate(self, row: Row, number: int) -> dict[str, Any]:
         source = self.source
@@ -302,10 +304,17 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:
-    if not isinstance(piece.given, bytes):
+    if not isinstance(piece.given, tuple):
         yield from enumerate(piece.given.to_pylist(), piece.first)
         return
+    offset, size = piece.given
+    try:
+        with open(piece.place, "rb") as file:
+            file.seek(offset)
+            lines = file.read(size)
+    except OSError as error:
+        raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
     # Not splitlines(): it would split at a carriage return too.
-    for number, line in enumerate(piece.given.split(b"\n"), piece.first):
+    for number, line in enumerate(lines.split(b"\n"), piece.first):
         if line.strip():
             yield number, _object(piece.place, number, line)

@@ -15,6 +15,7 @@ import pytest
 from support.source_rows import ROWS, TOOLACE_SYSTEM, WEATHER, glaive_chat
 
 from rstar2.data import reading
+from rstar2.data.candidates import Candidates, schema_of
 from rstar2.data.own import own_source
 from rstar2.data.reading import Origin, ReadCounts, read_source
 from rstar2.data.rows import SCHEMAS
@@ -36,7 +37,9 @@ def read(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str,
     """The candidates of files, and the counts."""
     part = files[0].with_name("part.arrow")
     counts = read_source(Origin(name, source, files), part, io.StringIO(), lambda rows: None)
-    found: list[dict[str, Any]] = pa.ipc.open_file(part).read_all().to_pylist()
+    rows = Candidates(source.kind, [(name, part)])
+    tables = [table for _, table in rows.batches(schema_of(source.kind).names, rows.live_numbers())]
+    found: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist() if tables else []
     return found, counts
 
 
