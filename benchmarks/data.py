@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -92,15 +93,22 @@ def prepare(words: list[str]) -> dict[str, float]:
     """Run the command. → wall-clock and CPU seconds, and the peak of its memory in bytes."""
     started = time.monotonic()
     run = subprocess.Popen(words)
-    peak, cpu = 0, 0.0
+    before, peak, others_cpu = _cpu_of_ended(), 0, 0.0
     while run.poll() is None:
-        found = [_memory_and_cpu(pid) for pid in _descendants(run.pid)]
-        peak = max(peak, sum(memory for memory, _ in found))
-        cpu = max(cpu, sum(seconds for _, seconds in found))
+        found = {pid: _memory_and_cpu(pid) for pid in _descendants(run.pid)}
+        peak = max(peak, sum(memory for memory, _ in found.values()))
+        others_cpu = max(others_cpu, sum(cpu for pid, (_, cpu) in found.items() if pid != run.pid))
         time.sleep(0.5)
     if run.returncode:
         raise SystemExit(run.returncode)
-    return {"wall_s": time.monotonic() - started, "cpu_s": cpu, "peak": float(peak)}
+    wall_s = time.monotonic() - started
+    return {"wall_s": wall_s, "cpu_s": others_cpu + _cpu_of_ended() - before, "peak": float(peak)}
+
+
+def _cpu_of_ended() -> float:
+    """CPU seconds of the children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def found_in(output: Path) -> Expected:
