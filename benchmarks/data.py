@@ -11,6 +11,7 @@ command's processes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -98,7 +99,8 @@ def prepare(words: list[str]) -> dict[str, float]:
         found = {pid: _memory_and_cpu(pid) for pid in _descendants(run.pid)}
         peak = max(peak, sum(memory for memory, _ in found.values()))
         others_cpu = max(others_cpu, sum(cpu for pid, (_, cpu) in found.items() if pid != run.pid))
-        time.sleep(0.5)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(0.5)
     if run.returncode:
         raise SystemExit(run.returncode)
     wall_s = time.monotonic() - started

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rstar2.data.candidates import Candidates
 from rstar2.data.filters import answers, measured, texts
 from rstar2.data.filters.grams import GramFilter, benchmark_grams
-from rstar2.data.filters.near import near_duplicates
+from rstar2.data.filters.near import must_be_equal, near_duplicates
 from rstar2.data.filters.repeats import contradicted, duplicates
 from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
@@ -330,3 +330,8 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 def test_words_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
     assert words_of(text) == words_of(f"{text} é")[:-1]
+
+
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_numbers_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
+    assert must_be_equal(text, "7") == must_be_equal(f"{text}é", "7")
