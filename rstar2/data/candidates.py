@@ -35,7 +35,7 @@ def schema_of(kind: Kind) -> Any:
 def encoded(batch: Any) -> bytes:
     """A record batch as it stands in a candidate file."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     found: bytes = sink.getvalue().to_pybytes()
@@ -45,7 +45,8 @@ def encoded(batch: Any) -> bytes:
 def _stream(opened: Any, kind: Kind, columns: Sequence[str]) -> Any:
     """Reads some columns of the record batch that begins here."""
     wanted = [at for at, name in enumerate(schema_of(kind).names) if name in columns]
-    return pa.ipc.open_stream(opened, options=pa.ipc.IpcReadOptions(included_fields=wanted))
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    return pa.ipc.open_stream(opened, options=options)
 
 
 @dataclass(frozen=True)

@@ -282,9 +282,12 @@ class _Convert:
     def _candidate(self, row: Row, number: int) -> dict[str, Any]:
         source = self.source
         found = source.read(row)
-        own = {"source": self.name, "family": source.family, "licence": source.licence, **found}
-        own["id"] = f"{self.name}-{found.get('id', number)}"
-        return {**own, **_working(own)}
+        return {
+            **{"source": self.name, "family": source.family, "licence": source.licence},
+            **found,
+            "id": f"{self.name}-{found.get('id', number)}",
+            **_working(found),
+        }
 
 
 def _working(row: Mapping[str, Any]) -> dict[str, int]:
