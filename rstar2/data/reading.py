@@ -283,7 +283,9 @@ class _Convert:
         source = self.source
         found = source.read(row)
         return {
-            **{"source": self.name, "family": source.family, "licence": source.licence},
+            "source": self.name,
+            "family": source.family,
+            "licence": source.licence,
             **found,
             "id": f"{self.name}-{found.get('id', number)}",
             **_working(found),

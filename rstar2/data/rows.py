@@ -144,7 +144,7 @@ def integer_answer(text: str) -> str | None:
 def words_of(text: str) -> list[str]:
     """A text's words, lower-case: problems with the same are repetitions, however they are set."""
     if text.isascii():
-        # The same, ten times as fast.
+        # The same, several times as fast.
         return text.encode().translate(_PLAIN).decode().split()
     return _WORD.findall(text.lower())
 
