@@ -144,14 +144,21 @@ def report_found(expected: Expected, found: Expected) -> None:
     print(f"  clean rows dropped: {len(wrong)} {wrong[:3] if wrong else ''}", flush=True)
 
 
-def killed(words: list[str], output: Path, after_s: float) -> None:
-    """Start the command, kill it and its processes, and let it continue to the end."""
+def killed(words: list[str], output: Path, sources: int) -> None:
+    """Start the command, kill it while it reads the source after so many, and let it continue to the end."""
     run = subprocess.Popen(words, start_new_session=True)
-    time.sleep(after_s)
+    work = output / ".work"
+    while len(list(work.glob("read-*.json"))) < sources or not any(
+        part.stat().st_size for part in work.glob(".read-*.arrow.part")
+    ):
+        if run.poll() is not None:
+            raise SystemExit("the command ended before it was killed")
+        time.sleep(0.05)
     os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-    steps = sorted(path.name for path in (output / ".work").glob("[!.]*"))
-    print(f"  killed after {after_s:.0f} s with {len(steps)} files of finished steps", flush=True)
+    if run.wait() != -signal.SIGKILL:
+        raise SystemExit("the command ended before it was killed")
+    torn = sorted(path.name for path in work.glob(".*.part"))
+    print(f"  killed after {sources} sources, while it wrote {', '.join(torn)}", flush=True)
     subprocess.run(words, check=True)
 
 
@@ -165,7 +172,7 @@ def measure(mixture: str, filters: str, expected: Expected, folder: Path) -> Non
     ran = prepare(to("whole", filters))
     report_rate(f"{mixture}, whole", len(expected), ran)
     report_found(expected, found_in(outputs["whole"]))
-    killed(to("killed", filters), outputs["killed"], 0.6 * ran["wall_s"])
+    killed(to("killed", filters), outputs["killed"], len(list((folder / mixture).glob("*.jsonl"))) // 2)
     names = sorted(path.name for path in outputs["whole"].iterdir())
     same = names == sorted(path.name for path in outputs["killed"].iterdir()) and all(
         (outputs["whole"] / name).read_bytes() == (outputs["killed"] / name).read_bytes() for name in names
