@@ -11,9 +11,11 @@ command's processes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +29,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _BENCHMARKS = ("math500", "aime24", "aime25", "hmmt25")
 _SFT_FILTERS = "length,duplicates,near-duplicates,grams"
 _RL_FILTERS = f"unverifiable,compound,contradicted,huge,integer,agreement,language,{_SFT_FILTERS}"
+_DRAWN = {"glaive-v2": 101_000, "magicoder": 48_000, "llama-nemotron": 27_000}
+"""What `paper-sft` draws of the 300,000 conversations; of fewer, in proportion."""
 Expected = dict[tuple[str, int], str]
 """The reason for which a row must be dropped, or '', by source and number."""
 
@@ -65,36 +69,48 @@ def _descendants(root: int) -> list[int]:
 
 
 def _memory_and_cpu(pid: int) -> tuple[int, float]:
-    """Bytes in memory, shared pages counted in part, and CPU seconds."""
+    """Bytes in memory, shared pages counted in part, and CPU seconds, those of children that ended included."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0, 0.0
     pss = next((int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")), 0)
-    return pss * 1024, (int(fields[11]) + int(fields[12])) / _TICKS
+    return pss * 1024, sum(map(int, fields[11:15])) / _TICKS
 
 
-def command(mixture: str, folder: Path, output: Path, filters: str) -> list[str]:
+def command(mixture: str, rows: int, folder: Path, output: Path, filters: str) -> list[str]:
     given = [f"{file.stem}={file}" for file in sorted((folder / mixture).glob("*.jsonl"))]
     given += [f"{name}={folder / 'measured.jsonl'}" for name in _BENCHMARKS]
     words = ["data", "prepare", mixture, "--filters", filters, "--output", str(output)]
-    return [sys.executable, "-m", "rstar2", *words, *(word for each in given for word in ("--from", each))]
+    words += [word for each in given for word in ("--from", each)]
+    if mixture == "paper-sft":
+        for name, count in _DRAWN.items():
+            words += ["--set", f"sources.{name}.count={count * min(rows, 300_000) // 300_000}"]
+    return [sys.executable, "-m", "rstar2", *words]
 
 
 def prepare(words: list[str]) -> dict[str, float]:
     """Run the command. → wall-clock and CPU seconds, and the peak of its memory in bytes."""
     started = time.monotonic()
     run = subprocess.Popen(words)
-    peak, cpu = 0, {}
+    before, peak, others_cpu = _cpu_of_ended(), 0, 0.0
     while run.poll() is None:
         found = {pid: _memory_and_cpu(pid) for pid in _descendants(run.pid)}
         peak = max(peak, sum(memory for memory, _ in found.values()))
-        cpu.update({pid: seconds for pid, (_, seconds) in found.items() if seconds})
-        time.sleep(0.2)
+        others_cpu = max(others_cpu, sum(cpu for pid, (_, cpu) in found.items() if pid != run.pid))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(0.5)
     if run.returncode:
         raise SystemExit(run.returncode)
-    return {"wall_s": time.monotonic() - started, "cpu_s": sum(cpu.values()), "peak": float(peak)}
+    wall_s = time.monotonic() - started
+    return {"wall_s": wall_s, "cpu_s": others_cpu + _cpu_of_ended() - before, "peak": float(peak)}
+
+
+def _cpu_of_ended() -> float:
+    """CPU seconds of the children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def found_in(output: Path) -> Expected:
@@ -114,7 +130,7 @@ def found_in(output: Path) -> Expected:
 def report_rate(title: str, rows: int, ran: dict[str, float]) -> None:
     print(
         f"{title}: {rows:,} rows, {rows / ran['wall_s']:,.0f} rows/s, {rows / ran['cpu_s']:,.0f} rows per CPU second, "
-        f"{ran['wall_s']:.0f} s, peak {ran['peak'] / 2**20:,.0f} MiB",
+        f"{ran['wall_s']:.0f} s, peak {ran['peak'] / 2**20:,.0f} MiB, load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 
@@ -128,24 +144,35 @@ def report_found(expected: Expected, found: Expected) -> None:
     print(f"  clean rows dropped: {len(wrong)} {wrong[:3] if wrong else ''}", flush=True)
 
 
-def killed(words: list[str], output: Path, after_s: float) -> None:
-    """Start the command, kill it and its processes, and let it continue to the end."""
+def killed(words: list[str], output: Path, sources: int) -> None:
+    """Start the command, kill it while it reads the source after so many, and let it continue to the end."""
     run = subprocess.Popen(words, start_new_session=True)
-    time.sleep(after_s)
+    work = output / ".work"
+    while len(list(work.glob("read-*.json"))) < sources or not any(
+        part.stat().st_size for part in work.glob(".read-*.arrow.part")
+    ):
+        if run.poll() is not None:
+            raise SystemExit("the command ended before it was killed")
+        time.sleep(0.05)
     os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-    steps = sorted(path.name for path in (output / ".work").glob("[!.]*"))
-    print(f"  killed after {after_s:.0f} s with {len(steps)} files of finished steps", flush=True)
+    if run.wait() != -signal.SIGKILL:
+        raise SystemExit("the command ended before it was killed")
+    torn = sorted(path.name for path in work.glob(".*.part"))
+    print(f"  killed after {sources} sources, while it wrote {', '.join(torn)}", flush=True)
     subprocess.run(words, check=True)
 
 
 def measure(mixture: str, filters: str, expected: Expected, folder: Path) -> None:
     outputs = {name: folder / f"{mixture}-{name}" for name in ("exact", "whole", "killed")}
     exact = ",".join(name for name in filters.split(",") if name != "near-duplicates")
-    ran = prepare(command(mixture, folder, outputs["whole"], filters))
+
+    def to(name: str, filters: str) -> list[str]:
+        return command(mixture, len(expected), folder, outputs[name], filters)
+
+    ran = prepare(to("whole", filters))
     report_rate(f"{mixture}, whole", len(expected), ran)
     report_found(expected, found_in(outputs["whole"]))
-    killed(command(mixture, folder, outputs["killed"], filters), outputs["killed"], 0.6 * ran["wall_s"])
+    killed(to("killed", filters), outputs["killed"], len(list((folder / mixture).glob("*.jsonl"))) // 2)
     names = sorted(path.name for path in outputs["whole"].iterdir())
     same = names == sorted(path.name for path in outputs["killed"].iterdir()) and all(
         (outputs["whole"] / name).read_bytes() == (outputs["killed"] / name).read_bytes() for name in names
@@ -153,7 +180,7 @@ def measure(mixture: str, filters: str, expected: Expected, folder: Path) -> Non
     print(
         f"  after the kill: {'the same bytes' if same else 'OTHER BYTES'} in {', '.join(names)}", flush=True
     )
-    ran = prepare(command(mixture, folder, outputs["exact"], exact))
+    ran = prepare(to("exact", exact))
     report_rate(f"{mixture} without near duplicates", len(expected), ran)
 
 

@@ -12,11 +12,10 @@ from typing import Any
 
 import jsonschema_rs
 
-from rstar2.data.rows import Refused, parsed, unicode_text
+from rstar2.data.rows import Refused, as_json, parsed, unicode_text
 
 Message = dict[str, Any]
 BAD_CALL = "bad call"
-_AS_JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 _TYPES = {
     "dict": "object",
@@ -50,7 +49,7 @@ class Tools:
 
     def __init__(self, schemas: Iterable[Any] = ()) -> None:
         listed = [_tool(schema) for schema in schemas]
-        self.text = unicode_text(_AS_JSON(listed), "the tools")
+        self.text = unicode_text(as_json(listed), "the tools")
         """JSON of the list, as OpenAI's API has it."""
         self._parameters = {tool["function"]["name"]: tool["function"]["parameters"] for tool in listed}
         self._validators: dict[str, Any] = {}
@@ -158,7 +157,7 @@ def called(calls: list[dict[str, Any]], content: str = "") -> Message:
 
 def replied(content: Any) -> Message:
     """A tool's reply: text, or a value that becomes JSON."""
-    text = content if isinstance(content, str) else _AS_JSON(content)
+    text = content if isinstance(content, str) else as_json(content)
     return {"role": "tool", "content": unicode_text(text, "a tool's reply")}
 
 
@@ -188,5 +187,5 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
             waiting.append(each["id"])
             function = each["function"]
             tools.check(function["name"], function["arguments"])
-            function["arguments"] = unicode_text(_AS_JSON(function["arguments"]), "a call")
+            function["arguments"] = unicode_text(as_json(function["arguments"]), "a call")
     return {"messages": messages, "tools": tools.text}

@@ -1,4 +1,4 @@
-"""Reads a source's rows from files or the hub into one parquet file of candidates, a piece at a time.
+"""Reads a source's rows from files or the hub into one file of candidates, a piece at a time.
 
 JSON lines and parquet are read. A file that lacks a column is refused as a whole; a row that cannot be used is
 counted with its reason, and the others are read.
@@ -7,8 +7,8 @@ counted with its reason, and the others are read.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rstar2.data.rows import SCHEMAS, Refused, key_of, parsed, words_of
+from rstar2.data.candidates import encoded, schema_of
+from rstar2.data.rows import Refused, as_json, key_of, parsed, words_of
 from rstar2.data.source import HubSet, Row, Source
 from rstar2.data.workers import mapped
 from rstar2.errors import UserError
@@ -28,12 +29,6 @@ PIECE_ROWS = 2048
 """Of a table in one piece."""
 EXAMPLES = 3
 """Refused rows of each reason that are kept to be shown."""
-_WORKING = {
-    "key": pa.uint64(),
-    "answer_key": pa.uint64(),
-    "characters": pa.int32(),
-}
-"""Columns that only the preparation uses: the same key for rows with the same text, and for the same answer."""
 
 OnRows = Callable[[int], None]
 """Called with how many rows more were read."""
@@ -84,13 +79,13 @@ class _Piece:
     before: int
     """Rows or lines of the source in the files before this one."""
     given: Any
-    """JSON lines, as bytes, or a record batch."""
+    """Where JSON lines begin in the file, and how many bytes they take; or a record batch."""
 
 
 @dataclass(frozen=True)
 class _Converted:
     place: str
-    batch: Any
+    candidates: bytes
     refused: list[tuple[int, str, str]]
     """Row number, reason, detail."""
     rows: int
@@ -113,7 +108,7 @@ def _size(path: Path) -> int:
 
 
 def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) -> ReadCounts:
-    """Write a source's candidates to the parquet file `part`, a row group per piece. → what was read and refused.
+    """Write a source's candidates to the file `part`, a record batch per piece. → what was read and refused.
 
     Rows that are refused go to `refused`, as JSON lines of `place`, `reason` and `detail`.
 
@@ -121,28 +116,18 @@ def read_source(origin: Origin, part: Path, refused: TextIO, on_rows: OnRows) ->
     """
     counts = ReadCounts()
     convert = _Convert(origin.name, origin.source)
-    schema = working_schema(origin.source)
-    with pq.ParquetWriter(part, schema, compression="zstd", compression_level=1) as writer:
+    with part.open("wb") as file:
         for done in mapped(convert, _pieces(origin, counts)):
             counts.read += done.rows
             for number, reason, detail in done.refused:
                 example = {"place": f"{done.place}, row {number}", "reason": reason, "detail": detail}
-                refused.write(json.dumps(example, ensure_ascii=False) + "\n")
+                refused.write(as_json(example) + "\n")
                 counts.add(example)
-            if done.batch.num_rows:
-                writer.write_batch(done.batch, row_group_size=1 << 20)
+            file.write(done.candidates)
             on_rows(done.rows)
     if not counts.read:
         raise UserError(f"{origin.name}: no rows in {_named(origin)}", "Give a file that has rows.")
     return counts
-
-
-def working_schema(source: Source) -> Any:
-    """The columns of candidates: those of the row schema, and those that the filters use."""
-    schema = SCHEMAS[source.kind]
-    for name, kind in _WORKING.items():
-        schema = schema.append(pa.field(name, kind))
-    return schema
 
 
 def _named(origin: Origin) -> str:
@@ -161,7 +146,7 @@ def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
 
 
 _Given = Iterator[tuple[int, Any]]
-"""How many rows or lines, and they themselves: JSON lines as bytes, or a record batch."""
+"""How many rows or lines, and `_Piece.given`."""
 
 
 def columns_of(file: Path) -> list[str]:
@@ -171,7 +156,7 @@ def columns_of(file: Path) -> list[str]:
             return list(pq.read_schema(file).names)
         if file.suffix == ".jsonl":
             with file.open("rb") as opened:
-                return list(_first_row(file, opened.readlines(PIECE_BYTES)))
+                return list(_first_row(file, opened.read(PIECE_BYTES) + opened.readline()))
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read {file}: {_line(error)}", "Check the path.") from error
     raise UserError(f"{file} is neither .jsonl nor .parquet", "Convert it to one of these.")
@@ -206,19 +191,22 @@ def _from_lines(name: str, source: Source, file: Path) -> _Given:
     checked = False
     try:
         with file.open("rb") as opened:
-            while lines := opened.readlines(PIECE_BYTES):
+            offset = len(BOM_UTF8) if opened.read(len(BOM_UTF8)) == BOM_UTF8 else 0
+            opened.seek(offset)
+            while lines := opened.read(PIECE_BYTES) + opened.readline():
                 if not checked:
-                    lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
                     _columns(name, source, str(file), list(_first_row(file, lines)))
                     checked = True
-                yield len(lines), b"".join(lines)
+                yield lines.count(b"\n") + (not lines.endswith(b"\n")), (offset, len(lines))
+                offset += len(lines)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}", "Check the path.") from error
 
 
-def _first_row(file: Path, lines: list[bytes]) -> Row:
-    place = next((at for at, line in enumerate(lines) if line.strip()), None)
-    return _object(file, place + 1, lines[place]) if place is not None else {}
+def _first_row(file: Path, lines: bytes) -> Row:
+    found = ((number, line) for number, line in enumerate(lines.split(b"\n"), 1) if line.strip())
+    number, line = next(found, (0, b""))
+    return _object(file, number, line) if number else {}
 
 
 def _object(place: object, number: int, line: bytes) -> dict[str, Any]:
@@ -288,15 +276,20 @@ class _Convert:
                 rows.append(self._candidate(row, piece.before + number))
             except Refused as error:
                 refused.append((number, error.reason, error.detail))
-        batch = pa.RecordBatch.from_pylist(rows, schema=working_schema(self.source))
-        return _Converted(piece.place, batch, refused, read)
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema_of(self.source.kind))
+        return _Converted(piece.place, encoded(batch) if rows else b"", refused, read)
 
     def _candidate(self, row: Row, number: int) -> dict[str, Any]:
         source = self.source
         found = source.read(row)
-        own = {"source": self.name, "family": source.family, "licence": source.licence, **found}
-        own["id"] = f"{self.name}-{found.get('id', number)}"
-        return {**own, **_working(own)}
+        return {
+            "source": self.name,
+            "family": source.family,
+            "licence": source.licence,
+            **found,
+            "id": f"{self.name}-{found.get('id', number)}",
+            **_working(found),
+        }
 
 
 def _working(row: Mapping[str, Any]) -> dict[str, int]:
@@ -305,22 +298,28 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
         key = key_of(" ".join(words_of(text)))
         return {"key": key, "answer_key": key_of(answer), "characters": len(text)}
     said = [row["tools"]]
+    characters = 0
     for message in row["messages"]:
-        calls = [each["function"] for each in message.get("tool_calls") or ()]
-        said += [
-            message["role"],
-            message["content"] or "",
-            *(text for each in calls for text in each.values()),
-        ]
-    characters = sum(len(message["content"] or "") for message in row["messages"])
+        content = message["content"] or ""
+        characters += len(content)
+        said += (message["role"], content)
+        for each in message.get("tool_calls") or ():
+            said += each["function"].values()
     return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
 
 
 def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:
-    if not isinstance(piece.given, bytes):
+    if not isinstance(piece.given, tuple):
         yield from enumerate(piece.given.to_pylist(), piece.first)
         return
+    offset, size = piece.given
+    try:
+        with open(piece.place, "rb") as file:
+            file.seek(offset)
+            lines = file.read(size)
+    except OSError as error:
+        raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
     # Not splitlines(): it would split at a carriage return too.
-    for number, line in enumerate(piece.given.split(b"\n"), piece.first):
+    for number, line in enumerate(lines.split(b"\n"), piece.first):
         if line.strip():
             yield number, _object(piece.place, number, line)

@@ -61,7 +61,14 @@ SCHEMAS: dict[Kind, Any] = {
 
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _WORD = re.compile(r"\w+")
-_SPACED = {code: " " for code in range(128) if not _WORD.match(chr(code))}
+_PLAIN = bytes(
+    ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
+)
+"""ASCII in lower case, with a space for what is in no word."""
+
+
+as_json = json.JSONEncoder(ensure_ascii=False).encode
+"""JSON text of a value, on one line."""
 
 
 class Refused(Exception):
@@ -137,8 +144,8 @@ def integer_answer(text: str) -> str | None:
 def words_of(text: str) -> list[str]:
     """A text's words, lower-case: problems with the same are repetitions, however they are set."""
     if text.isascii():
-        # The same, five times as fast.
-        return text.translate(_SPACED).lower().split()
+        # The same, several times as fast.
+        return text.encode().translate(_PLAIN).decode().split()
     return _WORD.findall(text.lower())
 
 

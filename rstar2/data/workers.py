@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -17,6 +18,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 _FEW = 3
 """Pieces of work that are done here: as quick as starting the processes."""
+# pyarrow loads pandas for the first list that it is given.
+_PRELOADED = ["__main__", "rstar2.data.mixture.prepare", "pandas", "pyarrow.pandas_compat"]
+"""What every process imports, once for all of them."""
 
 
 def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -32,6 +36,7 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         yield from map(function, chain(first, rest))
         return
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
     pool = ProcessPoolExecutor(processes, context, _set_function, (function,))
     waiting: deque[Future[Result]] = deque()
     try:
@@ -47,6 +52,15 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         pool.shutdown(cancel_futures=True)
 
 
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The items; while one is used, a thread gets the next."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(list, islice(items, 1))
+        while item := following.result():
+            following = pool.submit(list, islice(items, 1))
+            yield from item
+
+
 _function: Callable[[Any], Any]
 """What this process applies to each item that it is sent."""
 
@@ -54,7 +68,11 @@ _function: Callable[[Any], Any]
 def _set_function(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    # Rows are many small objects in no cycles: to look for cycles among them takes half of the time.
+    gc.disable()
 
 
 def _apply(item: Any) -> Any:
-    return _function(item)
+    result = _function(item)
+    gc.collect(0)
+    return result

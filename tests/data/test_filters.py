@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rstar2.data.candidates import Candidates
 from rstar2.data.filters import answers, measured, texts
 from rstar2.data.filters.grams import GramFilter, benchmark_grams
-from rstar2.data.filters.near import near_duplicates
+from rstar2.data.filters.near import must_be_equal, near_duplicates
 from rstar2.data.filters.repeats import contradicted, duplicates
 from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
@@ -162,6 +162,17 @@ def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -
     assert bool(shared({"set": [_problem(text)]}, text)) is bool(words_of(text))
 
 
+@pytest.mark.parametrize("words", range(2, 10))
+def test_a_shared_gram_is_found_wherever_it_begins(words: int) -> None:
+    problem = _problem(" ".join(WORDS[:20]))
+    grams = GramFilter(words, benchmark_grams({"set": [problem]}, words, False))
+    cases = [(before, count) for before in range(2 * words) for count in (words - 1, words)]
+    rows = [" ".join([*["x"] * before, *WORDS[5 : 5 + count], *["y"] * words]) for before, count in cases]
+    found = {at: each["words"] for at, each in grams(pa.RecordBatch.from_pydict({"problem": rows}))}
+    expected = " ".join(WORDS[5 : 5 + words])
+    assert found == {at: expected for at, (_, count) in enumerate(cases) if count == words}
+
+
 PHRASE = "where m and n are relatively prime positive integers"
 
 
@@ -182,7 +193,7 @@ def test_one_problem_in_two_benchmarks_stays_distinctive() -> None:
 def candidates(tmp_path: Path, rows: Iterable[dict[str, Any]]) -> Candidates:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    source, read = own_source(file), tmp_path / "read.parquet"
+    source, read = own_source(file), tmp_path / "read.arrow"
     read_source(Origin("it", source, (file,)), read, io.StringIO(), lambda rows: None)
     return Candidates(source.kind, [("it", read)])
 
@@ -319,3 +330,8 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 def test_words_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
     assert words_of(text) == words_of(f"{text} é")[:-1]
+
+
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_numbers_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
+    assert must_be_equal(text, "7") == must_be_equal(f"{text}é", "7")

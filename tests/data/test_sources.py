@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.source_rows import ROWS, TOOLACE_SYSTEM, WEATHER, glaive_chat
 
+from rstar2.data import reading
+from rstar2.data.candidates import Candidates, schema_of
 from rstar2.data.own import own_source
 from rstar2.data.reading import Origin, ReadCounts, read_source
 from rstar2.data.rows import SCHEMAS
@@ -33,9 +35,11 @@ def lines(path: Path, *rows: object) -> Path:
 
 def read(source: Source, *files: Path, name: str = "it") -> tuple[list[dict[str, Any]], ReadCounts]:
     """The candidates of files, and the counts."""
-    part = files[0].with_name("part.parquet")
+    part = files[0].with_name("part.arrow")
     counts = read_source(Origin(name, source, files), part, io.StringIO(), lambda rows: None)
-    found: list[dict[str, Any]] = pq.read_table(part).to_pylist()
+    rows = Candidates(source.kind, [(name, part)])
+    tables = [table for _, table in rows.batches(schema_of(source.kind).names, rows.live_numbers())]
+    found: list[dict[str, Any]] = pa.concat_tables(tables).to_pylist() if tables else []
     return found, counts
 
 
@@ -388,6 +392,19 @@ def test_parquet_and_several_files_of_one_source_are_read(tmp_path: Path) -> Non
     lines(tmp_path / "b.jsonl", *rows[3:])
     found, counts = read(sources()["dapo"], tmp_path / "a.parquet", tmp_path / "b.jsonl", name="dapo")
     assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(1, 6)]
+    assert counts.read == 5
+
+
+def test_rows_are_numbered_through_the_pieces_and_files_of_a_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [changed("dapo", prompt=f"What is {n} plus {n}?") for n in range(5)]
+    first = lines(tmp_path / "a.jsonl", *rows[:3])
+    first.write_bytes(b"\n" + first.read_bytes().rstrip())
+    monkeypatch.setattr(reading, "PIECE_BYTES", first.stat().st_size // 2)
+    found, counts = read(sources()["dapo"], first, lines(tmp_path / "b.jsonl", *rows[3:]), name="dapo")
+    # A line without a row counts as one.
+    assert [row["id"] for row in found] == [f"dapo-{number}" for number in range(2, 7)]
     assert counts.read == 5
 
 

@@ -44,6 +44,8 @@ def not_an_integer(answer: str) -> bool:
 
 def unverifiable(answer: str) -> bool:
     """Words where a value is expected: `proof`, `notfound`, 'no solution'."""
+    if answer.isdecimal():
+        return False
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip().strip("$.").strip()
     return not bare or _UNVERIFIABLE.fullmatch(bare) is not None
 

@@ -7,8 +7,9 @@ are relatively prime positive integers'; `distinctive` leaves out the grams that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from rstar2.data.problem import Problem
@@ -40,10 +41,18 @@ def benchmark_grams(
 
 def grams_of(text: str, words: int) -> Iterator[Gram]:
     """Every run of so many words of a text, or all its words where they are fewer."""
-    listed = words_of(text)
+    return _grams(words_of(text), words)
+
+
+def _grams(listed: list[str], words: int) -> Iterator[Gram]:
     if len(listed) < words:
         return iter([tuple(listed)] if listed else [])
-    return zip(*(listed[start:] for start in range(words)), strict=False)
+    return _runs(listed, words)
+
+
+def _runs(listed: Sequence[str], words: int, step: int = 1) -> Iterator[Gram]:
+    """The runs of so many words that begin at every `step`th word."""
+    return zip(*(listed[start::step] for start in range(words)), strict=False)
 
 
 @dataclass(frozen=True)
@@ -55,9 +64,25 @@ class GramFilter:
     columns: tuple[str, ...] = ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        known = self.grams.keys()
         for at, text in enumerate(texts_of(batch)):
-            if not known.isdisjoint(grams_of(text, self.words)):
-                gram = next(gram for gram in grams_of(text, self.words) if gram in known)
+            listed = words_of(text)
+            if len(listed) >= self.words and self._parts.isdisjoint(_runs(listed, self._part, self._step)):
+                continue
+            gram = next((gram for gram in _grams(listed, self.words) if gram in self.grams), None)
+            if gram is not None:
                 benchmark, problem = self.grams[gram]
                 yield at, {"words": " ".join(gram), "benchmark": benchmark, "benchmark_id": problem}
+
+    @property
+    def _part(self) -> int:
+        return (self.words + 1) // 2
+
+    @property
+    def _step(self) -> int:
+        """Of the runs of `_part` words, a gram has one that begins at a multiple of this, wherever it begins itself."""
+        return self.words - self._part + 1
+
+    @cached_property
+    def _parts(self) -> frozenset[Gram]:
+        """The runs of `_part` words in the grams: few texts have one, and only those are searched for grams."""
+        return frozenset(part for gram in self.grams for part in _runs(gram, self._part))

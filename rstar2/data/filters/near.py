@@ -28,6 +28,8 @@ ROWS = 6
 SHINGLE = 3
 _SEED = 1
 _NUMBER = re.compile(r"\d+")
+_DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
+"""ASCII with a space for what is no digit."""
 
 Shingles = npt.NDArray[np.uint64]
 
@@ -78,14 +80,16 @@ def _answers(batch: Any) -> list[str]:
 
 def must_be_equal(text: str, answer: str) -> list[str]:
     """What near duplicates have in common in any case: the answer and the numbers."""
-    return [answer, *_NUMBER.findall(text)]
+    # The same, several times as fast.
+    numbers = text.encode().translate(_DIGITS).decode().split() if text.isascii() else _NUMBER.findall(text)
+    return [answer, *numbers]
 
 
 def _shingled(text: str) -> list[str]:
     words = words_of(text)
     if len(words) < SHINGLE:
         return [" ".join(words)]
-    return [" ".join(each) for each in zip(*(words[at:] for at in range(SHINGLE)), strict=False)]
+    return list(map(" ".join, zip(*(words[at:] for at in range(SHINGLE)), strict=False)))
 
 
 def near_duplicates(rows: Candidates, similarity: float, scratch: Path) -> Iterator[Drop]:

@@ -24,9 +24,9 @@ def contradicted(rows: Candidates) -> Iterator[Drop]:
     """Every problem that stands there with another answer too: one of them is wrong, and nobody knows which."""
     live = rows.live_numbers()
     keys = rows.keys("key")[live]
-    pairs = np.unique(np.stack([keys, rows.keys("answer_key")[live]], axis=1), axis=0)
-    texts, answers = np.unique(pairs[:, 0], return_counts=True)
-    bad = np.flatnonzero(np.isin(keys, texts[answers > 1]))
+    answers = rows.keys("answer_key")[live]
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    bad = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
     given: dict[int, set[str]] = {}
     found = rows.values("answer", live[bad])
     for at in bad:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rstar2.data.candidates import Candidates, Drop, Numbers
 from rstar2.data.mixture.card import Step
+from rstar2.data.rows import as_json
 
 MOST_GRAMS = 50
 """Shared grams that the card lists; dropped.jsonl has them all."""
@@ -91,7 +92,7 @@ class DroppedRows:
 def _chunks(found: Iterable[tuple[int, Drop]]) -> Iterator[Any]:
     waiting: list[dict[str, Any]] = []
     for which, (number, detail) in found:
-        waiting.append({"filter": which, "number": number, "detail": json.dumps(detail, ensure_ascii=False)})
+        waiting.append({"filter": which, "number": number, "detail": as_json(detail)})
         if len(waiting) >= _BATCH:
             yield pa.RecordBatch.from_pylist(waiting, schema=_SCHEMA)
             waiting = []

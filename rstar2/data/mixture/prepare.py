@@ -39,8 +39,8 @@ from rstar2.data.mixture.recipe import MixturePlan
 from rstar2.data.mixture.rewrite import Rewritten, Texts, rewrite
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
-from rstar2.data.rows import SCHEMAS, Kind
-from rstar2.data.workers import mapped
+from rstar2.data.rows import SCHEMAS, Kind, as_json
+from rstar2.data.workers import ahead, mapped
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, write_json
 from rstar2.runs import changed_keys, locked
@@ -200,7 +200,7 @@ class _Preparation:
         parts = [rstar2.__version__, origin.name, self._config["inputs"][origin.name]]
         own = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
         self._digest.update(own.encode())
-        file = self._work / f"read-{own}.parquet"
+        file = self._work / f"read-{own}.arrow"
         record = file.with_suffix(".json")
         self._progress.start(f"read {origin.name}")
         if not record.exists():
@@ -264,7 +264,7 @@ class _Preparation:
         file = self._output / PREPARED
         with _by_rename(file) as part, pq.ParquetWriter(part, schema, compression="zstd") as writer:
             waiting: list[Any] = []
-            for numbers, table in rows.batches(schema.names, rows.live_numbers()):
+            for numbers, table in ahead(rows.batches(schema.names, rows.live_numbers())):
                 source = rows.source_of(int(numbers[0]))
                 if source in texts:
                     table = self._with(texts[source], source, numbers, table)
@@ -291,10 +291,10 @@ class _Preparation:
                 with read.with_suffix(".refused").open(encoding="utf-8") as refused:
                     for line in refused:
                         row = {"source": name, **json.loads(line)}
-                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                        file.write(as_json(row) + "\n")
             for step in steps:
                 for row in step.detailed(rows):
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    file.write(as_json(row) + "\n")
 
 
 def _examples(

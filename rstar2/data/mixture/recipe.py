@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,11 @@ class MixturePlan:
 
     def config(self) -> dict[str, Any]:
         """What was resolved, for the card; another one makes another set."""
+        with ThreadPoolExecutor() as pool:
+            inputs = list(pool.map(Origin.identity, self.origins))
         return {
             "recipe": self.recipe.model_dump(mode="json"),
-            "inputs": {origin.name: origin.identity() for origin in self.origins},
+            "inputs": {origin.name: found for origin, found in zip(self.origins, inputs, strict=True)},
             "against": {name: fingerprint(problems) for name, problems in self.inputs.benchmarks.items()},
             "measured": {name: _digest(rates) for name, rates in self.inputs.rates.items()},
         }
