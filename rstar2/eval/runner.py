@@ -30,8 +30,8 @@ from rstar2.eval.progress import Meter, Progress, Services
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings
-from rstar2.eval.stored import TRACES, SampleRecord, read_json
-from rstar2.files import write_json
+from rstar2.eval.stored import TRACES, SampleRecord
+from rstar2.files import read_json, write_json
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
 from rstar2.trace import Trace, TraceWriter

@@ -132,6 +132,12 @@ def _loaded(name: str) -> Benchmark:
     return benchmark
 
 
+def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
+    """Scores, and after them those that the benchmark of a name makes of them; a name of no benchmark makes none."""
+    combined = _loaded(name).combined if name in NAMES else None
+    return scores if combined is None else scores | combined(scores)
+
+
 def expanded(names: list[str]) -> list[str]:
     """Benchmarks with those of groups in their place."""
     return [each for name in names for each in GROUPS.get(name, (name,))]

@@ -101,13 +101,23 @@ def opening(harness: Harness, program: str) -> Open:
 
 
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
-    """The weighted mean of independent scores; half the interval's width grows as their standard errors do."""
+    """The weighted mean of independent scores, or differences of them; their errors to each side add in squares.
+
+    Source: Zou and Donner, Statistics in Medicine 27 (2008), equation 5; so an interval that ends at 0 or 1 widens
+    the mean's to the other side as far as it should.
+    """
     weighed = list(weights or [1.0] * len(parts))
     shares = [weight / sum(weighed) for weight in weighed]
     value = sum(share * part["value"] for share, part in zip(shares, parts, strict=True))
-    halves = [(part["interval"][1] - part["interval"][0]) / 2 for part in parts]
-    half = sum((share * each) ** 2 for share, each in zip(shares, halves, strict=True)) ** 0.5
-    interval = [max(0.0, value - half), min(1.0, value + half)]
+    below, above = (
+        sum(
+            (share * (part["interval"][end] - part["value"])) ** 2
+            for share, part in zip(shares, parts, strict=True)
+        )
+        ** 0.5
+        for end in (0, 1)
+    )
+    interval = [value - below, value + above]
     return {"value": value, "interval": interval, "problems": sum(part["problems"] for part in parts)}
 
 
