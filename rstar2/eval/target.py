@@ -18,7 +18,7 @@ from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.errors import Failure, UserError
-from rstar2.eval.methods.chat import EngineChat, ServerChat
+from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
@@ -123,6 +123,20 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
             opening = open_chat_api(target.url, target.model_name, target.api_key, wait_s)
             return asyncio.run(opening)
         return asyncio.run(open_server(target.url, target.model_name, target.model, wait_s, target.format))
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
+
+
+def reach_judge_model(url: str, name: str | None, wait_s: float) -> str:
+    """The name of the model that grades, once its server answers; UserError where nothing does, or it must be named."""
+
+    async def reached() -> str:
+        async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, JUDGE_MODEL)) as chat:
+            await chat.answers()
+            return await chat.named()
+
+    try:
+        return asyncio.run(reached())
     except Failure as error:
         raise UserError(error.message, error.hint) from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Sampling
+from rstar2.engines.base import EngineError, Sampling
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.harnesses.environment import Harness
@@ -150,7 +150,11 @@ class ArenaMethod(ChatMethod):
         ]
         text = ""
         for _ in range(2):
-            reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
+            try:
+                reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
+            except EngineError as error:
+                self._count_unread(f"the last one: {error.message}")
+                raise
             text = reply.text
             labels = set(_VERDICT.findall(text)) - {""}
             if len(labels) == 1 and (label := str(labels.pop())) in _SHARES:
@@ -163,14 +167,17 @@ class ArenaMethod(ChatMethod):
                 {"role": "user", "content": _ASK_AGAIN},
             ]
             messages = [*messages, *again]
+        self._count_unread(f"the last one begins: {' '.join(text.split())[:100]!r}")
+        return None
+
+    def _count_unread(self, last: str) -> None:
+        """A judgment without a verdict; a Failure where the judge model has never given one."""
         self._unread += 1
         if not self._read and self._unread >= _NONSENSE:
             raise Failure(
-                f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; the last one begins: "
-                f"{' '.join(text.split())[:100]!r}",
+                f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; {last}",
                 "Give a model that can judge; --judge-model-name names one of several.",
             )
-        return None
 
 
 @contextlib.asynccontextmanager

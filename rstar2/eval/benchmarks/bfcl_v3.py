@@ -58,9 +58,15 @@ class BFCLMethod:
         return trace.model_copy(update={"extracted": json.dumps(made)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct where the harness's checker finds it valid; scored under its category."""
+        """Correct where the harness's checker finds it valid; scored under its category.
+
+        What the checker cannot check is not verified, and not scored.
+        """
         made = json.loads(trace.extracted or "{}")
-        found = await self._process.ask("check", id=problem.id, made=made)
+        try:
+            found = await self._process.ask("check", id=problem.id, made=made)
+        except Refused as error:
+            return trace.model_copy(update={"verdict": "invalid", "rule": error.message[:500]})
         update = {
             "verdict": "correct" if found["valid"] else "wrong",
             "rule": found["error"] or "valid",

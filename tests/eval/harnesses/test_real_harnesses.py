@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -19,7 +20,7 @@ from support.vllm_standin import serving
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, Resources, find, harness_of, harnesses
-from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
+from rstar2.eval.benchmarks.bfcl_v3 import MULTI_TURN, BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import started
 from rstar2.eval.methods.chat import ServerChat
@@ -125,17 +126,44 @@ def plain(problem: Problem) -> bool:
     return not any(isinstance(value[0], dict) or "{" in repr(value[0]) for value in values)
 
 
-async def led(name: str, problems: list[Problem], out: Path) -> tuple[EvalResult, dict[str, float]]:
-    """What the oracle scores, and what the harness says of all its results in one go."""
-    benchmark, settings = find(name), EvalSettings(samples=1, temperature=0.0, wait_s=5)
-    with serving(oracle(problems)) as server:
+def conversations_oracle(problems: list[Problem]) -> ChatStandIn:
+    """Makes the calls of BFCL's possible answers turn by turn; in every third conversation it makes none."""
+    scripts = {
+        problem.problem: [
+            reply
+            for calls in json.loads(problem.answer)
+            for reply in ([f"[{', '.join(calls)}]"] if calls and at % 3 != 2 else []) + ["Done."]
+        ]
+        for at, problem in enumerate(problems)
+    }
+
+    def reply(body: dict[str, Any]) -> str:
+        first = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        (script,) = (script for asked, script in scripts.items() if asked.startswith(first))
+        return script[sum(message["role"] == "assistant" for message in body["messages"])]
+
+    return ChatStandIn(reply)
+
+
+def named_arguments(problem: Problem) -> bool:
+    """Whether every call of a conversation names its arguments, as the harness reads a model's calls."""
+    calls = [ast.parse(call, mode="eval").body for turn in json.loads(problem.answer) for call in turn]
+    return all(isinstance(call, ast.Call) and not call.args for call in calls)
+
+
+async def led(
+    name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1
+) -> tuple[EvalResult, dict[str, float]]:
+    """What a model scores, and what the harness says of all results of its first samples in one go."""
+    benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=5)
+    with serving(model) as server:
         async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
             resources = Resources(chat, None, None, out / "logs")
             async with benchmark.open(resources, settings, Given()) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services((chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
-                made = [json.loads(trace.extracted or "") for trace in traces]
+                made = [json.loads(trace.extracted or "") for trace in traces if trace.sample == 0]
                 assert isinstance(method, BFCLMethod)
                 return result, await method.read_back(made)
 
@@ -147,7 +175,7 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     set_up(harness_of(name))
     every = find(name).load(Given(), EvalSettings())
     problems = list({problem.problem: problem for problem in every if plain(problem)}.values())[:40]
-    result, again = asyncio.run(led(name, problems, tmp_path))
+    result, again = asyncio.run(led(name, problems, tmp_path, oracle(problems)))
     traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
     wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
     assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
@@ -156,6 +184,29 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     scores = {key: score["value"] for key, score in result.summary["scores"].items()}
     assert {category: pytest.approx(scores[category]) for category in again} == again
     assert len(again) >= 4
+
+
+@pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
+def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_path: Path) -> None:
+    set_up(harness_of(name))
+    problems = []
+    for category in MULTI_TURN:
+        several = [
+            problem
+            for problem in find(name).load(Given(), EvalSettings())
+            if problem.id.rpartition("_")[0] == category and named_arguments(problem)
+        ]
+        # The categories ask the same; each takes other ones, by which the oracle knows them.
+        problems += several[len(problems) : len(problems) + 3]
+    result, again = asyncio.run(led(name, problems, tmp_path, conversations_oracle(problems), samples=2))
+    verdicts = {
+        (trace.problem_id, trace.sample): trace.correct
+        for trace in read_traces(tmp_path / "out" / "traces.jsonl")
+    }
+    wanted = {(problem.id, sample): at % 3 != 2 for at, problem in enumerate(problems) for sample in range(2)}
+    assert verdicts == wanted
+    assert again == dict.fromkeys(MULTI_TURN, pytest.approx(2 / 3))
+    assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
 
 
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,17 @@
 """What the workers of both BFCL versions share: the order of entries, and reading back what a checker wrote."""
 
+import itertools
 import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-MODEL = "rstar2-model"
+MODEL = "rstar2_model"
 """The model's name for the harness; without a slash, a dash or a dot, in place of which it writes others."""
 
 
@@ -28,8 +31,26 @@ class Entry:
 class BFCLWorker:
     """Leads conversations and checks them with the harness's own handler and checkers."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], backends: ModuleType) -> None:
         self._entries = {entry.asked["id"]: entry for entry in entries}
+        self._backends = backends
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def own_model_name(self) -> Iterator[str]:
+        """A model's name for one conversation or one check.
+
+        The harness keeps the file systems, accounts and so on of an entry in the globals of its module `backends`,
+        under the model's name, and for the length of the process: under one name, a second conversation about an entry
+        would go on where the first one ended.
+        """
+        name = f"{MODEL}_{next(self._numbers)}"
+        try:
+            yield name
+        finally:
+            held = vars(self._backends)
+            for key in [key for key in list(held) if key.startswith(f"{name}_")]:
+                del held[key]
 
     def entries(self) -> list[dict[str, str]]:
         """Every entry, in turn from each category."""
@@ -45,14 +66,15 @@ class BFCLWorker:
 
     def run(self, id: str, url: str) -> dict[str, Any]:
         """Lead the conversation of one entry with the model at `url`; what the harness would write as its result."""
-        result, more = self.handler(url).inference(deepcopy(self._entries[id].asked), False, True)
+        with self.own_model_name() as model:
+            result, more = self.handler(url, model).inference(deepcopy(self._entries[id].asked), False, True)
         return {"id": id, "result": result, **{key: value for key, value in more.items() if "log" not in key}}
 
     def check(self, id: str, made: dict[str, Any]) -> dict[str, Any]:
         """What the harness's checker says of one result."""
         entry = self._entries[id]
-        with tempfile.TemporaryDirectory() as folder:
-            accuracy, _ = self.run_checker(entry.category, [entry], [made], Path(folder))
+        with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
+            accuracy, _ = self.run_checker(entry.category, [entry], [made], Path(folder), model)
             (written,) = Path(folder).rglob("*.json")
             lines = [json.loads(line) for line in written.read_text(encoding="utf-8").splitlines()]
         errors = [_reason(line) for line in lines[1:]]
@@ -65,17 +87,17 @@ class BFCLWorker:
             of_category.setdefault(self._entries[made["id"]].category, []).append(made)
         accuracies = {}
         for category, several in of_category.items():
-            with tempfile.TemporaryDirectory() as folder:
+            with tempfile.TemporaryDirectory() as folder, self.own_model_name() as model:
                 entries = [self._entries[made["id"]] for made in several]
-                accuracies[category] = self.run_checker(category, entries, several, Path(folder))[0]
+                accuracies[category] = self.run_checker(category, entries, several, Path(folder), model)[0]
         return accuracies
 
-    def handler(self, url: str) -> Any:
+    def handler(self, url: str, model: str) -> Any:
         """The harness's handler for a server with OpenAI's API at `url`, which ends with /v1."""
         raise NotImplementedError
 
     def run_checker(
-        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path
+        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
         """The harness's runner of a category: accuracy and count; it writes its score file into `folder`."""
         raise NotImplementedError

@@ -18,6 +18,7 @@ from bfcl_eval import utils
 from bfcl_eval.constants.category_mapping import MULTI_TURN_CATEGORY, SINGLE_TURN_CATEGORY
 from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING, ModelConfig
 from bfcl_eval.eval_checker import eval_runner
+from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.model_handler.api_inference.openai_completion import OpenAICompletionsHandler
 from openai import OpenAI
 
@@ -30,7 +31,7 @@ class Worker(BFCLWorker):
     """`native_calls`: functions go into the request's `tools`, else into the prompt."""
 
     def __init__(self, native_calls: bool, temperature: float) -> None:
-        super().__init__(_entries())
+        super().__init__(_entries(), multi_turn_utils)
         self._native_calls = native_calls
         self._temperature = temperature
         MODEL_CONFIG_MAPPING[MODEL] = ModelConfig(
@@ -40,20 +41,20 @@ class Worker(BFCLWorker):
             underscore_to_dot=native_calls,
         )
 
-    def handler(self, url: str) -> Any:
-        handler = OpenAICompletionsHandler(MODEL, self._temperature, MODEL, self._native_calls)
+    def handler(self, url: str, model: str) -> Any:
+        handler = OpenAICompletionsHandler(model, self._temperature, MODEL, self._native_calls)
         handler.client = OpenAI(base_url=url, max_retries=0, timeout=_REQUEST_S)
         return handler
 
     def run_checker(
-        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path
+        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        handler, prompts = self.handler("http://none"), [deepcopy(entry.checked) for entry in entries]
+        handler, prompts = self.handler("http://none", model), [deepcopy(entry.checked) for entry in entries]
         answers = [entry.answer for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
             found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
         elif utils.is_multi_turn(category):
-            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, MODEL, category, folder)
+            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
         else:
             found = eval_runner.ast_file_runner(handler, results, prompts, answers, category, MODEL, folder)
         accuracy, count = found
