@@ -247,7 +247,9 @@ async def _resources(
         asked = plan.judge_model
         server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, JUDGE_MODEL)
         judge_model = await stack.enter_async_context(contextlib.aclosing(server))
-    return Resources(chat, agent, judge_model, run.logs), Services(tuple(models), tools, judge_model)
+    return Resources(chat, agent, judge_model, run.logs, run.path), Services(
+        tuple(models), tools, judge_model
+    )
 
 
 class _Interrupt:

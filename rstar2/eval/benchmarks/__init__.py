@@ -72,6 +72,9 @@ class Resources:
     agent: Agent | None
     judge_model: Chat | None
     logs: Path
+    """Of this start."""
+    kept: Path
+    """What benchmarks keep from start to start, beside the samples."""
 
 
 Score = dict[str, Any]

@@ -44,14 +44,15 @@ class BFCLMethod:
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
-        async with self._gateway.conversation() as conversation:
+        async with self._gateway.conversation() as before, self._gateway.conversation() as conversation:
             try:
-                made = await self._process.ask("run", id=problem.id, url=conversation.url)
+                urls = {"url": conversation.url, "url_before": before.url}
+                made = await self._process.ask("run", id=problem.id, **urls)
             except Refused as error:
                 # The harness scores what it cannot read of a reply as wrong, and records it so.
                 made = {"id": problem.id, "result": f"Error during inference: {error.message}"}
-        if conversation.failure is not None:
-            raise conversation.failure
+        if (failure := before.failure or conversation.failure) is not None:
+            raise failure
         if not conversation.replies:
             raise EngineError(f"{problem.id}: the harness asked nothing: {str(made['result'])[:300]}")
         trace = trace_of(problem, sample, conversation.replies, time.monotonic() - began)
@@ -89,14 +90,15 @@ def loading(harness: Harness, program: str) -> Load:
     return load
 
 
-def opening(harness: Harness, program: str) -> Open:
-    """How a BFCL harness is started."""
+def opening(harness: Harness, program: str, keeps: str = "") -> Open:
+    """How a BFCL harness is started; its setting `keeps` names a folder that stays from start to start."""
 
     @contextlib.asynccontextmanager
     async def opened(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[BFCLMethod]:
         assert resources.chat is not None
         decides = {**versions(harness), "native_calls": given.native_calls}
-        worker = {"native_calls": given.native_calls, "temperature": settings.temperature}
+        worker: dict[str, Any] = {"native_calls": given.native_calls, "temperature": settings.temperature}
+        worker |= {keeps: str(resources.kept.resolve() / keeps)} if keeps else {}
         async with (
             Gateway(resources.chat, settings) as gateway,
             started(harness, program, worker, resources.logs / f"{program}.log") as process,

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -158,7 +159,7 @@ async def led(
     benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=5)
     with serving(model) as server:
         async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
-            resources = Resources(chat, None, None, out / "logs")
+            resources = Resources(chat, None, None, out / "logs", out)
             async with benchmark.open(resources, settings, Given()) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services((chat,)))
@@ -189,11 +190,11 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
 def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_path: Path) -> None:
     set_up(harness_of(name))
-    problems = []
+    every, problems = find(name).load(Given(), EvalSettings()), []
     for category in MULTI_TURN:
         several = [
             problem
-            for problem in find(name).load(Given(), EvalSettings())
+            for problem in every
             if problem.id.rpartition("_")[0] == category and named_arguments(problem)
         ]
         # The categories ask the same; each takes other ones, by which the oracle knows them.
@@ -207,6 +208,38 @@ def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_pat
     assert verdicts == wanted
     assert again == dict.fromkeys(MULTI_TURN, pytest.approx(2 / 3))
     assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
+
+
+def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_question(tmp_path: Path) -> None:
+    set_up(harness_of("bfcl-v4"))
+    every = find("bfcl-v4").load(Given(), EvalSettings())
+    problems = [
+        problem for problem in every if problem.id.startswith("memory_") and "notetaker-" in problem.id
+    ]
+    problems = [problem for problem in problems if problem.id.endswith(("-0", "-1"))]
+    assert len(problems) == 4
+    answers = {problem.problem: json.loads(problem.answer)[0] for problem in problems}
+
+    def reply(body: dict[str, Any]) -> str:
+        system, *rest = [message["content"] for message in body["messages"]]
+        if rest[0] in answers:
+            return answers[rest[0]] if "zebra" in system else "I do not know."
+        if "zebra" in system or len(rest) > 1:
+            return "Noted."
+        pairs = "core_memory_add" in system
+        return "[core_memory_add(key='seen', value='zebra')]" if pairs else "[memory_append(text='zebra')]"
+
+    model = ChatStandIn(reply)
+    result, again = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    assert result.summary["accuracy"] == 1.0
+    assert again == {"memory_kv": 1.0, "memory_rec_sum": 1.0}
+    led_before = len(model.asked) - len(problems)
+    assert led_before >= 2 * 5
+    # What was remembered stays with the run, so a second start leads no earlier conversation again.
+    shutil.rmtree(tmp_path / "out")
+    result, _ = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    assert result.summary["accuracy"] == 1.0
+    assert len(model.asked) == led_before + 2 * len(problems)
 
 
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:

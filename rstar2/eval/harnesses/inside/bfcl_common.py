@@ -64,11 +64,23 @@ class BFCLWorker:
             )
         return [shown for _, shown in sorted(ordered, key=lambda pair: pair[0])]
 
-    def run(self, id: str, url: str) -> dict[str, Any]:
-        """Lead the conversation of one entry with the model at `url`; what the harness would write as its result."""
+    def run(self, id: str, url: str, url_before: str) -> dict[str, Any]:
+        """Lead the conversation of one entry with the model at `url`; what the harness would write as its result.
+
+        Conversations that have to be led before are led at `url_before`.
+        """
+        self.prepare(id, url_before)
+        return self.lead(self._entries[id].asked, url)
+
+    def prepare(self, id: str, url: str) -> None:
+        """Lead with the model at `url` what an entry presupposes; nothing in most categories."""
+
+    def lead(self, asked: dict[str, Any], url: str) -> dict[str, Any]:
+        """Lead one conversation with the model at `url`."""
         with self.own_model_name() as model:
-            result, more = self.handler(url, model).inference(deepcopy(self._entries[id].asked), False, True)
-        return {"id": id, "result": result, **{key: value for key, value in more.items() if "log" not in key}}
+            result, more = self.handler(url, model).inference(deepcopy(asked), False, True)
+        kept = {key: value for key, value in more.items() if "log" not in key}
+        return {"id": asked["id"], "result": result, **kept}
 
     def check(self, id: str, made: dict[str, Any]) -> dict[str, Any]:
         """What the harness's checker says of one result."""
