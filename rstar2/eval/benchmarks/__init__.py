@@ -20,7 +20,7 @@ from rstar2.errors import UserError
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod
-from rstar2.eval.methods.chat import Chat
+from rstar2.eval.methods.chat import Chat, ServerChat
 from rstar2.eval.settings import EvalSettings
 
 PAPER = {
@@ -70,7 +70,7 @@ class Resources:
 
     chat: Chat | None
     agent: Agent | None
-    judge_model: Chat | None
+    judge_model: ServerChat | None
     logs: Path
     """Of this start."""
     kept: Path

@@ -16,7 +16,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.process import started
-from rstar2.eval.methods.chat import Chat, ChatMethod, answer_text
+from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 from rstar2.prompts import Message
@@ -114,13 +114,15 @@ def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
 class ArenaMethod(ChatMethod):
     """One answer to each question, and two games against the baseline, in either order."""
 
-    def __init__(self, chat: Chat, settings: EvalSettings, judge: Chat, words: Mapping[str, str]) -> None:
+    def __init__(
+        self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]
+    ) -> None:
         super().__init__(chat, settings)
         self._judge = judge
         self._words = words
         self._read, self._unread = 0, 0
         digest = hashlib.sha256(json.dumps(dict(words), sort_keys=True).encode()).hexdigest()
-        self.decides = {"judge_prompt_sha256": digest}
+        self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """Correct where it wins more than it loses; a game without a verdict leaves the answer unverified."""
