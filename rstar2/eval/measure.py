@@ -127,7 +127,8 @@ def prepare(
         planned[name] = Planned(benchmark, benchmark.load(given, settings)[:limit], settings)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
-    opened = open_target(target, every, in_flight, server)
+    agent = any(not each.benchmark.chat for each in planned.values())
+    opened = open_target(target, every, in_flight, server, agent)
     return EvalPlan(opened, planned, judge, judge_model, given, record)
 
 

@@ -69,8 +69,8 @@ class Services:
 
     @property
     def trouble(self) -> str | None:
-        asked = filter(None, (*self.models, self.tools, self.judge_model))
-        return next(filter(None, (each.policy.trouble for each in asked)), None)
+        policies = [each.policy for each in (*self.models, self.tools, self.judge_model) if each is not None]
+        return next(filter(None, (policy.trouble for policy in policies)), None)
 
 
 class Meter:

@@ -147,10 +147,15 @@ async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float
 
 
 def open_target(
-    target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | ServedChat | None
+    target: Target,
+    problems: Sequence[Problem],
+    in_flight: int,
+    server: ServerModel | ServedChat | None,
+    agent: bool = True,
 ) -> Opened:
     """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
 
+    Without `agent` the model is asked by chat messages alone, so that its chat template need not know tools.
     UserError where there is no such model, no tokenizer with it, or what would run it is not installed.
     """
     if target.oracle:
@@ -175,7 +180,7 @@ def open_target(
         return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)
-    engine, codec = open_folder(folder, in_flight, choice=target.format)
+    engine, codec = open_folder(folder, in_flight, choice=target.format, own_tools=agent)
     name = model_name(folder) if find_model(target.model) else target.model
     return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
 

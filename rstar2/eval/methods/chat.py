@@ -84,6 +84,8 @@ class EngineChat:
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
         prompt = self._codec.prompt([_templated(message) for message in messages], list(tools))
+        if tools:
+            self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
 
         async def attempt() -> Reply:
             async with asyncio.timeout(self._turn_timeout_s):
@@ -99,6 +101,14 @@ class EngineChat:
         reply = await self.policy.call(attempt)
         self.tokens += reply.tokens
         return reply
+
+    def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
+        for name in (str(tool["function"]["name"]) for tool in tools):
+            if name not in shown:
+                raise EngineError(
+                    f"the model's chat template drops the function {name}",
+                    "Without --native-calls the functions stand in the prompt.",
+                )
 
     async def aclose(self) -> None:
         """The engine is closed by whoever opened it."""
