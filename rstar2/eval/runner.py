@@ -198,6 +198,8 @@ class _Benchmark:
         self._done = set(self._count_stored())
         self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
         """Samples made and not yet graded."""
+        self._made = self._done | self._ungraded.keys()
+        """By earlier starts."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
 
     @property
@@ -242,10 +244,9 @@ class _Benchmark:
 
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
         """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
-        made = self._done | self._ungraded.keys()
         for sample in range(self.samples):
             for problem in self._problems.values():
-                if (problem.id, sample) not in made:
+                if (problem.id, sample) not in self._made:
                     yield problem, sample
 
     async def run(self, meter: Meter) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-MODEL = "rstar2_model"
-"""The model's name for the harness; without a slash, a dash or a dot, in place of which it writes others."""
+MODEL = "rstar2-model"
+"""The model's name for the harness; without an underscore, in place of which some of its checkers read a slash."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class BFCLWorker:
         under the model's name, and for the length of the process: under one name, a second conversation about an entry
         would go on where the first one ended.
         """
-        name = f"{MODEL}_{next(self._numbers)}"
+        name = f"rstar2_model_{next(self._numbers)}"
         try:
             yield name
         finally:
@@ -78,7 +78,9 @@ class BFCLWorker:
     def lead(self, asked: dict[str, Any], url: str) -> dict[str, Any]:
         """Lead one conversation with the model at `url`."""
         with self.own_model_name() as model:
-            result, more = self.handler(url, model).inference(deepcopy(asked), False, True)
+            handler = self.handler(url)
+            handler.model_name_underline_replaced = model
+            result, more = handler.inference(deepcopy(asked), False, True)
         kept = {key: value for key, value in more.items() if "log" not in key}
         return {"id": asked["id"], "result": result, **kept}
 
@@ -104,14 +106,17 @@ class BFCLWorker:
                 accuracies[category] = self.run_checker(category, entries, several, Path(folder), model)[0]
         return accuracies
 
-    def handler(self, url: str, model: str) -> Any:
+    def handler(self, url: str) -> Any:
         """The harness's handler for a server with OpenAI's API at `url`, which ends with /v1."""
         raise NotImplementedError
 
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        """The harness's runner of a category: accuracy and count; it writes its score file into `folder`."""
+        """The harness's runner of a category: accuracy and count; it writes its score file into `folder`.
+
+        `model` is the name under which it keeps what calls change.
+        """
         raise NotImplementedError
 
 

@@ -22,14 +22,14 @@ class Worker(BFCLWorker):
         self._native_calls = native_calls
         self._temperature = temperature
 
-    def handler(self, url: str, model: str) -> Any:
+    def handler(self, url: str) -> Any:
         completions = f"{url}/chat/completions"
-        return OpenAIHandler(model, completions, self._temperature, native_calling=self._native_calls)
+        return OpenAIHandler(MODEL, completions, self._temperature, native_calling=self._native_calls)
 
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        handler, prompts = self.handler("", model), [deepcopy(entry.checked) for entry in entries]
+        handler, prompts = self.handler(""), [deepcopy(entry.checked) for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
             found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
         elif utils.is_multi_turn(category):

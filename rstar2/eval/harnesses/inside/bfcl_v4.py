@@ -54,8 +54,8 @@ class Worker(BFCLWorker):
             underscore_to_dot=native_calls,
         )
 
-    def handler(self, url: str, model: str) -> Any:
-        handler = OpenAICompletionsHandler(model, self._temperature, MODEL, self._native_calls)
+    def handler(self, url: str) -> Any:
+        handler = OpenAICompletionsHandler(MODEL, self._temperature, MODEL, self._native_calls)
         handler.client = OpenAI(base_url=url, max_retries=0, timeout=_REQUEST_S)
         return handler
 
@@ -81,7 +81,7 @@ class Worker(BFCLWorker):
     def run_checker(
         self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
-        handler, prompts = self.handler("http://none", model), [deepcopy(entry.checked) for entry in entries]
+        handler, prompts = self.handler("http://none"), [deepcopy(entry.checked) for entry in entries]
         answers = [entry.answer for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
             found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
