@@ -3,8 +3,8 @@
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
 // charts, training, analysis, card, paper, sections, formulas}: config.json and summary.json of the run, the charts of
 // linePlot, what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of
-// prepared data (or null), the rows of paperPanels, whether LaTeX was turned into formulas, and sections. A section is a
-// benchmark's results.json with its `name` and `quoted` (its one number, {label, value, interval}, or null), or
+// prepared data (or null), the rows of paperPanels, whether LaTeX was turned into formulas, and sections. A section
+// is a benchmark's results.json with its `name` and `quoted` (its one number, {label, value, interval}, or null), or
 // {name, folder}: a stage of training that kept rollouts in a folder.
 
 /** A section's nodes and its viewer. */
