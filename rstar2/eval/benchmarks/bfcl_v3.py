@@ -111,7 +111,7 @@ def opening(harness: Harness, program: str, keeps: str = "") -> Open:
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
     """The weighted mean of independent scores, or differences of them; their errors to each side add in squares.
 
-    Source: Zou and Donner, Statistics in Medicine 27 (2008), equation 5; so an interval that ends at 0 or 1 widens
+    Source: Zou and Donner, Statistics in Medicine 27 (2008); so an interval that ends at 0 or 1 widens
     the mean's to the other side as far as it should.
     """
     weighed = list(weights or [1.0] * len(parts))

@@ -70,9 +70,8 @@ class Worker(BFCLWorker):
             for conversation in self._earlier[scenario]:
                 folder = self._memory / utils.get_directory_structure_by_id(id) / "memory_snapshot"
                 written = folder / "prereq_checkpoints" / f"{conversation['id']}.json"
-                if (
-                    written.exists()
-                ):  # by an earlier start, which may have been killed before it wrote the other file
+                if written.exists():
+                    # By an earlier start, which may have been killed before it wrote the other file.
                     shutil.copy(written, folder / f"{scenario[1]}_final.json")
                 else:
                     self.lead(conversation, url)
