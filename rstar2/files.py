@@ -1,4 +1,4 @@
-"""Writes files that are whole or absent, and reads JSON lines that users wrote."""
+"""Writes files that are whole or absent, and reads JSON, in lines too, that users or we wrote."""
 
 from __future__ import annotations
 
@@ -55,6 +55,16 @@ def read_objects(
 
 def _refuse(text: str) -> None:
     raise ValueError(f"{text} is not a JSON value")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file's value, None where there is no such file; UserError where it cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}", "Remove it and run the command again.") from error
 
 
 def write_json(path: Path, value: object) -> None:

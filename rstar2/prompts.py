@@ -189,6 +189,19 @@ def load_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCode
     return codec_of(model, load_tokenizer(model), choice)
 
 
+def load_chat_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
+    """The codec of a model that is shown the tools of its requests, if any, so that a template that knows none will do.
+
+    UserError as of `load_codec` where a format is named, or the model can be shown nothing at all.
+    """
+    try:
+        return load_codec(model, choice)
+    except UserError:
+        if choice.named is not None:
+            raise
+        return load_codec(model, FormatChoice("no-tools"))
+
+
 def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OWN) -> ChatCodec:
     """`load_codec` of a model whose tokenizer is loaded."""
     own, source = model_format(model, tokenizer)

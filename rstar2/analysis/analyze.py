@@ -96,6 +96,12 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         one.run(on_progress)
         measured.append(one)
     with_entropy = [one for one in measured if one.kind]
+    if (source.model or source.url) and not with_entropy:
+        named = ", ".join(map(str, paths))
+        raise UserError(
+            f"no trace in {named} has token ids, without which there is no entropy",
+            "Servers asked by chat messages tell none. Without --model and --url, calls and behaviour are analysed.",
+        )
     entropy_tables = uncertainty.tables(
         [one.uncertainty for one in with_entropy], {one.set.label: SOURCES[one.kind] for one in with_entropy}
     )
@@ -155,7 +161,21 @@ class _Entropies:
         self.reader = TokenReader(self._codec.tokenizer) if self._codec is not None else None
 
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
-        """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing."""
+        """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.
+
+        A trace without token ids, as servers that are asked by chat messages tell none, has no entropies.
+        """
+        known = [trace for trace in traces if trace.response_ids]
+        on_done(len(traces) - len(known))
+        found = self._compute(known, on_done)
+        if found is None:
+            return None
+        empty = np.zeros(0, dtype=np.float32)
+        nothing = (empty, empty if self.about["source"] == "server" else None)
+        rest = iter(found)
+        return [next(rest) if trace.response_ids else nothing for trace in traces]
+
+    def _compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         if self.about["source"] == "model":
             from rstar2.analysis import forward
 
@@ -208,6 +228,8 @@ class _Set:
             on_progress(self.set.label, self._done)
 
         files = [(path, self._file(path, on_done)) for path in self.set.files]
+        if not any(held.sizes.any() for _, held in files):
+            self.kind = ""
         if not self.kind:
             return
         marks = self.uncertainty.marks(self.uncertainty.window())

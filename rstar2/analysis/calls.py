@@ -41,6 +41,7 @@ class Calls:
         self._imports: Counter[str] = Counter()
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
+        self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: dict[str, list[float]] = defaultdict(list)
         self._tries: list[int] = []
         """Calls from a failure to the next that was right, of those that were repaired."""
@@ -52,6 +53,7 @@ class Calls:
             kind = failure_kind(call)
             self._kinds[kind] += 1
             self._correct_kinds[kind] += trace.correct
+            self._by_turn[turn][kind] += 1
             if trace.step is not None:
                 self._by_step[trace.step][kind] += 1
             self._seconds["ok" if kind == "ok" else "failed"].append(call.wall_s)
@@ -119,9 +121,15 @@ class Calls:
         return [(self.label, turn, each.count, *interval(each)) for turn, each in rows]
 
     def steps(self) -> list[Row]:
+        return self._kinds_by(self._by_step)
+
+    def kinds_by_turn(self) -> list[Row]:
+        return self._kinds_by(self._by_turn)
+
+    def _kinds_by(self, places: dict[int, Counter[str]]) -> list[Row]:
         return [
-            (self.label, step, kind, count, ratio(count, kinds.total()))
-            for step, kinds in sorted(self._by_step.items())
+            (self.label, place, kind, count, ratio(count, kinds.total()))
+            for place, kinds in sorted(places.items())
             for kind, count in kinds.most_common()
         ]
 
@@ -161,6 +169,14 @@ def tables(sets: list[Calls]) -> list[Table]:
         [row for each in sets for row in each.steps()],
         shown="file",
     )
+    columns = ("traces of", "turn", "kind", "calls", "share")
+    by_turn = Table(
+        "calls_turn_kinds",
+        "How calls ended, by turn",
+        columns,
+        [row for each in sets for row in each.kinds_by_turn()],
+        shown="page",
+    )
     columns = ("traces of", "module", "calls", "share", "failed share")
     imports = Table(
         "calls_imports",
@@ -169,7 +185,7 @@ def tables(sets: list[Calls]) -> list[Table]:
         [row for each in sets for row in each.imports()],
         shown="page",
     )
-    return [summary, kinds, turns, imports, steps]
+    return [summary, kinds, turns, by_turn, imports, steps]
 
 
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:

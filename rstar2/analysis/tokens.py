@@ -60,7 +60,7 @@ class TokenReader:
         self._turns = self._unlike = 0
 
     def read(self, trace: Trace) -> WrittenTokens:
-        turns = [self._turn(trace, turn) for turn in trace.turns]
+        turns = [self._turn(trace, turn) for turn in trace.turns if trace.response_ids]
         sizes = [len(kinds) for kinds, _, _ in turns]
         return WrittenTokens(
             turn=np.repeat(np.arange(len(turns), dtype=np.int32), sizes),

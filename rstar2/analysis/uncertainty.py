@@ -50,6 +50,9 @@ class Uncertainty:
         self, trace: Trace, tokens: WrittenTokens, entropy: Numbers, upper: Numbers | None = None
     ) -> None:
         """Add a trace with the entropy of each token it wrote, shape (M,)."""
+        if not len(entropy):
+            self._top.append(np.zeros(0, dtype=np.int8))
+            return
         group = trace.problem_id
         after = after_reply(tokens, trace)
         self._add_mean(group, "all", entropy)

@@ -199,7 +199,7 @@ def run(
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.measure import measure
     from rstar2.eval.terminal.live import LiveView
-    from rstar2.eval.terminal.tables import paper_table, problems_table, scores_table, summaries_table
+    from rstar2.eval.terminal.tables import problems_table, result_tables
     from rstar2.report import write_report
     from rstar2.runs import open_run
 
@@ -207,12 +207,8 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         _announce(plan, folder)
         results, interrupted = measure(plan, run, LiveView(err))
         summaries = [(result.name, result.summary) for result in results]
-        out.print(summaries_table(summaries, out))
-        for name, summary in summaries:
-            if summary.get("scores"):
-                out.print(scores_table(name, summary["scores"]))
-        if (beside := paper_table(summaries)) is not None:
-            out.print(beside)
+        for table in result_tables(summaries, out):
+            out.print(table)
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
@@ -290,12 +286,13 @@ def compare(
 ) -> None:
     """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
 
-    A problem flips when one run gets it right in more than half of its samples and the other does not.
+    A problem flips when one run gets it right in more than half of its samples and the other does not. A benchmark's
+    own scores, such as BFCL's categories, have a table of their own.
     """
     import json
 
     from rstar2.eval.compare import compare_runs
-    from rstar2.eval.terminal.tables import comparison_tables, flips_table
+    from rstar2.eval.terminal.tables import comparison_tables, flips_table, score_differences_table
 
     found = compare_runs(run_a, run_b)
     if as_json:
@@ -304,6 +301,10 @@ def compare(
     out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
     for table in comparison_tables(found, out):
         out.print(table)
+    for each in found:
+        if each.scores:
+            out.print()
+            out.print(score_differences_table(each.name, each.scores))
     for each in found:
         if each.changed:
             err.print(f"[yellow]{each.name}: other settings: {', '.join(each.changed)}[/]")

@@ -101,10 +101,11 @@ def _as_json(page: RunPage, state: str) -> dict[str, Any]:
 def _print_results(page: RunPage) -> None:
     from rich.table import Column, Table
 
-    from rstar2.eval.terminal.tables import summaries_table
+    from rstar2.eval.terminal.tables import result_tables
 
     if page.sections:
-        out.print(summaries_table([(part.name, part.results["summary"]) for part in page.sections], out))
+        for table in result_tables([(part.name, part.results["summary"]) for part in page.sections], out):
+            out.print(table)
     curves = Table(
         "in training", Column("steps", justify="right"), "first → last", box=None, padding=(0, 3, 0, 0)
     )

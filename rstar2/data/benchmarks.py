@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,10 @@ def _prepared(file: Path) -> list[Problem]:
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """A digest of ids, texts and golds: two runs with the same one measured the same problems."""
+    """A digest of all that problems hold: two runs with the same one measured the same problems."""
     digest = hashlib.sha256()
     for problem in problems:
-        digest.update(json.dumps([problem.id, problem.problem, problem.answer]).encode())
+        digest.update(json.dumps(astuple(problem)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -14,7 +14,15 @@ from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
 from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
-from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice, codec_of, load_codec, load_tokenizer
+from rstar2.prompts import (
+    MODELS_OWN,
+    ChatCodec,
+    FormatChoice,
+    codec_of,
+    load_chat_codec,
+    load_codec,
+    load_tokenizer,
+)
 from rstar2.runs import load_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -92,13 +100,18 @@ def local_model(named: str) -> Path:
 
 
 def open_folder(
-    folder: Path, max_batch: int, threads: int | None = None, choice: FormatChoice = MODELS_OWN
+    folder: Path,
+    max_batch: int,
+    threads: int | None = None,
+    choice: FormatChoice = MODELS_OWN,
+    own_tools: bool = True,
 ) -> tuple[Engine, ChatCodec]:
     """Load a model and its tokenizer, for batches of `max_batch` and `threads` torch threads (None: torch's choice).
 
+    Without `own_tools` the model need not be able to show the tools of its format (`load_chat_codec`).
     A UserError where the folder holds no model or tokenizer, or torch is not installed.
     """
-    codec = load_codec(folder, choice)
+    codec = load_codec(folder, choice) if own_tools else load_chat_codec(folder, choice)
     try:
         from rstar2.engines.hf import HFEngine
     except ImportError as error:

@@ -12,8 +12,12 @@ from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.eval import statistics
+from rstar2.eval.benchmarks import Score, with_combined
 from rstar2.eval.stored import Measurement, measurements
 from rstar2.runs import changed_keys, load_config
+
+Entries = dict[str, list[float]]
+"""Of one problem: the entries of each score."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,19 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class ScoreDifference:
+    """One of a benchmark's own scores in two runs, over the problems in both."""
+
+    name: str
+    a: float
+    b: float
+    difference: float
+    interval: tuple[float, float]
+    """95 %, clustered by problem."""
+    problems: int
+
+
+@dataclass(frozen=True)
 class Comparison:
     """One benchmark in two runs; `difference` is B's average less A's, over the problems in both."""
 
@@ -45,6 +62,8 @@ class Comparison:
     """Problems that only one of the runs has, or that have another gold there."""
     changed: list[str]
     """Settings that differ between the runs."""
+    scores: list[ScoreDifference]
+    """Empty where the benchmark has its verdicts alone."""
 
     @property
     def flipped(self) -> list[Pair]:
@@ -68,6 +87,7 @@ class Comparison:
             "problems": len(self.pairs),
             "unpaired": self.unpaired,
             "changed_settings": self.changed,
+            "scores": [asdict(score) for score in self.scores],
             "flipped": [asdict(pair) for pair in self.flipped],
         }
 
@@ -120,7 +140,41 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
         pairs=pairs,
         unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
         changed=changed_keys(a.results.get("settings", {}), b.results.get("settings", {})),
+        scores=_scores(
+            a.results.get("benchmark", a.name),
+            [rows_a[key].get("scores", {}) for key in common],
+            [rows_b[key].get("scores", {}) for key in common],
+        ),
     )
+
+
+def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDifference]:
+    """The differences of the scores, and of those that the benchmark makes of them; problem i of both is the same."""
+    sides: tuple[dict[str, Score], ...] = ({}, {}, {})
+    for name in dict.fromkeys(name for row in a for name in row):
+        pairs = [
+            (one[name], other[name]) for one, other in zip(a, b, strict=True) if name in one and name in other
+        ]
+        if not pairs:
+            continue
+        first, second = [one for one, _ in pairs], [other for _, other in pairs]
+        means = [statistics.pooled_mean(entries) for entries in (first, second)]
+        found = statistics.pooled_difference(first, second)
+        values = [(mean.mean, mean.by_problem) for mean in means] + [(found.difference, found.by_problem)]
+        for side, (value, interval) in zip(sides, values, strict=True):
+            side[name] = {"value": value, "interval": [interval.low, interval.high], "problems": len(pairs)}
+    one, other, apart = (with_combined(benchmark, side) for side in sides)
+    return [
+        ScoreDifference(
+            name,
+            one[name]["value"],
+            other[name]["value"],
+            found["value"],
+            tuple(found["interval"]),
+            found["problems"],
+        )
+        for name, found in apart.items()
+    ]
 
 
 def _rows(measured: Measurement) -> dict[tuple[str, str], dict[str, Any]]:

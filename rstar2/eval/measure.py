@@ -25,13 +25,13 @@ from rstar2.eval.benchmarks import Benchmark, Given, JudgeModel, Resources, expa
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.harnesses.environment import require
 from rstar2.eval.methods.agent import Agent
-from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services, Writer
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
-from rstar2.eval.target import Opened, ServedChat, Target, open_target, versions
+from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service.start import running_judge
@@ -106,7 +106,7 @@ def prepare(
         record: what is kept of each sample.
 
     Raises:
-        UserError: the judge does not answer, a harness is not set up, or something cannot be used.
+        UserError: the judge or the judge model does not answer, a harness is not set up, or something cannot be used.
     """
     names = expanded(names)
     if given.data is not None and len(names) > 1:
@@ -117,12 +117,18 @@ def prepare(
     for name, benchmark in found.items():
         _refuse_unusable(name, benchmark, target, judge_model)
     planned = {}
+    if judge_model is not None:
+        wait_s = asked.get("wait_s", EvalSettings().wait_s)
+        judge_model = JudgeModel(
+            judge_model.url, reach_judge_model(judge_model.url, judge_model.name, wait_s)
+        )
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
         planned[name] = Planned(benchmark, benchmark.load(given, settings)[:limit], settings)
     every = [problem for each in planned.values() for problem in each.problems]
     in_flight = next(iter(planned.values())).settings.in_flight
-    opened = open_target(target, every, in_flight, server)
+    agent = any(not each.benchmark.chat for each in planned.values())
+    opened = open_target(target, every, in_flight, server, agent)
     return EvalPlan(opened, planned, judge, judge_model, given, record)
 
 
@@ -240,9 +246,11 @@ async def _resources(
         models.append(chat)
     if plan.judge_model is not None:
         asked = plan.judge_model
-        server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, "judge model")
+        server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, JUDGE_MODEL)
         judge_model = await stack.enter_async_context(contextlib.aclosing(server))
-    return Resources(chat, agent, judge_model, run.logs), Services(tuple(models), tools)
+    return Resources(chat, agent, judge_model, run.logs, run.path), Services(
+        tuple(models), tools, judge_model
+    )
 
 
 class _Interrupt:

@@ -41,7 +41,7 @@ class Progress:
     """Clustered by problem."""
     eta_s: float | None
     trouble: str | None
-    """Why the engine or the judge does not answer; None while both do."""
+    """Why the engine, the judge or the judge model does not answer; None while all do."""
 
 
 class Writer(Protocol):
@@ -53,10 +53,11 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What a run asks: the models, and the tools where it has any."""
+    """What a run asks: the models, and the tools and the model that grades where it has any."""
 
     models: tuple[Writer, ...]
     tools: RetryingTools | None = None
+    judge_model: Writer | None = None
 
     @property
     def tokens(self) -> int:
@@ -68,8 +69,8 @@ class Services:
 
     @property
     def trouble(self) -> str | None:
-        tools = (self.tools,) if self.tools else ()
-        return next(filter(None, (each.policy.trouble for each in (*self.models, *tools))), None)
+        policies = [each.policy for each in (*self.models, self.tools, self.judge_model) if each is not None]
+        return next(filter(None, (policy.trouble for policy in policies)), None)
 
 
 class Meter:

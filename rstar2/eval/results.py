@@ -116,7 +116,7 @@ def summarise(groups: dict[str, list[Row]]) -> dict[str, Any]:
 
 
 def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[dict[str, Any]]:
-    """The per-problem table: one JSON-able object per problem."""
+    """The per-problem table: one JSON-able object per problem; `scores` has the entries of each score by its name."""
     return [
         {
             "id": name,
@@ -129,6 +129,7 @@ def problem_rows(groups: dict[str, list[Row]], golds: dict[str, str]) -> list[di
             "no_answer": sum(row.no_answer for row in group),
             "truncated": sum(row.finish != "answer" for row in group),
             "could_not_verify": sum(row.could_not_verify for row in group),
+            **({"scores": scores} if (scores := _scores_of(group)) else {}),
         }
         for name, group in groups.items()
         if group
@@ -139,11 +140,7 @@ def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
     """`scores`: the mean of each score that the traces have, with its interval clustered by problem."""
     gathered: dict[str, list[list[float]]] = {}
     for group in groups.values():
-        of_problem: dict[str, list[float]] = {}
-        for row in group:
-            for name, values in (row.scores or {}).items():
-                of_problem.setdefault(name, []).extend(values)
-        for name, values in of_problem.items():
+        for name, values in _scores_of(group).items():
             gathered.setdefault(name, []).append(values)
     scores = {}
     for name, entries in gathered.items():
@@ -154,6 +151,15 @@ def _scores(groups: dict[str, list[Row]]) -> dict[str, Any]:
             "problems": len(entries),
         }
     return {"scores": scores} if scores else {}
+
+
+def _scores_of(group: list[Row]) -> dict[str, list[float]]:
+    """The entries of each score over all samples of a problem."""
+    entries: dict[str, list[float]] = {}
+    for row in group:
+        for name, values in (row.scores or {}).items():
+            entries.setdefault(name, []).extend(values)
+    return entries
 
 
 def _share(part: int, whole: int) -> float | None:

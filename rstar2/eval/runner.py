@@ -5,8 +5,8 @@ jobs (problem, sample) ─→ samplers, one per slot: method.sample ─→ queue
 ```
 The number of slots bounds the work in flight, so a slow rollout occupies one slot and delays no other; the
 queue's bound holds the samplers back when grading or the disk is slower than the engine. `traces.jsonl`, or
-what else `record` keeps, is the only state: on the next start the samples in it are counted and the others run, each
-from its own seed.
+what else `record` keeps, is the state: on the next start the samples in it are counted and the others run, each
+from its own seed. What was sampled and could not be graded (a judge model was away) is in `ungraded.jsonl` until then.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from rstar2.eval.progress import Meter, Progress, Services
 from rstar2.eval.results import Row
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings
-from rstar2.eval.stored import TRACES, SampleRecord, read_json
-from rstar2.files import write_json
+from rstar2.eval.stored import TRACES, SampleRecord
+from rstar2.files import read_json, write_json, write_text
 from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
-from rstar2.trace import Trace, TraceWriter
+from rstar2.trace import Trace, TraceWriter, read_traces
 
 _GRADERS = 8
 """Gradings awaited at once; the pool behind them has its own number of processes."""
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
+_UNGRADED = "ungraded.jsonl"
 _NO_ROOM = "Every sample written so far is kept; make room and start the same command again."
 
 Combined = Callable[[dict[str, dict[str, Any]]], dict[str, dict[str, Any]]]
@@ -195,6 +196,10 @@ class _Benchmark:
         part.out.mkdir(parents=True, exist_ok=True)
         refuse_changed(part.out / "settings.json", {**self._protocol, "problems": fingerprint(part.problems)})
         self._done = set(self._count_stored())
+        self._ungraded = {(trace.problem_id, trace.sample): trace for trace in self._held()}
+        """Samples made and not yet graded."""
+        self._made = self._done | self._ungraded.keys()
+        """By earlier starts."""
         self._finished: asyncio.Queue[Trace | None] = asyncio.Queue(maxsize=shared.in_flight)
 
     @property
@@ -218,11 +223,30 @@ class _Benchmark:
             self.groups[row.problem_id].append(row)
             yield key
 
+    def _held(self) -> Iterator[Trace]:
+        """The samples that earlier starts made and could not grade."""
+        if (self._out / _UNGRADED).exists():
+            for trace in read_traces(self._out / _UNGRADED):
+                if trace.problem_id in self.groups and (trace.problem_id, trace.sample) not in self._done:
+                    yield trace
+
+    def _keep_ungraded(self) -> None:
+        path = self._out / _UNGRADED
+        try:
+            if self._ungraded:
+                write_text(path, "".join(f"{trace.model_dump_json()}\n" for trace in self._ungraded.values()))
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            self.failure = self.failure or Failure(
+                f"cannot write {path}: {error.strerror or error}", _NO_ROOM
+            )
+
     def _jobs(self) -> Iterator[tuple[Problem, int]]:
         """Every problem once before any twice, so that early numbers speak for the whole benchmark."""
         for sample in range(self.samples):
             for problem in self._problems.values():
-                if (problem.id, sample) not in self._done:
+                if (problem.id, sample) not in self._made:
                     yield problem, sample
 
     async def run(self, meter: Meter) -> None:
@@ -235,8 +259,12 @@ class _Benchmark:
             self.failure = Failure(f"cannot write {self._stored}: {error.strerror or error}", _NO_ROOM)
         except* RStarError as errors:  # from grading
             self.failure = _first(errors)
+        finally:
+            self._keep_ungraded()
         if self.failure is not None:
             self._shared.stop.set()
+        if isinstance(self.failure, ServiceGone):
+            self.failure.hint = f"{_KEPT} {self.failure.hint}".rstrip()
 
     async def _run(self, writer: TraceWriter, meter: Meter) -> None:
         jobs = self._jobs()
@@ -244,14 +272,14 @@ class _Benchmark:
         async with asyncio.TaskGroup() as graders:
             for _ in range(_GRADERS):
                 graders.create_task(self._grade_finished(writer))
+            for trace in list(self._ungraded.values()):
+                await self._finished.put(trace)
             try:
                 async with asyncio.TaskGroup() as samplers:
                     for _ in range(workers):
                         samplers.create_task(self._sample(jobs, meter))
             except* RStarError as errors:
-                self.failure = failure = _first(errors)
-                if isinstance(failure, ServiceGone):
-                    failure.hint = f"{_KEPT} {failure.hint}".rstrip()
+                self.failure = _first(errors)
             for _ in range(_GRADERS):
                 await self._finished.put(None)
 
@@ -268,12 +296,18 @@ class _Benchmark:
                 except EngineError as error:
                     self.refused.append(error)
                     continue
+            self._ungraded[trace.problem_id, trace.sample] = trace
             await self._finished.put(trace)
 
     async def _grade_finished(self, writer: TraceWriter) -> None:
         while (trace := await self._finished.get()) is not None:
-            graded = await self._method.graded(trace, self._problems[trace.problem_id])
+            try:
+                graded = await self._method.graded(trace, self._problems[trace.problem_id])
+            except EngineError as error:  # of a judge model
+                self.refused.append(error)
+                continue
             writer.write(graded)
+            del self._ungraded[trace.problem_id, trace.sample]
             self.groups[trace.problem_id].append(self._record.row(graded))
 
     def conclude(self, about: Mapping[str, Any], wall_s: float) -> EvalResult:

@@ -71,20 +71,26 @@ def avg_at_n(correct: Samples) -> AvgAtN:
 def pooled_mean(entries: Sequence[Sequence[float]]) -> PooledMean:
     """The mean of scores in 0..1 over all entries, one row per problem, with an interval clustered by problem.
 
-    Student's t over the rows' linearised residuals (the ratio estimator of cluster samples), to which z²/N² is added
-    (N entries in all), so that no interval has zero width. ValueError without entries.
+    Student's t over the rows' linearised residuals (the ratio estimator of cluster samples), together with two
+    pseudo-problems of mean size at 0 and 1; so it is the interval of `avg_at_n` where rows are alike in length.
+    ValueError without entries.
     """
-    sizes = np.array([len(row) for row in entries], dtype=np.float64)
-    totals = np.array([sum(row) for row in entries], dtype=np.float64)
-    count, problems = float(sizes.sum()), len(entries)
-    if not count:
-        raise ValueError("no entries")
-    mean = float(totals.sum()) / count
-    z = float(special.ndtri(0.5 + LEVEL / 2))
-    spare = max(problems - 1, 1)
-    variance = float(((totals - mean * sizes) ** 2).sum()) * problems / spare / count**2
-    half = float(special.stdtrit(spare, 0.5 + LEVEL / 2)) * float(np.sqrt(variance + (z / count) ** 2))
-    return PooledMean(mean, Interval(max(0.0, mean - half), min(1.0, mean + half)))
+    found = _pooled(entries, (0.0, 1.0))
+    return PooledMean(found.mean, _around(found.mean, found.padded_mean, found.residuals, (0.0, 1.0)))
+
+
+def pooled_difference(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> PairedDifference:
+    """How much larger the mean over B's entries is than over A's, row i of both being the same problem.
+
+    The interval is that of `pooled_mean`, over the differences of residuals, with pseudo-problems at -1 and +1.
+    ValueError where the numbers of problems differ, or one of the two has no entries.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"A has {len(a)} problems and B has {len(b)}; pair them first")
+    one, other = _pooled(a, (1.0, 0.0)), _pooled(b, (0.0, 1.0))
+    difference, padded = other.mean - one.mean, other.padded_mean - one.padded_mean
+    residuals = other.residuals - one.residuals
+    return PairedDifference(difference, _around(difference, padded, residuals, (-1.0, 1.0)))
 
 
 def pass_at_k(correct: Samples, k: int) -> list[float] | None:
@@ -151,10 +157,39 @@ def _run_to_run(rates: NDArray[np.float64], sizes: NDArray[np.int64]) -> Interva
 
 def _by_problem(values: NDArray[np.float64], bounds: tuple[float, float]) -> Interval:
     padded = np.append(values, bounds)
-    error = float(padded.std(ddof=1)) / len(padded) ** 0.5
-    half = float(special.stdtrit(len(padded) - 1, 0.5 + LEVEL / 2)) * error
-    centre, mean = float(padded.mean()), float(values.mean())
-    low, high = min(centre - half, mean), max(centre + half, mean)
+    centre = float(padded.mean())
+    return _around(float(values.mean()), centre, (padded - centre) / len(padded), bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
+    """A pooled mean; and with two pseudo-problems, that mean and what each problem [P + 2] adds to its error."""
+
+    mean: float
+    padded_mean: float
+    residuals: NDArray[np.float64]
+
+
+def _pooled(entries: Sequence[Sequence[float]], pseudo: tuple[float, float]) -> _Pooled:
+    count = sum(map(len, entries))
+    if not count:
+        raise ValueError("no entries")
+    size = count / len(entries)
+    sizes = np.array([*map(len, entries), size, size], dtype=np.float64)
+    totals = np.array([*map(sum, entries), *(size * value for value in pseudo)], dtype=np.float64)
+    padded_mean = float(totals.sum() / sizes.sum())
+    residuals = (totals - padded_mean * sizes) / sizes.sum()
+    return _Pooled(sum(map(sum, entries)) / count, padded_mean, residuals)
+
+
+def _around(
+    mean: float, padded_mean: float, residuals: NDArray[np.float64], bounds: tuple[float, float]
+) -> Interval:
+    """The interval of a padded mean by its residuals, widened where it leaves the mean out."""
+    problems = len(residuals)
+    error = float(np.sqrt((residuals**2).sum() * problems / (problems - 1)))
+    half = float(special.stdtrit(problems - 1, 0.5 + LEVEL / 2)) * error
+    low, high = min(padded_mean - half, mean), max(padded_mean + half, mean)
     return Interval(max(bounds[0], low), min(bounds[1], high))
 
 

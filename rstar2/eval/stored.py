@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
+from rstar2.eval.benchmarks import with_combined
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
+from rstar2.files import read_json
 from rstar2.trace import Trace, read_traces
 
 Groups = dict[str, list[Row]]
@@ -118,17 +120,10 @@ def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:
         golds[trace.problem_id] = trace.gold or ""
         rows.append(Row.of(trace))
     groups = by_problem(rows)
-    found = {"complete": False, "summary": summarise(groups), "per_problem": problem_rows(groups, golds)}
+    summary = summarise(groups)
+    if "scores" in summary:
+        summary["scores"] = with_combined(held.get("benchmark", traces.parent.name), summary["scores"])
+    found = {"complete": False, "summary": summary, "per_problem": problem_rows(groups, golds)}
     if "missing" in held:
         found["missing"] = held["missing"] + held["summary"]["samples"] - len(rows)
     return found
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file's value, None where there is no such file; UserError where it cannot be read."""
-    if not path.exists():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}", "Remove it and run the command again.") from error

@@ -18,7 +18,7 @@ from rstar2.engines.chat_api import INEXACT, open_chat_api
 from rstar2.engines.models import ServerModel, find_model, local_model, model_name, open_folder, open_server
 from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.errors import Failure, UserError
-from rstar2.eval.methods.chat import EngineChat, ServerChat
+from rstar2.eval.methods.chat import JUDGE_MODEL, EngineChat, ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.prompts import MODELS_OWN, ChatCodec, FormatChoice
 
@@ -129,16 +129,35 @@ def reach_server(target: Target, wait_s: float, tokenizer: bool = True) -> Serve
         raise UserError(error.message, error.hint) from error
 
 
+def reach_judge_model(url: str, name: str | None, wait_s: float) -> str:
+    """The name of the model that grades, once its server answers; UserError where nothing does, or it must be named."""
+
+    async def reached() -> str:
+        async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, JUDGE_MODEL)) as chat:
+            await chat.answers()
+            return await chat.named()
+
+    try:
+        return asyncio.run(reached())
+    except Failure as error:
+        raise UserError(error.message, error.hint) from error
+
+
 async def _reach_chat(url: str, name: str | None, key: str | None, wait_s: float) -> ServedChat:
     async with contextlib.aclosing(ServerChat(url, name, wait_s, FIRST_ANSWER_S, key=key)) as chat:
         return ServedChat(chat.url, await chat.named(), key)
 
 
 def open_target(
-    target: Target, problems: Sequence[Problem], in_flight: int, server: ServerModel | ServedChat | None
+    target: Target,
+    problems: Sequence[Problem],
+    in_flight: int,
+    server: ServerModel | ServedChat | None,
+    agent: bool = True,
 ) -> Opened:
     """Load the model, or take the one that `server` (from `reach_server`) holds; `problems` are for the oracle alone.
 
+    Without `agent` the model is asked by chat messages alone, so that its chat template need not know tools.
     UserError where there is no such model, no tokenizer with it, or what would run it is not installed.
     """
     if target.oracle:
@@ -163,7 +182,7 @@ def open_target(
         return Opened.of(server.engine, server.codec, asked, name=name, root=served.root, **digest)
     assert target.model is not None
     folder = local_model(target.model)
-    engine, codec = open_folder(folder, in_flight, choice=target.format)
+    engine, codec = open_folder(folder, in_flight, choice=target.format, own_tools=agent)
     name = model_name(folder) if find_model(target.model) else target.model
     return Opened.of(engine, codec, name=name, sha256=model_hash(folder))
 

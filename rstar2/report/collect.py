@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.eval.stored import Measurement, measurements, read_json
+from rstar2.eval.stored import Measurement, measurements
+from rstar2.files import read_json
 from rstar2.report.kept import KeptTraces, kept_traces
 from rstar2.runs import load_config
 

@@ -10,12 +10,15 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TextIO
 
 from rstar2.errors import Failure
+from rstar2.eval.quoted import beside_paper, quoted
+from rstar2.eval.stored import Measurement
 from rstar2.files import whole_file
 from rstar2.report.collect import RunPage, collect
 from rstar2.report.formulas import available, with_formulas
@@ -31,6 +34,7 @@ _SCRIPTS = (
     "plots.js",
     "training_plots.js",
     "summary.js",
+    "scores.js",
     "data_card.js",
     "trace_parts.js",
     "entropy.js",
@@ -99,8 +103,12 @@ def _write(page: RunPage, file: TextIO) -> None:
         "training": page.training,
         "analysis": page.analysis,
         "card": page.card,
+        "paper": _beside_paper(page),
         "sections": [
-            *({"name": section.name, **section.results} for section in page.sections),
+            *(
+                {"name": section.name, "quoted": _quoted(section), **section.results}
+                for section in page.sections
+            ),
             *(
                 {"name": stage.name, "folder": str(stage.folder.relative_to(page.folder))}
                 for stage in page.kept
@@ -110,6 +118,18 @@ def _write(page: RunPage, file: TextIO) -> None:
     }
     file.write(_data_element("about", _json(about)))
     file.write(tail.replace("/* script */", "\n".join(map(_asset, _SCRIPTS))))
+
+
+def _quoted(section: Measurement) -> dict[str, Any] | None:
+    """A section's one number: `label`, `value` and `interval`."""
+    found = quoted(section.name, section.results["summary"])
+    return None if found is None else asdict(found)
+
+
+def _beside_paper(page: RunPage) -> list[dict[str, Any]]:
+    """The rows of the table 'paper | this run': `name`, `paper`, `run` as of `_quoted`, and `difference`."""
+    rows = beside_paper((section.name, section.results["summary"]) for section in page.sections)
+    return [{**asdict(row), "difference": row.difference} for row in rows]
 
 
 class _TraceIndex:

@@ -133,6 +133,27 @@ def test_traces_of_another_tokenizer_are_named_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["foreign.jsonl"]
 
 
+def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_named(
+    run: Path, model_folder: Path, make_trace: Any, tmp_path: Path
+) -> None:
+    asked_by_chat = make_trace().model_copy(
+        update={"prompt_ids": [], "response_ids": [], "response_mask": [], "logprobs": None}
+    )
+    for folder, traces in (("chat", [asked_by_chat]), ("both", [asked_by_chat, make_trace()])):
+        with TraceWriter(tmp_path / folder / "traces.jsonl") as writer:
+            for trace in traces:
+                writer.write(trace)
+    alone = rstar2("analyze", tmp_path / "chat", "--model", model_folder)
+    assert (alone.code, "has token ids" in alone.stderr) == (2, True), alone.stderr
+    assert rstar2("analyze", tmp_path / "chat").code == 0
+    both = rstar2("analyze", tmp_path / "both", "--model", model_folder)
+    assert both.code == 0, both.stderr
+    held = read_entropies(tmp_path / "both" / "traces.jsonl")
+    assert held is not None
+    assert [size > 0 for size in held.sizes] == [False, True]
+    assert len(held.marks) == held.sizes.sum()
+
+
 @pytest.fixture
 def standin() -> Iterator[StandIn]:
     class WithoutStops(StandIn):

@@ -178,7 +178,7 @@ def test_repair_repetition_and_time_are_counted() -> None:
     found.add(_trace([one], [two], [_call("ok", code="print(2)")], step=1))
     found.add(_trace([one], [one], problem="q", verdict="wrong", step=2))
     found.add(_trace([_call("lost")], [_call("ok")], problem="r", step=2))
-    summary, kinds, turns, imports, steps = calls.tables([found])
+    summary, kinds, turns, by_turn, imports, steps = calls.tables([found])
     (row,) = _rows(summary)
     assert row["calls"] == 7
     assert row["failed share"] == pytest.approx(4 / 7, rel=1e-5)
@@ -196,6 +196,10 @@ def test_repair_repetition_and_time_are_counted() -> None:
     }  # fmt: skip
     first = _rows(turns)[0]
     assert (first["turn"], first["failed share"]) == (1, pytest.approx(2 / 3, rel=1e-5))
+    assert {each["kind"]: each["calls"] for each in _rows(by_turn) if each["turn"] == 1} == {
+        "NameError": 2,
+        "lost": 1,
+    }
     assert {each["module"] for each in _rows(imports)} == {"os", "sympy"}
     assert [each["share"] for each in _rows(steps) if each["step"] == 1] == pytest.approx(
         [1 / 3] * 3, rel=1e-5

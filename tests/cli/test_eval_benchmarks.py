@@ -15,8 +15,11 @@ from support.vllm_standin import serving
 
 from rstar2.cli.eval import GENERAL, GROUPS
 from rstar2.eval import benchmarks
+from rstar2.eval.benchmarks import arena_hard
 from rstar2.eval.benchmarks.ifeval import HARNESS
+from rstar2.eval.harnesses.environment import Harness
 from rstar2.files import write_json
+from rstar2.processes import free_port
 from rstar2.trace import read_traces
 
 CHECKERS = """
@@ -43,13 +46,26 @@ def printed(ran: Ran) -> str:
     return ran.stdout + ran.stderr
 
 
-@pytest.fixture
-def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment with checkers that look for words; the folder of its packages."""
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
-    venv.create(HARNESS.folder)
-    (packages,) = HARNESS.folder.glob("lib/python*/site-packages")
+
+
+def environment(harness: Harness, files: dict[str, str]) -> Path:
+    """An environment with these files as its packages, recorded as set up; the folder of the packages."""
+    venv.create(harness.folder)
+    (packages,) = harness.folder.glob("lib/python*/site-packages")
+    for name, text in files.items():
+        (packages / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / name).write_text(text)
+    write_json(harness.folder / "environment.json", {"packages": harness.pins, "python": "", "installed": {}})
+    return packages
+
+
+@pytest.fixture
+def harness() -> Path:
+    """An environment with checkers that look for words; the folder of its packages."""
     rows = [
         {
             "key": f"k{at}",
@@ -68,11 +84,22 @@ def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ifbench/__init__.py": "",
         "ifbench/data/IFBench_test.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
     }
-    for name, text in files.items():
-        (packages / name).parent.mkdir(parents=True, exist_ok=True)
-        (packages / name).write_text(text)
-    write_json(HARNESS.folder / "environment.json", {"packages": HARNESS.pins, "python": "", "installed": {}})
-    return packages
+    return environment(HARNESS, files)
+
+
+@pytest.fixture
+def arena() -> list[str]:
+    """The command that measures arena-hard on three questions, but for the servers."""
+    words = 'GRADER_SYSTEM_PROMPT = "Judge."\nGRADER_TEMPLATE = "{question} A:{answer_1} B:{answer_2}"\n'
+    environment(
+        arena_hard.HARNESS,
+        {"evalscope/__init__.py": "", "evalscope/benchmarks/arena_hard/arena_hard_adapter.py": words},
+    )
+    questions = [{"question_id": name, "turns": [{"content": f"{name}?"}]} for name in "xyz"]
+    answers = [{"question_id": name, "choices": [{"turns": [{"content": "theirs"}]}]} for name in "xyz"]
+    for file, rows in (("question", questions), ("baseline", answers)):
+        Path(f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["eval", "arena-hard", "--data", "question.jsonl", "--baseline", "baseline.jsonl"]
 
 
 @pytest.fixture
@@ -136,6 +163,60 @@ def test_a_harness_that_is_not_set_up_or_broken_is_named_with_its_command(harnes
     absent = rstar2("eval", "bfcl-v3", "--model", str(harness))
     assert "bfcl-v3 needs the harness nvidia-bfcl: not set up" in printed(absent)
     assert not Path("runs").exists()
+
+
+def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_the_model_is_asked(
+    arena: list[str], model: ChatStandIn
+) -> None:
+    away = f"http://127.0.0.1:{free_port()}"
+    with serving(ChatStandIn(lambda body: "[[A=B]]", names=("a", "b"))) as several:
+        refused = {
+            (): "arena-hard is graded by a judge model, and none was given",
+            ("--judge-model-url", away): f"no answer from the judge model at {away}",
+            (
+                "--judge-model-url",
+                away,
+                "--judge-model-name",
+                "a",
+            ): f"no answer from the judge model at {away}",
+            ("--judge-model-url", several.url): "holds 2 models: a, b",
+        }
+        for words, said in refused.items():
+            ran = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
+            assert (ran.code, said in printed(ran)) == (2, True), printed(ran)
+    assert model.asked == []
+    assert not Path("runs").exists()
+
+
+def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
+    arena: list[str], model: ChatStandIn
+) -> None:
+    def judge(body: dict[str, Any]) -> str:
+        return "[[B>>A]]" if "A:theirs" in body["messages"][1]["content"] else "[[A>>B]]"
+
+    with serving(ChatStandIn(judge, names=("first",))) as server:
+        asked = (*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+        ran = rstar2(*asked)
+        assert ran.code == 0, printed(ran)
+        lines = [" ".join(line.split()) for line in printed(ran).splitlines()]
+        assert any(line.startswith("arena-hard, win rate 86.6 % 100.0 %") for line in lines), lines
+        stored = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
+        assert stored == {"url": server.url, "name": "first"}
+        results = json.loads(Path("r/arena-hard/results.json").read_text())
+        assert results["settings"]["judge_model"] == "first", "so that `compare` says where it differs"
+        server.names = ("second",)
+        other = rstar2(*asked)
+    assert (other.code, "judge_model.name" in printed(other)) == (2, True), printed(other)
+
+
+def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
+    arena: list[str], model: ChatStandIn
+) -> None:
+    with serving(ChatStandIn(lambda body: "Both are nice.")) as server:
+        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert ran.code == 1
+    assert "the judge model gave no verdict such as [[A>B]]" in printed(ran)
+    assert "'Both are nice.'" in printed(ran)
 
 
 def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:

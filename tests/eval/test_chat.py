@@ -15,6 +15,10 @@ from rstar2.engines.oracle import byte_codec
 from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text
 from rstar2.prompts import ChatCodec
 
+NO_TOOLS = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 GREEDY = Sampling(temperature=0.0, max_tokens=50)
 
 
@@ -72,6 +76,19 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
     without = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)
     assert "tool_calls" not in without.message
     assert chat.tokens == first.tokens * 3
+
+
+async def test_functions_that_the_models_template_drops_are_no_wrong_answer() -> None:
+    codec = byte_codec()
+    knows_none = ChatCodec(
+        codec.tokenizer, codec.format.model_copy(update={"template": NO_TOOLS, "tools": []}), "own"
+    )
+    schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+    chat = EngineChat(Writes(knows_none, "hm"), knows_none, 5, 60)
+    with pytest.raises(EngineError, match="chat template drops the function add") as dropped:
+        await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
+    assert "--native-calls" in dropped.value.hint
+    assert (await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)).text == "hm"
 
 
 async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:

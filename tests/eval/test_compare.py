@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.made_runs import made_run
+from support.made_runs import BFCL_V3, made_run
 
 from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.stored import measurements
-from rstar2.eval.terminal.tables import comparison_tables, settings_lines
+from rstar2.eval.terminal.tables import comparison_tables, score_differences_table, settings_lines
 from rstar2.files import write_json
 
 
@@ -90,6 +90,52 @@ def test_a_run_that_was_killed_is_measured_from_its_traces(tmp_path: Path) -> No
     found = measurements(run)[0].results
     assert (found["summary"], found["missing"]) == (whole["summary"], 0)
     assert found["settings"] == whole["settings"]
+
+
+def test_a_benchmarks_own_scores_are_compared_and_so_is_what_it_makes_of_them(tmp_path: Path) -> None:
+    a = made_run(tmp_path / "a", "bfcl-v3", problems=170, samples=1, categories=BFCL_V3)
+    b = made_run(tmp_path / "b", "bfcl-v3", problems=170, samples=1, seed=1, lift=0.5, categories=BFCL_V3)
+    (found,) = compare_runs(a, b)
+    by_name = {score.name: score for score in found.scores}
+    assert {*BFCL_V3, "non-live", "live", "multi-turn", "overall"} <= set(by_name)
+    for run, side in ((a, "a"), (b, "b")):
+        summary = measurements(run)[0].results["summary"]
+        for name, score in by_name.items():
+            assert getattr(score, side) == pytest.approx(summary["scores"][name]["value"])
+    for score in found.scores:
+        assert score.difference == pytest.approx(score.b - score.a)
+        low, high = score.interval
+        assert -1 <= low <= score.difference <= high <= 1
+    overall, part = by_name["overall"], by_name["multi-turn"]
+    assert overall.interval[0] > 0.1
+    assert overall.interval[1] - overall.interval[0] < part.interval[1] - part.interval[0]
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(score_differences_table(found.name, found.scores))
+    assert "overall" in captured.get()
+    assert "B better" in captured.get()
+    assert found.as_json()["scores"][0]["name"] == "simple"
+
+
+def test_scores_of_problems_in_one_run_only_are_left_out(tmp_path: Path) -> None:
+    a = made_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    b = made_run(tmp_path / "b", "bfcl-v3", problems=10, samples=2, categories=BFCL_V3)
+    (found,) = compare_runs(a, b)
+    assert {score.name for score in found.scores if score.problems} == {
+        *BFCL_V3[:10],
+        "simple, all languages",
+        "non-live",
+    }
+
+
+def test_a_killed_run_has_the_scores_that_are_made_of_others(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    whole = measurements(run)[0].results
+    (run / "bfcl-v3" / "results.json").unlink()
+    found = measurements(run)[0].results
+    assert "overall" in found["summary"]["scores"]
+    assert found["summary"] == whole["summary"]
+    assert found["per_problem"] == whole["per_problem"]
 
 
 def test_two_benchmarks_of_one_run_are_compared_by_their_folders(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from typer.testing import CliRunner
 
 from rstar2.cli import app
 from rstar2.errors import UserError
+from rstar2.eval.target import Target, open_target
+from rstar2.formats.format import FORMAT_FILE
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.trace import read_traces
 
@@ -58,3 +62,22 @@ def test_a_local_folder_is_measured_on_the_builtin_set(
     refused = _eval(*words).exception
     assert isinstance(refused, UserError)
     assert "model.sha256" in refused.message
+
+
+def test_a_template_without_tools_will_do_where_the_model_is_asked_by_chat_messages_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(model, folder)
+    (folder / FORMAT_FILE).unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    target = Target(str(folder))
+    opened = open_target(target, [], 1, None, agent=False)
+    assert opened.identity["format"] == "no-tools"
+    assert opened.engine is not None
+    asyncio.run(opened.engine.aclose())
+    with pytest.raises(UserError, match="drops the tool"):
+        open_target(target, [], 1, None)

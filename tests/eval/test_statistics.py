@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rstar2.eval.intervals import share
-from rstar2.eval.statistics import avg_at_n, maj_at_n, paired_difference, pass_at_k, pooled_mean
+from rstar2.eval.statistics import (
+    avg_at_n,
+    maj_at_n,
+    paired_difference,
+    pass_at_k,
+    pooled_difference,
+    pooled_mean,
+)
 
 SIMULATIONS = 600
 """The standard error of a coverage of 95 % is then 0.9 points, so that 92 % is more than three below."""
@@ -196,6 +203,41 @@ def test_a_pooled_mean_counts_every_entry_once_and_its_interval_covers() -> None
         interval = pooled_mean(rows).by_problem
         covered += interval.low <= 0.5 <= interval.high
     assert covered >= 370  # 95 % of 400 less three standard deviations is 367
+
+
+def test_pooled_numbers_are_those_of_the_averages_where_every_problem_has_as_many_entries() -> None:
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(0, 2, size=(20, 3)).astype(float).tolist() for _ in range(2))
+    pooled, average = pooled_mean(a), avg_at_n(a)
+    assert pooled.mean == pytest.approx(average.mean)
+    assert (pooled.by_problem.low, pooled.by_problem.high) == pytest.approx(
+        (average.by_problem.low, average.by_problem.high)
+    )
+    apart, paired = pooled_difference(a, b), paired_difference(a, b)
+    assert apart.difference == pytest.approx(paired.difference)
+    assert (apart.by_problem.low, apart.by_problem.high) == pytest.approx(
+        (paired.by_problem.low, paired.by_problem.high)
+    )
+
+
+def test_intervals_of_pooled_differences_cover() -> None:
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(400):
+        rates = rng.beta(2, 2, size=60) * 0.8
+        sizes = rng.integers(1, 4, size=60)
+        a, b = (
+            [
+                (rng.random(size) < rate + more).astype(float).tolist()
+                for rate, size in zip(rates, sizes, strict=True)
+            ]
+            for more in (0.0, 0.1)
+        )
+        interval = pooled_difference(a, b).by_problem
+        covered += interval.low <= 0.1 <= interval.high
+    assert covered >= 367
+    with pytest.raises(ValueError, match="A has 1 problems and B has 2"):
+        pooled_difference([[1.0]], [[1.0], [0.0]])
 
 
 def test_a_pooled_mean_of_equal_entries_has_an_interval_and_of_none_is_refused() -> None:

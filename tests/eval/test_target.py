@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from support.chat_api import ChatEndpoint, solves
+from support.chat_standin import ChatStandIn
 from support.vllm_standin import StandIn, serving
 
 from rstar2.errors import UserError
-from rstar2.eval.target import Target, open_target, reach_server
+from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
 from rstar2.files import write_json
 from rstar2.formats.format import FORMAT_FILE, ours, save_format
+from rstar2.processes import free_port
 from rstar2.prompts import MODELS_OWN, FormatChoice
 
 
@@ -74,3 +76,17 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
     assert "--api-key" in refused.value.hint
     assert opened.server is not None
     assert opened.server.key == "secret"
+
+
+def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_anything_is_asked() -> None:
+    with serving(ChatStandIn(lambda body: "fine")) as server:
+        assert reach_judge_model(server.url, None, 5.0) == "scripted"
+        assert reach_judge_model(f"{server.url}/without-a-list", "named", 5.0) == "named"
+    with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
+        with pytest.raises(UserError, match=r"the judge model at .* holds 2 models: a, b") as several:
+            reach_judge_model(server.url, None, 5.0)
+        assert "--judge-model-name" in several.value.hint
+    away = f"http://127.0.0.1:{free_port()}"
+    for name in (None, "named"):
+        with pytest.raises(UserError, match=f"no answer from the judge model at {away}"):
+            reach_judge_model(away, name, 0.2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.browser import Browser
-from support.made_runs import made_run, staged_run, unfinished_run
+from support.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
 from support.report_page import open_report, texts
 
 from rstar2.files import write_json
@@ -35,6 +35,7 @@ def wide_run(folder: Path) -> Path:
     """A run whose names, problems, code and formulas are long and have no spaces."""
     made_run(folder, "a_benchmark_with_a_name_of_many_letters_" * 2, problems=3, samples=2)
     made_run(folder, "another_with_a_name_of_many_letters_" * 2, problems=2, samples=1)
+    made_run(folder, "bfcl-v3", problems=17, samples=1, categories=BFCL_V3)
     traces = next(folder.glob("a_*/traces.jsonl"))
     read = list(read_traces(traces))
     traces.unlink()

@@ -11,8 +11,7 @@ from support.browser import Browser
 from support.made_runs import made_run
 from support.report_page import open_report, search_for, texts
 
-from rstar2.eval.stored import read_json
-from rstar2.files import write_json
+from rstar2.files import read_json, write_json
 from rstar2.report import write_report
 from rstar2.trace import Trace, TraceWriter, Turn, read_traces
 

@@ -325,13 +325,13 @@ def test_the_folder_is_named_for_clients_that_need_the_tokenizer(url: str, model
 def test_a_template_without_tools_is_served_and_a_format_that_is_named_is_kept_to(
     model: Any, tmp_path: Path
 ) -> None:
-    from rstar2.serve.openai.model_server import serving_codec
+    from rstar2.prompts import load_chat_codec
 
     model.codec.tokenizer.save_pretrained(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    assert serving_codec(tmp_path, FormatChoice()).source == "no-tools"
+    assert load_chat_codec(tmp_path, FormatChoice()).source == "no-tools"
     with pytest.raises(UserError, match="drops the tool"):
-        serving_codec(tmp_path, FormatChoice("own"))
+        load_chat_codec(tmp_path, FormatChoice("own"))

@@ -22,6 +22,8 @@ class ChatStandIn:
         self.asked: list[dict[str, Any]] = []
         self.busy_answers = 0
         """How many of the next completions are answered with 503."""
+        self.refuses = ""
+        """Words whose requests are answered with 400."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -35,6 +37,8 @@ class ChatStandIn:
         if self.busy_answers > 0:
             self.busy_answers -= 1
             return JSONResponse({"error": {"message": "warming up"}}, status_code=503)
+        if self.refuses and self.refuses in body["messages"][-1]["content"]:
+            return JSONResponse({"error": {"message": "too long"}}, status_code=400)
         said = self.script(body)
         message = {"content": said} if isinstance(said, str) else said
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}

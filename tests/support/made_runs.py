@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
+from rstar2.eval.benchmarks import with_combined
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
 from rstar2.files import write_json
 from rstar2.trace import CallStatus, ToolCall, Trace, TraceWriter, Turn
@@ -25,6 +27,13 @@ from sympy import divisor_count
 lit = [n for n in range(1, 10_000) if divisor_count(n) % 2]
 print(f"{len(lit)=} {lit[-1]=}")
 """
+BFCL_V3 = (
+    *("simple", "java", "javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
+    *("live_irrelevance", "live_relevance"),
+    *("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context"),
+)
+"""Its categories."""
 BROKEN = "import sympy\nprint(sympy.sovle(x**2 - 4))\n"
 TRACEBACK = (
     "Traceback (most recent call last):\n"
@@ -40,8 +49,11 @@ def made_run(
     samples: int = 16,
     seed: int = 0,
     lift: float = 0.0,
+    categories: Sequence[str] = (),
 ) -> Path:
     """A finished run's folder with one benchmark, easy to hopeless problems; `lift` moves their rates up.
+
+    With `categories` each problem is of one of them, in turn, and its verdicts are entries of that score.
 
     Called again with the same folder and another name, the run has one more benchmark, asked for after the others.
     """
@@ -66,15 +78,21 @@ def made_run(
             for number, problem in enumerate(asked):
                 rate = min(1.0, max(0.0, 1.05 - number / problems + lift))
                 trace = made_trace(problem, sample, rate, rng)
+                if categories:
+                    score = {categories[number % len(categories)]: [float(trace.correct)]}
+                    trace = trace.model_copy(update={"scores": score})
                 writer.write(trace)
                 rows.append(Row.of(trace))
     groups = by_problem(rows)
     golds = {problem.id: problem.answer for problem in asked}
+    summary = summarise(groups)
+    if categories:
+        summary["scores"] = with_combined(name, summary["scores"])
     results = {
         "benchmark": name,
         "complete": True,
         "missing": 0,
-        "summary": summarise(groups),
+        "summary": summary,
         "settings": {"samples": samples, "temperature": 0.6, "max_tokens": 30000, "max_turns": 30},
         "model": {"name": "made-up-14b"},
         "versions": {"rstar2": "0.1.0"},

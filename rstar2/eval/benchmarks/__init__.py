@@ -20,7 +20,7 @@ from rstar2.errors import UserError
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.methods import Method
 from rstar2.eval.methods.agent import Agent, AgentMethod
-from rstar2.eval.methods.chat import Chat
+from rstar2.eval.methods.chat import Chat, ServerChat
 from rstar2.eval.settings import EvalSettings
 
 PAPER = {
@@ -70,8 +70,11 @@ class Resources:
 
     chat: Chat | None
     agent: Agent | None
-    judge_model: Chat | None
+    judge_model: ServerChat | None
     logs: Path
+    """Of this start."""
+    kept: Path
+    """What benchmarks keep from start to start, beside the samples."""
 
 
 Score = dict[str, Any]
@@ -130,6 +133,12 @@ def find(name: str) -> Benchmark:
 def _loaded(name: str) -> Benchmark:
     benchmark: Benchmark = import_module(f"{__name__}.{name.replace('-', '_')}").BENCHMARK
     return benchmark
+
+
+def with_combined(name: str, scores: dict[str, Score]) -> dict[str, Score]:
+    """Scores, and after them those that the benchmark of a name makes of them; a name of no benchmark makes none."""
+    combined = _loaded(name).combined if name in NAMES else None
+    return scores if combined is None else scores | combined(scores)
 
 
 def expanded(names: list[str]) -> list[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Sampling
+from rstar2.engines.base import EngineError, Sampling
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.process import started
-from rstar2.eval.methods.chat import Chat, ChatMethod, answer_text
+from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 from rstar2.prompts import Message
@@ -114,13 +114,15 @@ def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
 class ArenaMethod(ChatMethod):
     """One answer to each question, and two games against the baseline, in either order."""
 
-    def __init__(self, chat: Chat, settings: EvalSettings, judge: Chat, words: Mapping[str, str]) -> None:
+    def __init__(
+        self, chat: Chat, settings: EvalSettings, judge: ServerChat, words: Mapping[str, str]
+    ) -> None:
         super().__init__(chat, settings)
         self._judge = judge
         self._words = words
         self._read, self._unread = 0, 0
         digest = hashlib.sha256(json.dumps(dict(words), sort_keys=True).encode()).hexdigest()
-        self.decides = {"judge_prompt_sha256": digest}
+        self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
         """Correct where it wins more than it loses; a game without a verdict leaves the answer unverified."""
@@ -150,7 +152,11 @@ class ArenaMethod(ChatMethod):
         ]
         text = ""
         for _ in range(2):
-            reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
+            try:
+                reply = await self._judge.reply(messages, Sampling(temperature=0.0, max_tokens=_JUDGE_TOKENS))
+            except EngineError as error:
+                self._count_unread(f"the last one: {error.message}")
+                raise
             text = reply.text
             labels = set(_VERDICT.findall(text)) - {""}
             if len(labels) == 1 and (label := str(labels.pop())) in _SHARES:
@@ -163,14 +169,17 @@ class ArenaMethod(ChatMethod):
                 {"role": "user", "content": _ASK_AGAIN},
             ]
             messages = [*messages, *again]
+        self._count_unread(f"the last one begins: {' '.join(text.split())[:100]!r}")
+        return None
+
+    def _count_unread(self, last: str) -> None:
+        """A judgment without a verdict; a Failure where the judge model has never given one."""
         self._unread += 1
         if not self._read and self._unread >= _NONSENSE:
             raise Failure(
-                f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; the last one begins: "
-                f"{' '.join(text.split())[:100]!r}",
+                f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; {last}",
                 "Give a model that can judge; --judge-model-name names one of several.",
             )
-        return None
 
 
 @contextlib.asynccontextmanager

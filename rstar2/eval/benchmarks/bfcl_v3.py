@@ -44,23 +44,30 @@ class BFCLMethod:
 
     async def sample(self, problem: Problem, sample: int) -> Trace:
         began = time.monotonic()
-        async with self._gateway.conversation() as conversation:
+        async with self._gateway.conversation() as before, self._gateway.conversation() as conversation:
             try:
-                made = await self._process.ask("run", id=problem.id, url=conversation.url)
+                urls = {"url": conversation.url, "url_before": before.url}
+                made = await self._process.ask("run", id=problem.id, **urls)
             except Refused as error:
                 # The harness scores what it cannot read of a reply as wrong, and records it so.
                 made = {"id": problem.id, "result": f"Error during inference: {error.message}"}
-        if conversation.failure is not None:
-            raise conversation.failure
+        if (failure := before.failure or conversation.failure) is not None:
+            raise failure
         if not conversation.replies:
             raise EngineError(f"{problem.id}: the harness asked nothing: {str(made['result'])[:300]}")
         trace = trace_of(problem, sample, conversation.replies, time.monotonic() - began)
         return trace.model_copy(update={"extracted": json.dumps(made)})
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """Correct where the harness's checker finds it valid; scored under its category."""
+        """Correct where the harness's checker finds it valid; scored under its category.
+
+        What the checker cannot check is not verified, and not scored.
+        """
         made = json.loads(trace.extracted or "{}")
-        found = await self._process.ask("check", id=problem.id, made=made)
+        try:
+            found = await self._process.ask("check", id=problem.id, made=made)
+        except Refused as error:
+            return trace.model_copy(update={"verdict": "invalid", "rule": error.message[:500]})
         update = {
             "verdict": "correct" if found["valid"] else "wrong",
             "rule": found["error"] or "valid",
@@ -83,14 +90,15 @@ def loading(harness: Harness, program: str) -> Load:
     return load
 
 
-def opening(harness: Harness, program: str) -> Open:
-    """How a BFCL harness is started."""
+def opening(harness: Harness, program: str, keeps: str = "") -> Open:
+    """How a BFCL harness is started; its setting `keeps` names a folder that stays from start to start."""
 
     @contextlib.asynccontextmanager
     async def opened(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[BFCLMethod]:
         assert resources.chat is not None
         decides = {**versions(harness), "native_calls": given.native_calls}
-        worker = {"native_calls": given.native_calls, "temperature": settings.temperature}
+        worker: dict[str, Any] = {"native_calls": given.native_calls, "temperature": settings.temperature}
+        worker |= {keeps: str(resources.kept.resolve() / keeps)} if keeps else {}
         async with (
             Gateway(resources.chat, settings) as gateway,
             started(harness, program, worker, resources.logs / f"{program}.log") as process,
@@ -101,13 +109,23 @@ def opening(harness: Harness, program: str) -> Open:
 
 
 def mean_of(parts: Sequence[Score], weights: Sequence[float] | None = None) -> Score:
-    """The weighted mean of independent scores; half the interval's width grows as their standard errors do."""
+    """The weighted mean of independent scores, or differences of them; their errors to each side add in squares.
+
+    Source: Zou and Donner, Statistics in Medicine 27 (2008); so an interval that ends at 0 or 1 widens
+    the mean's to the other side as far as it should.
+    """
     weighed = list(weights or [1.0] * len(parts))
     shares = [weight / sum(weighed) for weight in weighed]
     value = sum(share * part["value"] for share, part in zip(shares, parts, strict=True))
-    halves = [(part["interval"][1] - part["interval"][0]) / 2 for part in parts]
-    half = sum((share * each) ** 2 for share, each in zip(shares, halves, strict=True)) ** 0.5
-    interval = [max(0.0, value - half), min(1.0, value + half)]
+    below, above = (
+        sum(
+            (share * (part["interval"][end] - part["value"])) ** 2
+            for share, part in zip(shares, parts, strict=True)
+        )
+        ** 0.5
+        for end in (0, 1)
+    )
+    interval = [value - below, value + above]
     return {"value": value, "interval": interval, "problems": sum(part["problems"] for part in parts)}
 
 

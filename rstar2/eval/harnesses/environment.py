@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.errors import Failure, UserError
-from rstar2.eval.stored import read_json
-from rstar2.files import write_json, write_text
+from rstar2.files import read_json, write_json, write_text
 
 INSTALLER = "uv==0.13.8"
 """Resolves in seconds what takes pip half an hour."""

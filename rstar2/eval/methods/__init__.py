@@ -26,5 +26,10 @@ class Method(Protocol):
         ...
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:
-        """The trace with its verdict and scores; a Failure where the grader or the harness is away."""
+        """The trace with its verdict and scores.
+
+        Raises:
+            EngineError: a model that grades refused; the sample is left for the next start.
+            Failure: the grader or the harness is away.
+        """
         ...

@@ -25,6 +25,8 @@ from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
 
+JUDGE_MODEL = "judge model"
+"""What messages call a model that grades."""
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
@@ -82,6 +84,8 @@ class EngineChat:
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
     ) -> Reply:
         prompt = self._codec.prompt([_templated(message) for message in messages], list(tools))
+        if tools:
+            self._refuse_dropped(self._codec.tokenizer.decode(prompt), tools)
 
         async def attempt() -> Reply:
             async with asyncio.timeout(self._turn_timeout_s):
@@ -97,6 +101,14 @@ class EngineChat:
         reply = await self.policy.call(attempt)
         self.tokens += reply.tokens
         return reply
+
+    def _refuse_dropped(self, shown: str, tools: Sequence[Message]) -> None:
+        for name in (str(tool["function"]["name"]) for tool in tools):
+            if name not in shown:
+                raise EngineError(
+                    f"the model's chat template drops the function {name}",
+                    "Without --native-calls the functions stand in the prompt.",
+                )
 
     async def aclose(self) -> None:
         """The engine is closed by whoever opened it."""
@@ -148,7 +160,7 @@ class ServerChat:
         model: str | None,
         wait_s: float,
         turn_timeout_s: float,
-        service: str = "engine",
+        service: str = "server",
         key: str | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -157,6 +169,8 @@ class ServerChat:
         self.policy = RetryPolicy(service, wait_s)
         self.tokens = 0
         self.model = model
+        self._service = service
+        self._where = f"the {service} at {self.url}"
         key = key or os.environ.get("OPENAI_API_KEY")
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -172,6 +186,19 @@ class ServerChat:
             self.model = await self.policy.call(self._ask_model)
         return self.model
 
+    async def answers(self) -> None:
+        """Return once the server answers, also where it refuses to list its models; ServiceGone where it does not."""
+
+        async def attempt() -> None:
+            try:
+                await self._request("GET", "/v1/models", timeout=_MODELS_S)
+            except EngineUnavailable:
+                raise
+            except EngineError:
+                return
+
+        await self.policy.call(attempt)
+
     async def _ask_model(self) -> str:
         answer = await self._request("GET", "/v1/models", timeout=_MODELS_S)
         try:
@@ -182,8 +209,9 @@ class ServerChat:
             ) from error
         if len(names) != 1:
             held = ", ".join(names)
+            option = "--judge-model-name" if self._service == JUDGE_MODEL else "--model-name"
             raise EngineError(
-                f"the server at {self.url} holds {len(names)} models: {held}", "Name one of them."
+                f"{self._where} holds {len(names)} models: {held}", f"Name one of them with {option}."
             )
         return names[0]
 
@@ -216,7 +244,7 @@ class ServerChat:
                     int(usage.get("completion_tokens") or 0),
                 )
             except (LookupError, TypeError, AttributeError, ValueError) as error:
-                raise EngineError(f"the server at {self.url} sent no chat completion") from error
+                raise EngineError(f"{self._where} sent no chat completion") from error
 
         reply = await self.policy.call(attempt)
         self.tokens += reply.tokens
@@ -227,16 +255,16 @@ class ServerChat:
             answer = await self._http.request(method, path, **options)
         except httpx.TransportError as error:
             what = str(error) or type(error).__name__
-            raise EngineUnavailable(f"no answer from {self.url}: {what}", "Is the server up?") from error
+            raise EngineUnavailable(f"no answer from {self._where}: {what}", "Is it up?") from error
         if answer.status_code in _BUSY:
-            raise EngineUnavailable(f"the server at {self.url} cannot answer now: HTTP {answer.status_code}")
+            raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {answer.status_code}")
         if answer.status_code >= 400:
             refusal = f"refused with HTTP {answer.status_code}: {answer.text[:300]}"
-            raise EngineError(f"the server at {self.url} {refusal}")
+            raise EngineError(f"{self._where} {refusal}")
         try:
             return answer.json()
         except ValueError as error:
-            raise EngineError(f"the server at {self.url} sent no JSON: {answer.text[:200]}") from error
+            raise EngineError(f"{self._where} sent no JSON: {answer.text[:200]}") from error
 
     async def aclose(self) -> None:
         await self._http.aclose()

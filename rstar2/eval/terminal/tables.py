@@ -10,9 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from rstar2.eval.benchmarks import PAPER, find
-from rstar2.eval.compare import Comparison
+from rstar2.eval.compare import Comparison, ScoreDifference
+from rstar2.eval.quoted import beside_paper
 from rstar2.eval.runner import EvalResult
+
+
+def result_tables(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> list[Table]:
+    """All that is shown of a run's results: the numbers, each benchmark's own scores, and the paper's beside them."""
+    scores = [scores_table(name, summary["scores"]) for name, summary in summaries if summary.get("scores")]
+    beside = paper_table(summaries)
+    return [summaries_table(summaries, console), *scores, *([beside] if beside is not None else [])]
 
 
 def summaries_table(summaries: Sequence[tuple[str, dict[str, Any]]], console: Console) -> Table:
@@ -101,23 +108,18 @@ def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None
     table = Table("", box=None, padding=(0, 3, 0, 0))
     for heading in ("paper", "this run", "95 %", "difference", "95 %"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, summary in summaries:
-        if (paper := PAPER.get(name)) is None or not summary["samples"]:
+    for row in beside_paper(summaries):
+        if row.run is None or row.difference is None:
+            table.add_row(row.name, percent(row.paper), "–", "–", "–", "–")
             continue
-        label = find(name).headline
-        score = summary.get("scores", {}).get(label) if label else None
-        if label and score is None:
-            table.add_row(name, f"{paper:.1f} %", "–", "–", "–", "–")
-            continue
-        value = score["value"] if score else summary["accuracy"]
-        low, high = score["interval"] if score else summary["interval_clustered"]
+        difference, *ends = row.difference
         table.add_row(
-            f"{name}, {label}" if label else name,
-            f"{paper:.1f} %",
-            percent(value),
-            interval((low, high)),
-            f"{100 * value - paper:+.1f}",
-            f"[{100 * low - paper:+.1f}, {100 * high - paper:+.1f}]",
+            row.name,
+            percent(row.paper),
+            percent(row.run.value),
+            interval(row.run.interval),
+            points(difference),
+            point_interval(ends),
         )
     return table if table.row_count else None
 
@@ -150,6 +152,16 @@ def interval(bounds: Sequence[float]) -> str:
     return f"{100 * low:.1f} – {100 * high:.1f} %"
 
 
+def points(difference: float) -> str:
+    """A difference of shares in percentage points."""
+    return f"{100 * difference:+.1f}"
+
+
+def point_interval(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return f"[{points(low)}, {points(high)}]"
+
+
 def settings_lines(settings: Mapping[str, Any], width: int) -> str:
     """Settings one after the other, in lines of at most `width` characters that never part a value from its name."""
     glue = "\u00a0"  # a space at which textwrap breaks no line
@@ -178,17 +190,42 @@ def _comparison_table(found: Sequence[Comparison], named: bool) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("shows", no_wrap=True)
     for each in found:
-        low, high = (100 * bound for bound in each.interval)
         table.add_row(
             *([each.name] if named else []),
             percent(each.a),
             percent(each.b),
-            f"{100 * each.difference:+.1f}",
-            f"[{low:+.1f}, {high:+.1f}]",
+            points(each.difference),
+            point_interval(each.interval),
             str(len(each.pairs)),
             str(len(each.flipped)),
-            "B better" if low > 0 else "A better" if high < 0 else "nothing",
+            _shows(each.interval),
             style="bold" if each.shown else None,
+        )
+    return table
+
+
+def _shows(bounds: Sequence[float]) -> str:
+    low, high = bounds
+    return "B better" if low > 0 else "A better" if high < 0 else "nothing"
+
+
+def score_differences_table(name: str, scores: Sequence[ScoreDifference]) -> Table:
+    """A benchmark's own scores in both runs, as its harness names them."""
+    table = Table(name, box=None, padding=(0, 2, 0, 0))
+    for heading in ("A", "B", "B - A", "95 %", "problems"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("shows", no_wrap=True)
+    for each in scores:
+        shown = _shows(each.interval)
+        table.add_row(
+            each.name,
+            percent(each.a),
+            percent(each.b),
+            points(each.difference),
+            point_interval(each.interval),
+            f"{each.problems:,}",
+            shown,
+            style=None if shown == "nothing" else "bold",
         )
     return table
 

@@ -126,5 +126,6 @@ function tokenPlot(tokens, kind) {
   const title = `Tokens by ${tokens.name}: mean ${formatCount(tokens.mean)}, longest ${
     formatCount(tokens.most)
   }`;
-  return element("div", { class: "plots" }, plotPanel(title, height, draw, { wide: true }));
+  const data = { columns: ["tokens, at most", kind], rows: tokens.histogram };
+  return element("div", { class: "plots" }, plotPanel(title, height, draw, data, { wide: true }));
 }

@@ -60,6 +60,14 @@ function tableParts(heads, rows) {
   return [element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows)];
 }
 
+/** A link that saves a table, {name, columns, rows}, as CSV. */
+function csvLink({ name, columns, rows }) {
+  const quoted = (value) => /[",\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : value ?? "";
+  const text = [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n");
+  const href = `data:text/csv;charset=utf-8,${encodeURIComponent(text + "\n")}`;
+  return element("a", { class: "muted", download: `${name}.csv`, href }, "CSV");
+}
+
 /** Shows a text beside the pointer while it is over the node. Returns the node. */
 function withTooltip(node, text) {
   node.addEventListener("pointermove", (event) => {

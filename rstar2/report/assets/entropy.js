@@ -65,7 +65,7 @@ function tokenNode(text, nats, mark) {
 /** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts}; none without one. */
 function analysisPanels(analysis) {
   if (!analysis) return [];
-  const charts = analysis.charts.map((chart) => element("div", {}, linePlot(chart), chartCsv(chart)));
+  const charts = analysis.charts.map(linePlot);
   const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
   const parts = [element("div", { class: "plots small" }, charts), tables];
   return [fold("Inside the traces: entropy, tool calls, behaviour", parts)];
@@ -82,17 +82,4 @@ function tableOf({ columns, rows }) {
     element("tr", {}, row.map((value, place) => element("td", {}, text(value, place))))
   );
   return element("div", { class: "scroll" }, element("table", {}, tableParts(heads, lines)));
-}
-
-/** A link that saves a chart's points. */
-function chartCsv({ title, x, y, series }) {
-  const rows = series.flatMap(({ name, points }) => points.map((point) => [name, ...point]));
-  return csvLink({ name: title, columns: ["line", x, y, "low", "high"], rows });
-}
-
-function csvLink({ name, columns, rows }) {
-  const quoted = (value) => /[",\n]/.test(`${value}`) ? `"${`${value}`.replaceAll('"', '""')}"` : value ?? "";
-  const text = [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\n");
-  const href = `data:text/csv;charset=utf-8,${encodeURIComponent(text + "\n")}`;
-  return element("a", { class: "muted", download: `${name}.csv`, href }, "CSV");
 }

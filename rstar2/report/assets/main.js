@@ -1,10 +1,11 @@
 // The whole page: head, curves, one tab per benchmark, configuration.
 //
 // The page carries two values. `index` is described in viewer.js. `about` is {title, kind, models, config, summary,
-// charts, training, analysis, card, sections, formulas}: config.json and summary.json of the run, the charts of
+// charts, training, analysis, card, paper, sections, formulas}: config.json and summary.json of the run, the charts of
 // linePlot, what the steps of training measured (or null), what `rstar2 analyze` wrote (or null), the data card of
-// prepared data (or null), whether LaTeX was turned into formulas, and sections. A section is a benchmark's
-// results.json with its `name`, or {name, folder}: a stage of training that kept rollouts in a folder.
+// prepared data (or null), the rows of paperPanels, whether LaTeX was turned into formulas, and sections. A section
+// is a benchmark's results.json with its `name` and `quoted` (its one number, {label, value, interval}, or null), or
+// {name, folder}: a stage of training that kept rollouts in a folder.
 
 /** A section's nodes and its viewer. */
 function sectionPage(section, number, index) {
@@ -47,7 +48,8 @@ function benchmarkNodes(section, viewer) {
   const { settings = {}, model = {}, versions = {}, judge = {}, timing = {} } = section;
   const nodes = [
     section.complete ? null : incompleteNote(section),
-    summaryCards(section.summary),
+    summaryCards(section.summary, section.quoted),
+    scoresPanel(section.name, section.summary.scores),
     viewer.traces.length ? plots() : null,
     viewer.node,
     problemTable(section.per_problem, onPick),
@@ -85,8 +87,8 @@ class Sections {
     this.viewer = null;
     if (sections.length > 1) {
       this.tabs.append(...sections.map((section, number) => {
-        const accuracy = section.summary ? element("small", {}, formatShare(section.summary.accuracy)) : null;
-        return element("button", { role: "tab", onclick: () => this.show(number) }, section.name, accuracy);
+        const value = section.quoted ? element("small", {}, formatShare(section.quoted.value)) : null;
+        return element("button", { role: "tab", onclick: () => this.show(number) }, section.name, value);
       }));
     }
   }
@@ -126,6 +128,7 @@ async function start() {
     about.charts.length ? element("div", { class: "plots small" }, about.charts.map(linePlot)) : null,
     ...stepPanels(about.training),
     ...analysisPanels(about.analysis),
+    ...paperPanels(about.paper),
     sections.tabs,
     sections.body,
     settingsFold(about.card ? "Settings" : "Configuration of the run", about.config),

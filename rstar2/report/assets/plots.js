@@ -4,13 +4,18 @@
 const AREA = { height: 208, left: 62, top: 8, bottom: 164 };
 
 /** [name, colour], in the order in which a bar is stacked. */
-const VERDICT_COLORS = [["correct", "var(--good)"], ["wrong", "var(--bad)"], ["other", "var(--none)"]];
+const VERDICT_COLORS = [
+  ["correct", "var(--series-3)"],
+  ["wrong", "var(--series-2)"],
+  ["other", "var(--none)"],
+];
 
 /**
- * A panel with a title, a legend [[name, colour]] and a canvas.
+ * A panel with a title, a legend [[name, colour]], a canvas, and a link that saves what is drawn.
  * @param draw (canvas, width): appends to the empty canvas, which is `width` by `height` pixels.
+ * @param data {columns, rows} of the link
  */
-function plotPanel(title, height, draw, { legend = [], wide = false } = {}) {
+function plotPanel(title, height, draw, data, { legend = [], wide = false } = {}) {
   const canvas = svgElement("svg", { height, role: "img", "aria-label": title });
   const entries = legend.map(([name, color]) =>
     element("span", {}, element("i", { style: `background:${color}` }), name)
@@ -27,7 +32,7 @@ function plotPanel(title, height, draw, { legend = [], wide = false } = {}) {
   return element(
     "section",
     { class: `panel ${wide ? "wide" : ""}` },
-    element("div", { class: "legend" }, entries),
+    element("div", { class: "legend" }, entries, csvLink({ name: title, ...data })),
     element("h2", {}, title),
     canvas,
   );
@@ -93,9 +98,11 @@ function accuracyPlot(problems, onPick) {
       }
     });
   };
-  const pale = "color-mix(in srgb, var(--bad) 20%, var(--panel))";
-  const legend = [["correct", "var(--good)"], ["not correct", pale]];
-  return plotPanel(title, height, draw, { wide: true, legend });
+  const pale = "color-mix(in srgb, var(--series-2) 20%, var(--panel))";
+  const legend = [["correct", "var(--series-3)"], ["not correct", pale]];
+  const columns = ["id", "samples", "correct", "accuracy", "mean_tokens", "calls_per_trace"];
+  const rows = shown.map((problem) => columns.map((name) => problem[name]));
+  return plotPanel(title, height, draw, { columns, rows }, { wide: true, legend });
 }
 
 function drawProblemBar(canvas, problem, x, step, onPick) {
@@ -106,8 +113,8 @@ function drawProblemBar(canvas, problem, x, step, onPick) {
   const onclick = () => onPick(problem.id);
   const hit = rectangle(x, top, step, bottom - top, { class: "hit", "data-problem": problem.id, onclick });
   canvas.append(
-    rectangle(x + gap / 2, top, width, bottom - top - height, { fill: "var(--bad)", opacity: 0.13 }),
-    rectangle(x + gap / 2, bottom - height, width, height, { fill: "var(--good)" }),
+    rectangle(x + gap / 2, top, width, bottom - top - height, { fill: "var(--series-2)", opacity: 0.13 }),
+    rectangle(x + gap / 2, bottom - height, width, height, { fill: "var(--series-3)" }),
     withTooltip(
       hit,
       `${problem.id}\n${problem.correct} of ${problem.samples} correct · ` +
@@ -148,7 +155,11 @@ function histogram(title, xName, rows, bins, label) {
     });
   };
   const legend = VERDICT_COLORS.filter((_, kind) => counts.some((stack) => stack[kind]));
-  return plotPanel(title, height, draw, { legend });
+  const data = {
+    columns: [`${xName}, at least`, ...VERDICT_COLORS.map(([name]) => name)],
+    rows: counts.map((stack, number) => [bins[number], ...stack]),
+  };
+  return plotPanel(title, height, draw, data, { legend });
 }
 
 function drawStack(canvas, stack, x, step, most, label) {

@@ -1,14 +1,15 @@
 // The results of one benchmark in numbers: cards, the table of problems, settings.
 
-/** The cards of a summary, which is `summary` of results.json. */
-function summaryCards(summary) {
+/** The cards of a summary, which is `summary` of results.json; quoted: its one number, {label, value, interval}. */
+function summaryCards(summary, quoted) {
   if (!summary.samples) return element("p", { class: "muted" }, "No sample has finished yet.");
   const share = (key, label, hint) => card(formatShare(summary[key]), label, hint);
   const largestK = Object.entries(summary["pass@k"] ?? {}).filter(([k]) => k !== "1").at(-1);
   return element(
     "div",
     { class: "cards" },
-    accuracyCard(summary),
+    quoted?.label ? quotedCard(quoted) : accuracyCard(summary),
+    quoted?.label ? share("accuracy", `avg@${summary.n}`, "the average of the verdicts on its traces") : null,
     largestK
       ? card(
         formatShare(largestK[1]),
@@ -48,6 +49,17 @@ function card(value, label, hint) {
   return hint ? withTooltip(node, hint) : node;
 }
 
+/** The score that a benchmark is quoted by, where that is not the average of its verdicts. */
+function quotedCard({ label, value, interval }) {
+  const number = (100 * value).toFixed(1);
+  return element(
+    "div",
+    { class: "card main" },
+    element("div", {}, element("span", {}, label), element("b", {}, number, element("small", {}, " %"))),
+    intervalBar("problems like these", interval, value, "95 % interval, clustered by problem."),
+  );
+}
+
 function accuracyCard(summary) {
   const sizes = `avg@${summary.n}, ${formatCount(summary.problems)} problems × ${
     plural(summary.n, "sample")
@@ -85,11 +97,13 @@ function accuracyCard(summary) {
 
 /** A bar from 0 to 1 with an interval and the value inside it; all are shares. */
 function intervalBar(label, [low, high], value, hint) {
-  const style = `--low:${100 * low}%;--high:${100 * high}%;--at:${100 * value}%`;
+  const style = intervalStyle(low, high, value);
   const ends = `${(100 * low).toFixed(1)} – ${(100 * high).toFixed(1)}`;
   const bar = element("div", { class: "range" }, label, element("i", { style }), element("em", {}, ends));
   return withTooltip(bar, hint);
 }
+
+const intervalStyle = (low, high, value) => `--low:${100 * low}%;--high:${100 * high}%;--at:${100 * value}%`;
 
 const PROBLEM_COLUMNS = [
   "problem",

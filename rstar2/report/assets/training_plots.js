@@ -29,7 +29,9 @@ function linePlot(chart) {
       });
     });
   };
-  return plotPanel(chart.title, height, draw, { legend });
+  const rows = chart.series.flatMap(({ name, points }) => points.map((point) => [name, ...point]));
+  const data = { columns: ["line", chart.x, chart.y, "low", "high"], rows };
+  return plotPanel(chart.title, height, draw, data, { legend });
 }
 
 const yLabels = (chart) => (value) =>
@@ -128,7 +130,6 @@ function stepPlots({ charts, columns, rows }) {
       {},
       linePlot(chart),
       chart.usual ? element("p", { class: "muted" }, `usual: ${chart.usual}`) : null,
-      chartCsv(chart),
     )
   );
   const all = csvLink({ name: "steps", columns, rows });

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 
 from rstar2 import __version__
 from rstar2.engines.hf import HFEngine
-from rstar2.errors import RStarError, UserError
+from rstar2.errors import RStarError
 from rstar2.processes import begin_module
-from rstar2.prompts import ChatCodec, FormatChoice, load_codec
+from rstar2.prompts import FormatChoice, load_chat_codec
 from rstar2.serve.openai.answers import model_list
 from rstar2.serve.openai.completions import completions_router
 from rstar2.serve.openai.errors import add_errors, require_key
@@ -68,24 +68,11 @@ def create_app(model: Model, api_key: str | None = None) -> FastAPI:
     return app
 
 
-def serving_codec(folder: Path, choice: FormatChoice) -> ChatCodec:
-    """The codec of a model that is served: its tools are the clients', so a template that knows of none will do.
-
-    UserError as of `load_codec` where a format is named, or the model can be shown nothing at all.
-    """
-    try:
-        return load_codec(folder, choice)
-    except UserError:
-        if choice.named is not None:
-            raise
-        return load_codec(folder, FormatChoice("no-tools"))
-
-
 def main() -> None:
     settings = begin_module(ModelServerSettings)
     folder = Path(settings.folder)
     try:
-        codec = serving_codec(folder, FormatChoice(settings.format, settings.force_format))
+        codec = load_chat_codec(folder, FormatChoice(settings.format, settings.force_format))
         engine = HFEngine(folder, [codec.end_id], max_batch=settings.max_batch, threads=settings.threads)
     except RStarError as error:
         sys.exit(str(error))

@@ -12,13 +12,15 @@ import pytest
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import serving
 
+from rstar2.engines.retry import ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.arena_hard import ArenaMethod
-from rstar2.eval.methods.chat import ServerChat
+from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services
-from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.runner import EvalResult, OnProgress, Part, run_parts
 from rstar2.eval.settings import EvalSettings
+from rstar2.processes import free_port
 from rstar2.trace import read_traces
 
 WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND {answer_2}\n"}
@@ -37,6 +39,11 @@ def files(folder: Path, count: int = 8) -> Given:
     return Given(folder / "question.jsonl", folder / "baseline.jsonl")
 
 
+def wins(body: dict[str, Any]) -> str:
+    """A judge to whom the baseline loses clearly."""
+    return "[[B>>A]]" if "FIRST baseline" in body["messages"][1]["content"] else "[[A>>B]]"
+
+
 def judging(label: Callable[[bool], str]) -> ChatStandIn:
     """A judge that says a label, given whether the baseline's answer stands first."""
 
@@ -46,18 +53,28 @@ def judging(label: Callable[[bool], str]) -> ChatStandIn:
     return ChatStandIn(judge)
 
 
-async def measured(folder: Path, judge: ChatStandIn) -> EvalResult:
+def answering() -> ChatStandIn:
+    return ChatStandIn(lambda body: "<think>hm</think>mine")
+
+
+async def measured(
+    folder: Path,
+    judge: ChatStandIn,
+    model: ChatStandIn | None = None,
+    judge_url: str = "",
+    on_progress: OnProgress | None = None,
+) -> EvalResult:
     problems = find("arena-hard").load(files(folder), SETTINGS)
-    model = ChatStandIn(lambda body: "<think>hm</think>mine")
+    model = model or answering()
     with serving(model), serving(judge):
         async with (
             aclosing(ServerChat(model.url, None, 5, 60)) as chat,
-            aclosing(ServerChat(judge.url, None, 5, 60, "judge model")) as grader,
+            aclosing(ServerChat(judge_url or judge.url, "judge", 0.5, 60, JUDGE_MODEL)) as grader,
         ):
             method = ArenaMethod(chat, SETTINGS, grader, WORDS)
-            (result,) = await run_parts(
-                {"arena": Part(problems, folder / "out", method)}, 4, Services((chat,))
-            )
+            services = Services((chat,), judge_model=grader)
+            part = Part(problems, folder / "out", method)
+            (result,) = await run_parts({"arena": part}, 4, services, on_progress)
     return result
 
 
@@ -106,6 +123,41 @@ async def test_one_unreadable_judgment_is_not_verified_and_not_scored(tmp_path: 
     assert result.summary["scores"]["win rate"]["problems"] == 7
     unread = [trace for trace in read_traces(tmp_path / "out" / "traces.jsonl") if trace.verdict == "invalid"]
     assert [trace.problem_id for trace in unread] == ["q3"]
+
+
+async def test_a_judge_model_that_is_away_is_named_and_no_answer_is_asked_for_twice(tmp_path: Path) -> None:
+    away, model, seen = f"http://127.0.0.1:{free_port()}", answering(), []
+    with pytest.raises(ServiceGone, match=f"no answer from the judge model at {away}") as gone:
+        await measured(tmp_path, ChatStandIn(wins), model, away, seen.append)
+    assert "start the same command again" in gone.value.hint
+    assert any(f"no answer from the judge model at {away}" in (each.trouble or "") for each in seen)
+    asked = len(model.asked)
+    assert asked
+    result = await measured(tmp_path, ChatStandIn(wins), model)
+    assert len(model.asked) == 8, "what was answered at the first start was judged at the second"
+    assert result.complete
+    assert result.summary["scores"]["win rate"]["value"] == 1.0
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.jsonl")) == ["traces.jsonl"]
+
+
+async def test_a_judgment_that_is_refused_is_left_for_the_next_start_with_the_answer(tmp_path: Path) -> None:
+    judge, model = ChatStandIn(wins), answering()
+    judge.refuses = "Question 3?"
+    with pytest.raises(
+        Failure, match=r"1 samples failed: the judge model at .* refused with HTTP 400.*too long"
+    ):
+        await measured(tmp_path, judge, model)
+    assert len(list(read_traces(tmp_path / "out" / "traces.jsonl"))) == 7
+    judge.refuses = ""
+    assert (await measured(tmp_path, judge, model)).complete
+    assert len(model.asked) == 8
+
+
+async def test_a_judge_model_that_refuses_everything_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    judge = ChatStandIn(wins)
+    judge.refuses = "Question"
+    with pytest.raises(Failure, match=r"gave no verdict .*judgments; the last one: .*HTTP 400"):
+        await measured(tmp_path, judge)
 
 
 def test_a_question_without_a_baseline_answer_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.tools import SharedTools
 
+from rstar2.data.benchmarks import fingerprint
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Generation, OnTokens, Sampling
 from rstar2.engines.oracle import byte_codec
@@ -152,6 +153,15 @@ def test_the_gated_file_is_read_as_csv_too(tmp_path: Path) -> None:
     loaded = find("gpqa-diamond").load(Given(path), EvalSettings())
     assert [problem.id for problem in loaded] == ["q0", "q1", "q2"]
     assert loaded[0].answer == "iron and gold"
+
+
+def test_other_wrong_choices_make_other_problems(tmp_path: Path) -> None:
+    path = tmp_path / "gpqa.jsonl"
+    digests = set()
+    for wrong in ("tin", "clay"):
+        path.write_text(json.dumps({**rows(1)[0], "Incorrect Answer 1": wrong}) + "\n")
+        digests.add(fingerprint(find("gpqa-diamond").load(Given(path), EvalSettings())))
+    assert len(digests) == 2
 
 
 def test_a_row_without_a_choice_is_named(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -19,7 +21,7 @@ from support.vllm_standin import serving
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, Resources, find, harness_of, harnesses
-from rstar2.eval.benchmarks.bfcl_v3 import BFCLMethod
+from rstar2.eval.benchmarks.bfcl_v3 import MULTI_TURN, BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
 from rstar2.eval.harnesses.process import started
 from rstar2.eval.methods.chat import ServerChat
@@ -125,17 +127,44 @@ def plain(problem: Problem) -> bool:
     return not any(isinstance(value[0], dict) or "{" in repr(value[0]) for value in values)
 
 
-async def led(name: str, problems: list[Problem], out: Path) -> tuple[EvalResult, dict[str, float]]:
-    """What the oracle scores, and what the harness says of all its results in one go."""
-    benchmark, settings = find(name), EvalSettings(samples=1, temperature=0.0, wait_s=5)
-    with serving(oracle(problems)) as server:
+def conversations_oracle(problems: list[Problem]) -> ChatStandIn:
+    """Makes the calls of BFCL's possible answers turn by turn; in every third conversation it makes none."""
+    scripts = {
+        problem.problem: [
+            reply
+            for calls in json.loads(problem.answer)
+            for reply in ([f"[{', '.join(calls)}]"] if calls and at % 3 != 2 else []) + ["Done."]
+        ]
+        for at, problem in enumerate(problems)
+    }
+
+    def reply(body: dict[str, Any]) -> str:
+        first = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        (script,) = (script for asked, script in scripts.items() if asked.startswith(first))
+        return script[sum(message["role"] == "assistant" for message in body["messages"])]
+
+    return ChatStandIn(reply)
+
+
+def named_arguments(problem: Problem) -> bool:
+    """Whether every call of a conversation names its arguments, as the harness reads a model's calls."""
+    calls = [ast.parse(call, mode="eval").body for turn in json.loads(problem.answer) for call in turn]
+    return all(isinstance(call, ast.Call) and not call.args for call in calls)
+
+
+async def led(
+    name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1
+) -> tuple[EvalResult, dict[str, float]]:
+    """What a model scores, and what the harness says of all results of its first samples in one go."""
+    benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=5)
+    with serving(model) as server:
         async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
-            resources = Resources(chat, None, None, out / "logs")
+            resources = Resources(chat, None, None, out / "logs", out)
             async with benchmark.open(resources, settings, Given()) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services((chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
-                made = [json.loads(trace.extracted or "") for trace in traces]
+                made = [json.loads(trace.extracted or "") for trace in traces if trace.sample == 0]
                 assert isinstance(method, BFCLMethod)
                 return result, await method.read_back(made)
 
@@ -147,7 +176,7 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     set_up(harness_of(name))
     every = find(name).load(Given(), EvalSettings())
     problems = list({problem.problem: problem for problem in every if plain(problem)}.values())[:40]
-    result, again = asyncio.run(led(name, problems, tmp_path))
+    result, again = asyncio.run(led(name, problems, tmp_path, oracle(problems)))
     traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
     wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
     assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
@@ -156,6 +185,61 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     scores = {key: score["value"] for key, score in result.summary["scores"].items()}
     assert {category: pytest.approx(scores[category]) for category in again} == again
     assert len(again) >= 4
+
+
+@pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
+def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_path: Path) -> None:
+    set_up(harness_of(name))
+    every, problems = find(name).load(Given(), EvalSettings()), []
+    for category in MULTI_TURN:
+        several = [
+            problem
+            for problem in every
+            if problem.id.rpartition("_")[0] == category and named_arguments(problem)
+        ]
+        # The categories ask the same; each takes other ones, by which the oracle knows them.
+        problems += several[len(problems) : len(problems) + 3]
+    result, again = asyncio.run(led(name, problems, tmp_path, conversations_oracle(problems), samples=2))
+    verdicts = {
+        (trace.problem_id, trace.sample): trace.correct
+        for trace in read_traces(tmp_path / "out" / "traces.jsonl")
+    }
+    wanted = {(problem.id, sample): at % 3 != 2 for at, problem in enumerate(problems) for sample in range(2)}
+    assert verdicts == wanted
+    assert again == dict.fromkeys(MULTI_TURN, pytest.approx(2 / 3))
+    assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
+
+
+def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_question(tmp_path: Path) -> None:
+    set_up(harness_of("bfcl-v4"))
+    every = find("bfcl-v4").load(Given(), EvalSettings())
+    problems = [
+        problem for problem in every if problem.id.startswith("memory_") and "notetaker-" in problem.id
+    ]
+    problems = [problem for problem in problems if problem.id.endswith(("-0", "-1"))]
+    assert len(problems) == 4
+    answers = {problem.problem: json.loads(problem.answer)[0] for problem in problems}
+
+    def reply(body: dict[str, Any]) -> str:
+        system, *rest = [message["content"] for message in body["messages"]]
+        if rest[0] in answers:
+            return answers[rest[0]] if "zebra" in system else "I do not know."
+        if "zebra" in system or len(rest) > 1:
+            return "Noted."
+        pairs = "core_memory_add" in system
+        return "[core_memory_add(key='seen', value='zebra')]" if pairs else "[memory_append(text='zebra')]"
+
+    model = ChatStandIn(reply)
+    result, again = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    assert result.summary["accuracy"] == 1.0
+    assert again == {"memory_kv": 1.0, "memory_rec_sum": 1.0}
+    led_before = len(model.asked) - len(problems)
+    assert led_before >= 2 * 5
+    # What was remembered stays with the run, so a second start leads no earlier conversation again.
+    shutil.rmtree(tmp_path / "out")
+    result, _ = asyncio.run(led("bfcl-v4", problems, tmp_path, model))
+    assert result.summary["accuracy"] == 1.0
+    assert len(model.asked) == led_before + 2 * len(problems)
 
 
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:

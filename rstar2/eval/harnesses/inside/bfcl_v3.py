@@ -9,6 +9,7 @@ from bfcl import utils
 from bfcl._llm_response_generation import process_multi_turn_test_case
 from bfcl.constant import POSSIBLE_ANSWER_PATH, PROMPT_PATH, TEST_COLLECTION_MAPPING, TEST_FILE_MAPPING
 from bfcl.eval_checker import eval_runner
+from bfcl.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl.model_handler.api_inference.openai import OpenAIHandler
 from bfcl_common import MODEL, BFCLWorker, Entry
 
@@ -17,7 +18,7 @@ class Worker(BFCLWorker):
     """`native_calls`: functions go into the request's `tools`, else into the prompt."""
 
     def __init__(self, native_calls: bool, temperature: float) -> None:
-        super().__init__(_entries())
+        super().__init__(_entries(), multi_turn_utils)
         self._native_calls = native_calls
         self._temperature = temperature
 
@@ -26,14 +27,14 @@ class Worker(BFCLWorker):
         return OpenAIHandler(MODEL, completions, self._temperature, native_calling=self._native_calls)
 
     def run_checker(
-        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path
+        self, category: str, entries: list[Entry], results: list[dict[str, Any]], folder: Path, model: str
     ) -> tuple[float, int]:
         handler, prompts = self.handler(""), [deepcopy(entry.checked) for entry in entries]
         if utils.is_relevance_or_irrelevance(category):
             found = eval_runner.relevance_file_runner(handler, results, prompts, MODEL, category, folder)
         elif utils.is_multi_turn(category):
             answers = [entry.answer for entry in entries]
-            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, MODEL, category, folder)
+            found = eval_runner.multi_turn_runner(handler, results, prompts, answers, model, category, folder)
         else:
             java, javascript = utils.is_java(category), utils.is_js(category)
             language = "JavaScript" if javascript else "Java" if java else "Python"

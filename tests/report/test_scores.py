@@ -1,0 +1,80 @@
+"""The scores of a benchmark in the report page, and the paper's numbers beside a run's."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from support.browser import Browser
+from support.made_runs import BFCL_V3, made_run
+from support.report_page import click, open_report, texts
+
+from rstar2.eval.stored import measurements
+
+pytestmark = pytest.mark.slow
+
+
+def cells(browser: Browser, heading: str) -> list[list[str]]:
+    """The texts of a panel's table, by row, its head first."""
+    script = (
+        "const panel = [...document.querySelectorAll('.scores')].find((node) => "
+        "node.querySelector('h2').innerText === arguments[0]); "
+        "return [...panel.querySelectorAll('tr')].map((row) => [...row.children].map((cell) => cell.innerText))"
+    )
+    return [[str(text) for text in row] for row in browser.run(script, heading)]
+
+
+def test_scores_and_the_papers_numbers_are_tables_with_intervals_and_data(
+    browser: Browser, tmp_path: Path
+) -> None:
+    run = made_run(tmp_path / "night", problems=8, samples=4)
+    made_run(run, "bfcl-v3", problems=85, samples=1, seed=2, categories=BFCL_V3)
+    made_run(run, "arena-hard", problems=6, samples=1, categories=("draws",))
+    summaries = {part.name: part.results["summary"] for part in measurements(run)}
+    open_report(browser, run)
+
+    head, *rows = cells(browser, "The paper's numbers beside this run's")
+    assert head == ["benchmark", "paper", "this run", "95 %", "difference", "95 %"]
+    assert [row[:2] for row in rows] == [
+        ["aime24", "80.6 %"],
+        ["bfcl-v3, overall", "60.8 %"],
+        # It has no win rate, so nothing stands beside the paper's.
+        ["arena-hard", "86.6 %"],
+    ]
+    overall = summaries["bfcl-v3"]["scores"]["overall"]
+    shown = f"{100 * overall['value']:.1f} %"
+    assert rows[1][2] == shown
+    assert float(rows[1][4].replace("−", "-")) == pytest.approx(100 * overall["value"] - 60.8, abs=0.051)
+    assert rows[2][2:] == ["–"] * 4
+    assert any(shown in text for text in texts(browser, ".tabs button"))
+
+    click(browser, ".tabs button", "bfcl-v3")
+    browser.wait("document.querySelectorAll('.scores').length === 2")
+    head, *rows = cells(browser, "Scores of bfcl-v3")
+    scores = summaries["bfcl-v3"]["scores"]
+    assert [(row[0], row[1], row[4]) for row in rows] == [
+        (name, f"{100 * score['value']:.1f} %", str(score["problems"])) for name, score in scores.items()
+    ]
+    assert texts(browser, ".card.main b") == [shown]
+    assert browser.errors() == []
+
+
+def test_every_plot_and_table_of_scores_has_its_data_as_csv(browser: Browser, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "night", "bfcl-v3", problems=34, samples=1, categories=BFCL_V3)
+    open_report(browser, run)
+    saved = dict(
+        browser.run(
+            "return [...document.querySelectorAll('a[download]')].map((node) => "
+            "[node.download, decodeURIComponent(node.href).split(',').slice(1).join(',')])"
+        )
+    )
+    plots = texts(browser, ".plots h2")
+    assert len(plots) == 3
+    assert {f"{title}.csv" for title in [*plots, *texts(browser, ".scores h2")]} <= set(saved)
+    traces = measurements(run)[0].results["summary"]["samples"]
+    lengths = list(csv.DictReader(io.StringIO(saved["Length in tokens.csv"])))
+    assert sum(int(row[kind]) for row in lengths for kind in ("correct", "wrong", "other")) == traces
+    problems = list(csv.DictReader(io.StringIO(saved["Accuracy by problem.csv"])))
+    assert [row["id"] for row in problems] == [f"set-{number:03}" for number in range(34)]
