@@ -136,7 +136,7 @@ class Terminal:
         self.comes_to_the_prompt()
         self.press(line.encode())
         last = line.rpartition("\n")[2][-20:]
-        # A line wider than the terminal goes on after the mark of a continued line.
+        # A line wider than the terminal continues after a mark.
         self.comes_to(lambda: last in self.text.replace("\n… ", ""), last)
         self.press(b"\r")
 
