@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Trained:
 
     run: Path
     left: list[str]
-    """Command lines of processes that the kill left behind."""
+    """The names of processes that the kill left behind."""
 
     @property
     def stage(self) -> Path:
@@ -73,28 +74,28 @@ def steps(metrics: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
 
 
-def below(pid: int) -> list[int]:
-    """The processes that a process started, and those that these started."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
+def below(pid: int) -> list[tuple[int, str]]:
+    """The processes that a process started, and those that these started: number and time of start."""
+    known = {int(path.name): stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     found = [pid]
     for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]
+        found += [child for child, fields in known.items() if fields and fields[1] == str(each)]
+    return [(each, known[each][19]) for each in found[1:]]
 
 
-def command_line(pid: int) -> str:
-    """Empty where there is no such process, or only what its parent has not waited for."""
+def stat(pid: int) -> list[str]:
+    """A process's state, parent and so on, as /proc/PID/stat has them; empty where there is none."""
     try:
-        return (
-            (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return ""
+        return []
+
+
+def lives(process: tuple[int, str]) -> bool:
+    """Whether it is the same process, since numbers are used again, and not one that has ended."""
+    pid, begun = process
+    fields = stat(pid)
+    return bool(fields) and fields[19] == begun and fields[0] not in "ZX"
 
 
 @pytest.fixture(scope="module")
@@ -147,18 +148,18 @@ def trained(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
         started = below(process.pid)
         process.kill()
         process.wait(BOUND_S)
-    try:
-        wait_until(lambda: not any(map(command_line, started)), 60)
-    finally:
-        left = [line for line in map(command_line, started) if line]
-        for pid in filter(command_line, started):
-            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 300
+    while (left := [*filter(lives, started)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    names = [(Path("/proc") / str(pid) / "comm").read_text() for pid, _ in left]
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
     again = start()
     try:
         assert again.wait(BOUND_S) == 0, out.read_text()[-3000:]
     finally:
         again.kill()
-    return Trained(run, left)
+    return Trained(run, names)
 
 
 def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: Trained) -> None:
