@@ -1,8 +1,8 @@
 # make demo    set up, then train, measure and show the miniature recipe
 # make test    set up, then run all tests
 # make quick   set up, then run the tests that take no more than a moment
-# make test-vllm  set up, install vLLM's build for processors in .venv-vllm, and run the tests that need one; where
-#              that cannot be, say why in a line
+# make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
+#              where that cannot be, say why in a line
 # make stress  set up, then run all tests on a machine that is busy with other programs
 # make check   set up, then lint, formatting, types and import rules
 # make docs    set up, then build the site of the documentation in build/docs; a broken link fails
@@ -32,7 +32,8 @@ quick: $(STAMP)
 test-vllm: $(STAMP) smollm2
 	@python=$$($(BIN)/python tests/support/vllm_environment.py .venv-vllm) || exit 1; \
 	if [ -n "$$python" ]; then \
-	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 tests/engines/test_real_vllm.py; \
+	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 \
+	    tests/engines/test_real_vllm.py tests/train/test_vllm_training.py; \
 	fi
 
 stress: $(STAMP) chromium smollm2

@@ -39,8 +39,8 @@ hypothesis.settings.register_profile("search", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 
-REAL_VLLM = "engines/test_real_vllm.py"
-collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [REAL_VLLM]
+REAL_VLLM = ("engines/test_real_vllm.py", "train/test_vllm_training.py")
+collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [*REAL_VLLM]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,7 +54,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InUnits | No
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if collect_ignore:
-        terminalreporter.line(f"not collected: tests/{REAL_VLLM}, as RSTAR2_VLLM_PYTHON is not set")
+        names = " and ".join(f"tests/{name}" for name in REAL_VLLM)
+        terminalreporter.line(f"not collected: {names}, as RSTAR2_VLLM_PYTHON is not set")
 
 
 @pytest.fixture(scope="session")

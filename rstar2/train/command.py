@@ -36,6 +36,8 @@ CPU_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers without VERL's runtime environment, which nothing would ever use.
     "RAY_prestart_worker_first_driver": "0",
+    # vLLM would bind each engine's threads to the same cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 """What VERL's and Ray's processes need to know of a machine without accelerators."""
 
@@ -110,7 +112,9 @@ def stage_command(
     env |= tracker_environment(recipe.trackers, folder, os.environ, first_step)
     overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
-        env["RAY_ADDRESS"] = "local"  # a cluster of its own has the logical devices
+        # A cluster of its own has the logical devices, one a rank.
+        env["RAY_ADDRESS"] = "local"
+        overrides.setdefault("+ray_kwargs.ray_init.num_gpus", recipe.hardware.gpus_per_node)
     else:
         # On a cluster Ray's workers do not inherit our environment.
         overrides |= {f"+ray_kwargs.ray_init.runtime_env.env_vars.{key}": value for key, value in env.items()}

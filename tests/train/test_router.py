@@ -76,6 +76,25 @@ async def test_a_rollout_waits_for_the_end_of_another_not_of_its_turn() -> None:
     assert made.get_total_inflight() == 2
 
 
+async def test_the_trainers_log_says_where_turns_went_once_all_rollouts_are_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = router({"a": "handle of a", "b": "handle of b"})
+    at = {name: await ask(made, name) for name in ("g/1", "g/2", "g/3")}
+    await made.release_server(at["g/3"], "g/3")
+    at["again"] = await ask(made, "g/3")
+    for name in ("g/1", "g/2"):
+        await made.end_session(name, 40)
+    assert capsys.readouterr().out == ""
+    await made.end_session("g/3", None)
+    turns = [list(at.values()).count(name) for name in "ab"]
+    assert sum(turns) == 4
+    assert capsys.readouterr().out == (
+        f"rollout scheduler: 3 rollouts are over; a {turns[0]} turns, KV cache of unknown tokens; "
+        f"b {turns[1]} turns, KV cache of unknown tokens\n"
+    )
+
+
 async def test_the_room_is_what_the_engines_metrics_say() -> None:
     with metrics_page(blocks=10) as small, metrics_page(blocks=30) as large:
         made = router({small: f"handle of {small}", large: f"handle of {large}"}, metrics=True, in_flight=100)

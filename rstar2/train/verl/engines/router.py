@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -52,9 +53,12 @@ class SessionRouter:
         self._scheduler = Scheduler(self, settings)
         self._watching: asyncio.Task[None] | None = None
         self._read_once = asyncio.Event()
+        self._over = 0
+        self._turns: Counter[str] = Counter()
         self.add_servers(servers)
 
     def placed(self, session: str, engine: str) -> None:
+        self._turns[engine] += 1
         future = self._waiting.pop(session, None)
         if future is not None and not future.done():
             future.set_result(engine)
@@ -102,6 +106,9 @@ class SessionRouter:
         """A rollout is over, with so many tokens in all; None for one that failed."""
         self.refused(request_id, "the rollout is over")
         self._scheduler.end(request_id, tokens, time.monotonic())
+        self._over += 1
+        if not self._scheduler.sessions:
+            self._report()
 
     async def engine_failed(self, request_id: str) -> bool:
         """Whether a rollout's engine is dead, and the rollout should ask for another."""
@@ -147,6 +154,16 @@ class SessionRouter:
             "waiting": self._scheduler.waiting,
             "kv_tokens": {name: books.capacity for name, books in self._scheduler.engines.items()},
         }
+
+    def _report(self) -> None:
+        """Print what was placed since the last time; Ray hands it on to the trainer's log."""
+        engines = (
+            f"{name} {self._turns[name]} turns, KV cache of {books.capacity or 'unknown'} tokens"
+            for name, books in self._scheduler.engines.items()
+        )
+        print(f"rollout scheduler: {self._over} rollouts are over; {'; '.join(engines)}", flush=True)
+        self._over = 0
+        self._turns.clear()
 
     def _loads(self) -> dict[str, int]:
         """Requests that each engine works on."""

@@ -1,0 +1,246 @@
+"""Training by VERL's own vLLM path on a CPU: two engines, two ranks, three steps of the demo's model, one kill -9.
+
+Collected as tests/engines/test_real_vllm.py is; the environment of RSTAR2_VLLM_PYTHON has to have VERL and rstar2 too:
+
+    make test-vllm
+
+One run serves all tests: it is killed in its second step or third, and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.kept_traces import training_traces
+from support.waiting import wait_until
+
+from rstar2.data import builtin
+from rstar2.data.parquet import rl_rows, write_parquet
+from rstar2.trace import Trace
+from rstar2.train.records.steps import step_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+PYTHON = os.environ["RSTAR2_VLLM_PYTHON"]
+BOUND_S = 3000.0
+CONVERSATIONS = 1600
+PROMPTS, ROLLOUTS, STEPS = 16, 8, 3
+SETTINGS = (
+    f"steps={STEPS}",
+    "verl.actor_rollout_ref.rollout.name=vllm",
+    "hardware.gpus_per_node=2",
+    "hardware.router=sessions",
+    "hardware.sequences_in_flight=32",
+    f"rollout.prompts={PROMPTS}",
+    f"rollout.rollouts={ROLLOUTS}",
+    "rollout.tokens=96",
+    "rollout.prompt_tokens=64",
+    "rollout.max_turns=4",
+    "roc.down_sample_to_n=4",
+    "optim.lr=3e-4",
+    "optim.warmup_steps=0",
+    "checkpoint.every=1",
+    f"checkpoint.keep={STEPS}",
+    "traces_per_step=-1",
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A stage that was killed and continued."""
+
+    run: Path
+    left: list[str]
+    """The names of processes that the kill left behind."""
+
+    @property
+    def stage(self) -> Path:
+        return self.run / "stage1"
+
+
+def steps(metrics: Path) -> list[int]:
+    if not metrics.exists():
+        return []
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
+
+
+def below(pid: int) -> list[tuple[int, str]]:
+    """The processes that a process started, and those that these started: number and time of start."""
+    known = {int(path.name): stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    found = [pid]
+    for each in found:
+        found += [child for child, fields in known.items() if fields and fields[1] == str(each)]
+    return [(each, known[each][19]) for each in found[1:]]
+
+
+def stat(pid: int) -> list[str]:
+    """A process's state, parent and so on, as /proc/PID/stat has them; empty where there is none."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def lives(process: tuple[int, str]) -> bool:
+    """Whether it is the same process, since numbers are used again, and not one that has ended."""
+    pid, begun = process
+    fields = stat(pid)
+    return bool(fields) and fields[19] == begun and fields[0] not in "ZX"
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's model after SFT; what the demo does next is not waited for."""
+    run = tmp_path_factory.mktemp("demo") / "run"
+    argv = [
+        sys.executable,
+        "-m",
+        "rstar2",
+        "demo",
+        "--run",
+        str(run),
+        "--set",
+        f"traces.count={CONVERSATIONS}",
+    ]
+    with (run.parent / "demo.out").open("wb") as out:
+        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        wait_until(lambda: (run / "sft" / "model").is_dir() or process.poll() is not None, BOUND_S)
+        assert process.poll() is None, (run.parent / "demo.out").read_text()[-3000:]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(BOUND_S)
+    return run / "sft" / "model"
+
+
+@pytest.fixture(scope="module")
+def trained(fine_tuned: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    root = tmp_path_factory.mktemp("vllm")
+    if subprocess.run([PYTHON, "-c", "import verl, rstar2"], cwd=root, capture_output=True).returncode:
+        pytest.skip(f"{PYTHON} has no VERL and rstar2: make test-vllm installs them in .venv-vllm")
+    problems = root / "train.parquet"
+    write_parquet(problems, rl_rows(builtin.training(1, 64, skip=CONVERSATIONS), ROLLOUTS, "builtin"))
+    run, out = root / "run", root / "run.out"
+    words = ["--stage", "1", "--profile", "laptop", "--model", fine_tuned, "--data", problems, "--run", run]
+    settings = [word for change in SETTINGS for word in ("--set", change)]
+
+    def start() -> subprocess.Popen[bytes]:
+        argv = [PYTHON, "-m", "rstar2", "train", *map(str, words), *settings]
+        with out.open("ab") as file:
+            return subprocess.Popen(argv, stdout=file, stderr=subprocess.STDOUT, cwd=root)
+
+    process = start()
+    metrics = run / "stage1" / "metrics-1.jsonl"
+    try:
+        wait_until(lambda: steps(metrics) or process.poll() is not None, BOUND_S)
+        assert process.poll() is None, out.read_text()[-3000:]
+    finally:
+        started = below(process.pid)
+        process.kill()
+        process.wait(BOUND_S)
+    deadline = time.monotonic() + 300
+    while (left := [*filter(lives, started)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    names = [(Path("/proc") / str(pid) / "comm").read_text() for pid, _ in left]
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    again = start()
+    try:
+        assert again.wait(BOUND_S) == 0, out.read_text()[-3000:]
+    finally:
+        again.kill()
+    return Trained(run, names)
+
+
+def test_a_killed_run_leaves_nothing_behind_and_repeats_no_saved_step(trained: Trained) -> None:
+    before, after = (steps(trained.stage / f"metrics-{start}.jsonl") for start in (1, 2))
+    assert trained.left == []
+    assert before == list(range(1, before[-1] + 1))
+    # The step after the last that was reported may have been saved, or not yet.
+    assert after[0] in (before[-1] + 1, before[-1] + 2)
+    assert after == list(range(after[0], STEPS + 1))
+    assert (trained.stage / "model" / "model.safetensors").is_file()
+
+
+def test_engines_and_trainer_agree_on_every_token_after_each_change_of_weights(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """Against a forward pass of transformers over the weights that each step's checkpoint holds."""
+    traces = list(training_traces(trained.stage))
+    for step in range(2, STEPS + 1):
+        written = [trace for trace in traces if trace.step == step]
+        assert len(written) == PROMPTS * ROLLOUTS
+        assert sum(map(len, (trace.response_ids for trace in written))) > 1000
+        synced = difference(exported(trained.stage, step - 1, tmp_path), written)
+        print(f"step {step}: log-probabilities differ by at most {synced:.1e}")
+        assert synced < 1e-3
+    assert difference(exported(trained.stage, 1, tmp_path), written) > 1e-2, "the weights must change"
+
+
+def test_verl_says_that_they_agree_too(trained: Trained) -> None:
+    found = step_metrics(trained.stage)
+    assert sorted(found) == [1, 2, 3]
+    for metrics in found.values():
+        assert metrics["training/rollout_probs_diff_valid"] == 1
+        assert metrics["training/rollout_probs_diff_max"] < 1e-3
+
+
+def test_the_rollout_scheduler_places_every_rollout_on_one_of_both_engines(trained: Trained) -> None:
+    log = (trained.run / "attempts" / "2" / "stage1.log").read_text()
+    lines = re.findall(r"rollout scheduler: (\d+) rollouts are over; (.*)", log)
+    again = steps(trained.stage / "metrics-2.jsonl")
+    assert sum(int(over) for over, _ in lines) == len(again) * PROMPTS * ROLLOUTS
+    for over, engines in lines:
+        turns = [int(count) for count in re.findall(r"(\d+) turns", engines)]
+        assert len(turns) == 2
+        # One engine has no place for all that ask at once.
+        assert min(turns) > 0
+        assert sum(turns) >= int(over)
+
+
+def test_the_scheduler_reads_the_size_of_vllms_kv_cache(trained: Trained) -> None:
+    """A GiB by the bytes of a token, in whole blocks of 128 tokens."""
+    log = (trained.run / "attempts" / "2" / "stage1.log").read_text()
+    config = json.loads((trained.stage / "model" / "config.json").read_text())
+    token = 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    seen = re.findall(r"KV cache of (\d+) tokens", log)
+    assert {int(tokens) for tokens in seen} == {(1 << 30) // (128 * token) * 128}
+
+
+def exported(stage: Path, step: int, folder: Path) -> Path:
+    """The model of a step's checkpoint, by VERL's merger."""
+    model = folder / f"step-{step}"
+    if not model.exists():
+        actor = stage / "checkpoints" / f"global_step_{step}" / "actor"
+        words = ["-m", "rstar2.train.verl.output.export", str(actor), str(model)]
+        ran = subprocess.run([PYTHON, *words], capture_output=True, text=True, timeout=BOUND_S, cwd=folder)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+    return model
+
+
+def difference(model: Path, traces: list[Trace]) -> float:
+    """The largest difference of a log-probability that an engine gave, at temperature 1, and a forward pass gives."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    largest = 0.0
+    for trace in traces:
+        assert trace.logprobs is not None
+        with torch.no_grad():
+            logits = network(torch.tensor([trace.prompt_ids + trace.response_ids])).logits
+        every = torch.log_softmax(logits[0, len(trace.prompt_ids) - 1 : -1].float(), -1)
+        mask = torch.tensor(trace.response_mask, dtype=torch.bool)
+        expected = every.gather(-1, torch.tensor(trace.response_ids)[:, None])[:, 0][mask]
+        largest = max(largest, float((expected - torch.tensor(trace.logprobs)[mask]).abs().max()))
+    return largest
