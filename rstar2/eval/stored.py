@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rstar2.errors import UserError
 from rstar2.eval.benchmarks import with_combined
 from rstar2.eval.results import Row, by_problem, problem_rows, summarise
+from rstar2.eval.verdicts import VerdictWord, read_verdicts, verdict_line
 from rstar2.files import read_json
 from rstar2.trace import Trace, read_traces
 
@@ -39,26 +39,12 @@ def _rows_of_traces(path: Path) -> Iterator[Row]:
     return map(Row.of, read_traces(path))
 
 
-def _verdict_line(trace: Trace) -> str:
-    return json.dumps({"id": trace.problem_id, "sample": trace.sample, "verdict": trace.verdict})
+def _verdict(trace: Trace) -> VerdictWord:
+    return cast(VerdictWord, trace.verdict or "unparsed")
 
 
-def _verdict_row(name: str, sample: int, verdict: str | None) -> Row:
-    return Row(name, sample, sys.intern(verdict or "unparsed"), None, "answer", 0, 0, 0, 0, "", None, None)
-
-
-def _rows_of_verdicts(path: Path) -> Iterator[Row]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                found = json.loads(line)
-                yield _verdict_row(str(found["id"]), int(found["sample"]), found["verdict"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(
-                    f"{path}, line {number}: not a verdict", "Was the file edited? Give another folder."
-                ) from error
+def _verdict_row(name: str, sample: int, verdict: VerdictWord) -> Row:
+    return Row(name, sample, sys.intern(verdict), None, "answer", 0, 0, 0, 0, "", None, None)
 
 
 def _agreement(groups: Groups) -> dict[str, Any]:
@@ -79,9 +65,9 @@ def _agreement_by_problem(groups: Groups, golds: dict[str, str]) -> list[dict[st
 TRACES = SampleRecord("traces.jsonl", Trace.model_dump_json, Row.of, _rows_of_traces, summarise, problem_rows)
 VERDICTS = SampleRecord(
     "verdicts.jsonl",
-    _verdict_line,
-    lambda trace: _verdict_row(trace.problem_id, trace.sample, trace.verdict),
-    _rows_of_verdicts,
+    lambda trace: verdict_line(trace.problem_id, trace.sample, _verdict(trace)),
+    lambda trace: _verdict_row(trace.problem_id, trace.sample, _verdict(trace)),
+    lambda path: starmap(_verdict_row, read_verdicts(path)),
     _agreement,
     _agreement_by_problem,
 )

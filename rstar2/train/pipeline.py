@@ -157,7 +157,7 @@ class Pipeline:
             count = self._counted_progress(row, timer)
 
             def shown(progress: FilterProgress) -> None:
-                text = f"right {progress.right / progress.done:.1%}" if progress.done else ""
+                text = f"correct {progress.correct / progress.done:.1%}" if progress.done else ""
                 count(progress.done, progress.resumed, text)
 
             kept = unsolved(model, rows, recipe, self.judge, folder / "solved", self.run.logs, shown)

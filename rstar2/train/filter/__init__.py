@@ -1,7 +1,7 @@
 """The filter before a stage: leaves out training problems that the policy it starts from solves every time.
 
 ```
-problems × samples ─→ sample.sample_problems on every engine (engines) ─→ verdicts.jsonl (verdicts)
+problems × samples ─→ sample.sample_problems on every engine (engines) ─→ verdicts.jsonl (rstar2.eval.verdicts)
                    ─→ card.write_card: kept.jsonl, card.json ─→ the rows that the stage trains on
 ```
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rstar2.eval.verdicts import Tally
 from rstar2.files import whole_file, write_json
-from rstar2.train.filter.verdicts import Tally
 
 CARD, KEPT = "card.json", "kept.jsonl"
 
@@ -24,23 +24,23 @@ def write_card(
         samples: of each problem.
         settings: everything that decided the verdicts, with the digests of model and problems.
     """
-    right = {
-        problem: sum(verdict == "right" for verdict in seen.values())
+    correct = {
+        problem: sum(verdict == "correct" for verdict in seen.values())
         for problem, seen in tally.samples.items()
     }
     names = list(kept)
     with whole_file(out / KEPT) as file:
         for name in names:
-            file.write(json.dumps({"id": name, "right": right[name], "samples": samples}) + "\n")
-    times = Counter(right.values())
+            file.write(json.dumps({"id": name, "correct": correct[name], "samples": samples}) + "\n")
+    times = Counter(correct.values())
     card = {
-        "problems": len(right),
+        "problems": len(correct),
         "kept": len(names),
-        "left_out": len(right) - len(names),
-        "kept_although_solved": sum(right[name] == samples for name in names),
+        "left_out": len(correct) - len(names),
+        "kept_although_solved": sum(correct[name] == samples for name in names),
         "samples": samples,
-        "verdicts": {word: tally.counts[word] for word in ("right", "wrong", "none", "error")},
-        "problems_by_times_right": {str(count): times[count] for count in range(samples + 1)},
+        "verdicts": {word: tally.counts[word] for word in ("correct", "wrong", "unparsed", "error")},
+        "problems_by_times_correct": {str(count): times[count] for count in range(samples + 1)},
         **settings,
     }
     write_json(out / CARD, card)

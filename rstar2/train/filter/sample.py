@@ -20,9 +20,9 @@ from rstar2.errors import Failure
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.retry import RetryingTools
 from rstar2.eval.settings import EvalSettings, sample_seed
+from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace, TraceWriter
-from rstar2.train.filter.verdicts import Tally, VerdictWord, VerdictWriter
 from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import text_to_grade
 
@@ -38,7 +38,7 @@ class FilterProgress:
 
     done: int
     """Samples with a verdict, those of earlier starts included."""
-    right: int
+    correct: int
     resumed: int
     """Samples that earlier starts wrote."""
 
@@ -120,7 +120,7 @@ async def sample_problems(
     slots = min(settings.in_flight, len(problems) * settings.samples)
 
     def tick() -> None:
-        on_progress(FilterProgress(tally.counts.total(), tally.counts["right"], resumed))
+        on_progress(FilterProgress(tally.counts.total(), tally.counts["correct"], resumed))
 
     try:
         with contextlib.ExitStack() as stack:
@@ -193,11 +193,7 @@ class _Run:
             return "error"
         text = text_to_grade(trace, self._sampler.reward, self._sampler.codec)
         found = await self._sampler.grader.agrade(trace.gold, text)
-        if found.correct:
-            return "right"
-        if found.verdict == "unparsed":
-            return "none" if found.extracted is None else "wrong"
-        return "wrong" if found.verdict == "wrong" else "error"
+        return found.verdict if found.verdict in ("correct", "wrong", "unparsed") else "error"
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,7 @@ from rstar2.errors import UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.target import model_hash
+from rstar2.eval.verdicts import Tally
 from rstar2.judge.client import JudgeClient
 from rstar2.prompts import load_codec
 from rstar2.runs import refuse_changed
@@ -22,7 +23,6 @@ from rstar2.trace import read_traces
 from rstar2.train.filter.card import CARD, write_card
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
 from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
-from rstar2.train.filter.verdicts import Tally
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.reward import solved
 from rstar2.train.sampling import JudgeAddress, Rows, drop_solved, problems_of
@@ -148,4 +148,4 @@ def _sample(
 def _outcomes(tally: Tally) -> Iterator[tuple[str, bool]]:
     for problem, seen in tally.samples.items():
         for sample in sorted(seen):
-            yield problem, seen[sample] == "right"
+            yield problem, seen[sample] == "correct"

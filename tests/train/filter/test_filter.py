@@ -29,13 +29,13 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import EvalSettings
+from rstar2.eval.verdicts import Tally, VerdictWriter, read_verdicts
 from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
 from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
 from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
-from rstar2.train.filter.verdicts import Tally, VerdictWriter, read_verdicts
 from rstar2.train.recipe import stage_recipe
 
 PROBLEMS = [Problem(f"p{number}", f"{number} + 0?", str(number)) for number in range(6)]
@@ -88,13 +88,13 @@ async def test_all_engines_take_part_and_only_verdicts_are_kept(
     for each in servers:
         each.together = 3  # neither is left out
     tally, seen = await filtered(servers, grader, tmp_path)
-    assert dict(tally.counts) == {"right": 16, "wrong": 4, "none": 4}
+    assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
     assert sum(len(each.asked) for each in servers) == 24
     assert os.listdir(tmp_path) == [VERDICTS]
     rows = [json.loads(line) for line in (tmp_path / VERDICTS).read_text().splitlines()]
     assert {(row["id"], row["sample"]) for row in rows} == {(p.id, n) for p in PROBLEMS for n in range(4)}
     assert all(set(row) == {"id", "sample", "verdict"} for row in rows)
-    assert (seen[-1].done, seen[-1].right, seen[-1].resumed) == (24, 16, 0)
+    assert (seen[-1].done, seen[-1].correct, seen[-1].resumed) == (24, 16, 0)
 
 
 async def test_traces_are_kept_where_asked_for(
@@ -116,7 +116,7 @@ async def test_what_has_a_verdict_is_not_sampled_again_but_an_error_is(
         file.write('{"id": "p5", "sam')  # torn by a kill
     tally, seen = await filtered(servers, grader, tmp_path)
     assert sum(len(each.asked) for each in servers) == 4
-    assert dict(+tally.counts) == {"wrong": 20, "right": 4}
+    assert dict(+tally.counts) == {"wrong": 20, "correct": 4}
     assert seen[-1].resumed == 20
 
 
@@ -126,7 +126,7 @@ async def test_the_rollouts_of_an_engine_that_dies_start_again_on_the_others(
     monkeypatch.setattr("rstar2.train.filter.sample._OF_SEVERAL_S", 0.5)
     servers[1].busy_answers = 1 << 30
     tally, _ = await filtered(servers, grader, tmp_path)
-    assert dict(tally.counts) == {"right": 16, "wrong": 4, "none": 4}
+    assert dict(tally.counts) == {"correct": 16, "wrong": 4, "unparsed": 4}
 
 
 async def test_without_any_engine_left_it_ends_in_words_and_keeps_what_it_has(
@@ -202,22 +202,22 @@ def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp
 
 def test_the_card_counts_what_came_in_and_what_was_kept(tmp_path: Path) -> None:
     tally = Tally()
-    for problem, right in (("a", 4), ("b", 4), ("c", 3), ("d", 0)):
+    for problem, correct in (("a", 4), ("b", 4), ("c", 3), ("d", 0)):
         for sample in range(4):
-            tally.add(problem, sample, "right" if sample < right else "none")
+            tally.add(problem, sample, "correct" if sample < correct else "unparsed")
     card = write_card(tmp_path, tally, ["c", "d", "a"], 4, {"reward": "paper"})
     assert card == json.loads((tmp_path / "card.json").read_text())
     assert (card["problems"], card["kept"], card["left_out"], card["kept_although_solved"]) == (4, 3, 1, 1)
-    assert card["problems_by_times_right"] == {"0": 1, "1": 0, "2": 0, "3": 1, "4": 2}
-    assert card["verdicts"] == {"right": 11, "wrong": 0, "none": 5, "error": 0}
+    assert card["problems_by_times_correct"] == {"0": 1, "1": 0, "2": 0, "3": 1, "4": 2}
+    assert card["verdicts"] == {"correct": 11, "wrong": 0, "unparsed": 5, "error": 0}
     assert card["reward"] == "paper"
     kept = [json.loads(line) for line in (tmp_path / "kept.jsonl").read_text().splitlines()]
-    assert kept[0] == {"id": "c", "right": 3, "samples": 4}
+    assert kept[0] == {"id": "c", "correct": 3, "samples": 4}
 
 
 def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
     with VerdictWriter(tmp_path / "solved" / VERDICTS) as writer:
-        writer.write("a", 0, "right")
+        writer.write("a", 0, "correct")
     (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
     assert counted(tmp_path) == tmp_path / "solved" / VERDICTS
     with pytest.raises(UserError, match="reward = release, the recipe has paper"):
@@ -229,7 +229,7 @@ def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
 def test_a_line_that_is_no_verdict_is_named(tmp_path: Path) -> None:
     path = tmp_path / VERDICTS
     for line in ('{"id": "a", "sample": 0, "verdict": "maybe"}', "[]", '{"id": "a"}'):
-        path.write_text('{"id": "a", "sample": 0, "verdict": "right"}\n' + line + "\n")
+        path.write_text('{"id": "a", "sample": 0, "verdict": "correct"}\n' + line + "\n")
         with pytest.raises(UserError, match=r"line 2: not a verdict"):
             list(read_verdicts(path))
 
@@ -290,7 +290,7 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     assert run() == [problem.id for problem in PROBLEMS]
     assert seen[-1].done == 12
     card = json.loads((tmp_path / "solved" / "card.json").read_text())
-    assert (card["problems"], card["kept"], card["verdicts"]["right"]) == (6, 6, 0)
+    assert (card["problems"], card["kept"], card["verdicts"]["correct"]) == (6, 6, 0)
     assert set(card) >= {"model", "data", "settings", "reward"}
 
     def opened(*_: Any) -> None:

@@ -1,4 +1,7 @@
-"""The file of verdicts: one JSON line for each sample of a problem, `{"id": …, "sample": 0, "verdict": "right"}`."""
+"""The file of verdicts: one JSON line for each sample of a problem, `{"id": …, "sample": 0, "verdict": "correct"}`.
+
+`rstar2 data agree` and the filter before a stage keep it instead of traces.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,17 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from rstar2.errors import UserError
+from rstar2.eval.grader.grade import VerdictName
 from rstar2.trace import drop_torn_line
 
-VerdictWord = Literal["right", "wrong", "none", "error"]
-"""none: no answer was found. error: the sample says nothing, since the engine, the judge or the grader failed it."""
-_WORDS = frozenset(get_args(VerdictWord))
+VerdictWord = VerdictName | Literal["error"]
+"""The grader's, or error: the sample says nothing, since the engine, the judge or the grader failed it."""
+_WORDS = frozenset((*get_args(VerdictName), "error"))
+
+
+def verdict_line(problem: str, sample: int, verdict: VerdictWord) -> str:
+    """A line of the file, without its end."""
+    return json.dumps({"id": problem, "sample": sample, "verdict": verdict})
 
 
 class VerdictWriter(contextlib.AbstractContextManager["VerdictWriter"]):
@@ -26,7 +35,7 @@ class VerdictWriter(contextlib.AbstractContextManager["VerdictWriter"]):
         self._file = path.open("ab", buffering=0)
 
     def write(self, problem: str, sample: int, verdict: VerdictWord) -> None:
-        line = json.dumps({"id": problem, "sample": sample, "verdict": verdict}).encode() + b"\n"
+        line = verdict_line(problem, sample, verdict).encode() + b"\n"
         if self._file.write(line) != len(line):
             raise OSError(f"short write to {self._file.name}")
 
@@ -51,7 +60,8 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
             if verdict not in _WORDS:
                 raise UserError(
                     f"{path}, line {number}: not a verdict",
-                    'A line is {"id": …, "sample": 0, "verdict": "right"}, with right, wrong, none or error.',
+                    'A line is {"id": …, "sample": 0, "verdict": "correct"}; a verdict is '
+                    f"one of {', '.join(sorted(_WORDS))}.",
                 )
             yield problem, sample, verdict
 
