@@ -89,9 +89,10 @@ async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> N
 
 
 def oracle(problems: list[Problem]) -> ChatStandIn:
-    """Answers from BFCL's possible answers; every fifth problem calls a function that does not exist."""
+    """Answers from BFCL's possible answers, half of them after reasoning; every fifth calls an unknown function."""
+    thoughts = ("", "<think>Not [f(a=0)], I think.</think>\n\n", "", "<reason>A [list]?</reason>")
     answers = {
-        problem.problem: "[no_such_function()]" if at % 5 == 4 else _calls(problem)
+        problem.problem: thoughts[at % 4] + ("[no_such_function()]" if at % 5 == 4 else _calls(problem))
         for at, problem in enumerate(problems)
     }
 
