@@ -116,7 +116,8 @@ RunFolder = Annotated[
         ),
         (
             "the paper's whole table, after `rstar2 eval setup paper-all`",
-            "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com",
+            "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com "
+            "--judge-model-name gpt-4.1",
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
