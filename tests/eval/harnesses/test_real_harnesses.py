@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -243,6 +244,19 @@ def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_quest
     assert len(model.asked) == led_before + 2 * len(problems)
 
 
+async def test_a_harness_that_is_killed_leaves_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(harness_of("bfcl-v4"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    worker = {"native_calls": False, "temperature": 0.0, "memory": str(tmp_path / "memory")}
+    async with started(harness_of("bfcl-v4"), "bfcl_v4", worker, tmp_path / "log") as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+    assert list(temporary.iterdir()) == []
+
+
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:
     from rstar2.doctor.harnesses import environments
 
@@ -258,6 +272,8 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     assert fault(harness) == "emoji lacks emoji/core.py"
     assert set_up(harness)
     assert fault(harness) is None
+    module.write_text("")
+    assert str(fault(harness)).startswith("emoji: emoji/core.py has 0 bytes, was installed with ")
     harness.python.unlink()
     assert "its Python does not run" in str(fault(harness))
     assert fault(replace(harness, packages=("emoji==2.14.0",))) == (
