@@ -116,7 +116,8 @@ RunFolder = Annotated[
         ),
         (
             "the paper's whole table, after `rstar2 eval setup paper-all`",
-            "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com",
+            "rstar2 eval paper-all --url http://gpu:8000 --judge-model-url https://api.openai.com "
+            "--judge-model-name gpt-4.1",
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
@@ -198,6 +199,7 @@ def run(
 
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.measure import measure
+    from rstar2.eval.runner import SamplesRefused
     from rstar2.eval.terminal.live import LiveView
     from rstar2.eval.terminal.tables import problems_table, result_tables
     from rstar2.report import write_report
@@ -205,7 +207,11 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
 
     with open_run(folder, "eval", plan.config) as run:
         _announce(plan, folder)
-        results, interrupted = measure(plan, run, LiveView(err))
+        refused: SamplesRefused | None = None
+        try:
+            results, interrupted = measure(plan, run, LiveView(err))
+        except SamplesRefused as error:
+            results, interrupted, refused = error.results, False, error
         summaries = [(result.name, result.summary) for result in results]
         for table in result_tables(summaries, out):
             out.print(table)
@@ -213,6 +219,8 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
             for result in results:
                 out.print(problems_table(result))
         out.print(f"report: {write_report(folder)}", soft_wrap=True)
+        if refused is not None:
+            raise refused
         if interrupted:
             err.print("start the same command again to continue")
             raise KeyboardInterrupt

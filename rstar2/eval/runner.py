@@ -59,6 +59,15 @@ class EvalResult:
     """Whether no sample is missing."""
 
 
+class SamplesRefused(Failure):
+    """A model or a judge model refused some samples, and answered the others."""
+
+    def __init__(self, message: str, hint: str, results: list[EvalResult]) -> None:
+        super().__init__(message, hint)
+        self.results = results
+        """Of the samples that there are."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One benchmark of a run."""
@@ -124,6 +133,7 @@ async def run_parts(
     Raises:
         UserError: two problems share an id, or a folder was made with other settings or problems.
         Failure: the engine or judge stayed away, or the disk is full. Finished samples are kept.
+        SamplesRefused: some samples are missing, since a server refused them; it has the results without them.
     """
     shared = _Shared(asyncio.Semaphore(in_flight), in_flight, stop or asyncio.Event())
     running = [_Benchmark(name, part, shared) for name, part in parts.items()]
@@ -140,7 +150,7 @@ async def run_parts(
     results = [part.conclude(about or {}, time.monotonic() - started) for part in running]
     if on_progress is not None:
         on_progress(meter.read())
-    _raise_first(running)
+    _raise_first(running, results)
     return results
 
 
@@ -162,15 +172,17 @@ async def _tick(meter: Meter, on_progress: OnProgress) -> None:
         await asyncio.sleep(max(_TICK_S, 30 * (time.monotonic() - started)))
 
 
-def _raise_first(parts: list[_Benchmark]) -> None:
+def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
     for part in parts:
         if part.failure is not None:
             raise part.failure
     refused = [error for part in parts for error in part.refused]
     if refused:
-        raise Failure(
-            f"{len(refused)} samples failed: {refused[0].message}",
-            "The others are kept; start the same command again to try these again.",
+        total = sum(part.total for part in parts)
+        raise SamplesRefused(
+            f"{len(refused)} of {total} samples failed: {refused[0].message}",
+            "The numbers are those of the others, which are kept; start the same command again to try these again.",
+            results,
         )
 
 

@@ -142,6 +142,28 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(harness: Path, model
     assert len(model.asked) == count
 
 
+def test_what_a_server_refuses_leaves_the_numbers_and_the_page_of_the_others(
+    harness: Path, model: ChatStandIn
+) -> None:
+    asked = ("eval", "ifbench", "--url", model.url, "--run", "r")
+    model.refuses = "four"
+    ran = rstar2(*asked)
+    assert ran.code == 1, printed(ran)
+    assert "1 of 6 samples failed: the server at" in printed(ran)
+    assert "too long" in printed(ran)
+    assert "prompt, strict" in ran.stdout
+    assert "report: r/report.html" in ran.stdout
+    assert Path("r/report.html").exists()
+    assert json.loads(Path("r/ifbench/results.json").read_text())["missing"] == 1
+    model.refuses = "Say"
+    Path("r").rename("before")
+    ran = rstar2(*asked)
+    assert ran.code == 1, printed(ran)
+    assert "6 of 6 samples failed" in printed(ran)
+    model.refuses = ""
+    assert rstar2(*asked).code == 0
+
+
 def test_a_run_with_other_settings_is_refused(harness: Path, model: ChatStandIn) -> None:
     assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2).code == 0
     again = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2, "--temperature", 0.5)

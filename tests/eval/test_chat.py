@@ -104,7 +104,9 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
 
 
 async def test_one_of_several_models_must_be_named() -> None:
-    with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
-            with pytest.raises(EngineError, match="holds 2 models: a, b"):
-                await chat.named()
+    for names, held in {"ab": "2 models: a, b", "abcdefgh": "8 models: a, b, c, d, e and 3 more"}.items():
+        with serving(ChatStandIn(lambda body: "fine", names=tuple(names))) as server:
+            async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+                with pytest.raises(EngineError) as several:
+                    await chat.named()
+        assert several.value.message == f"the server at {server.url} holds {held}"

@@ -252,7 +252,7 @@ async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
     run: Run, engine: SeededEngine, tmp_path: Path
 ) -> None:
     engine.refuses = PROBLEMS[3].problem
-    with pytest.raises(Failure, match="4 samples failed: the prompt is too long"):
+    with pytest.raises(Failure, match="4 of 48 samples failed: the prompt is too long"):
         await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
     done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
     assert done == {problem.id for problem in PROBLEMS} - {"p3"}

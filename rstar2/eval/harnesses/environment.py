@@ -27,9 +27,14 @@ import importlib.metadata, importlib.util, json, sys
 found, gone = {}, ""
 for each in importlib.metadata.distributions():
     found[each.name.lower().replace("_", "-")] = each.version
-    files = [] if each.name in ("pip", "setuptools") else each.files or []
-    missing = [str(file) for file in files if not file.suffix == ".pyc" and not each.locate_file(file).exists()]
-    gone = gone or (f"{each.name} lacks {missing[0]}" if missing else "")
+    files = [] if gone or each.name in ("pip", "setuptools") else each.files or []
+    for file in (file for file in files if file.suffix != ".pyc"):
+        path = each.locate_file(file)
+        if not path.exists():
+            gone = f"{each.name} lacks {file}"
+        # To cacert.pem administrators add certificates of their own.
+        elif file.name != "cacert.pem" and file.size not in (None, path.stat().st_size):
+            gone = f"{each.name}: {file} has {path.stat().st_size} bytes, was installed with {file.size}"
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": found, "gone": gone, "absent": absent}))
 """
@@ -118,7 +123,7 @@ def require(harness: Harness, benchmark: str) -> None:
 
 def fault(harness: Harness) -> str | None:
     """What is wrong with the environment; None where it is as it was recorded."""
-    record = read_json(harness.folder / _RECORD) if harness.folder.is_dir() else None
+    record = _recorded(harness)
     if record is None:
         return "half-made" if harness.folder.is_dir() else "not set up"
     if record["packages"] != harness.pins:
@@ -137,14 +142,24 @@ def fault(harness: Harness) -> str | None:
 
 def installed(harness: Harness) -> dict[str, str]:
     """The recorded version of every package in the environment, by its name."""
-    record = read_json(harness.folder / _RECORD) or {"installed": {}}
-    return dict(record["installed"])
+    return dict((_recorded(harness) or {"installed": {}})["installed"])
 
 
 def decides(harness: Harness) -> dict[str, Any]:
     """What tells two results of a harness apart: its pins, and a digest of every version in the environment."""
     versions = json.dumps(sorted(installed(harness).items()))
     return {"harness": harness.pins, "harness_sha256": hashlib.sha256(versions.encode()).hexdigest()}
+
+
+def _recorded(harness: Harness) -> dict[str, Any] | None:
+    """What `set_up` recorded at its end; None where it did not come to that, or the record is damaged."""
+    try:
+        record = read_json(harness.folder / _RECORD)
+    except UserError:
+        return None
+    kinds = {"packages": list, "installed": dict}
+    whole = isinstance(record, dict) and all(isinstance(record.get(key), kinds[key]) for key in kinds)
+    return record if whole else None
 
 
 def _fault_of(seen: dict[str, Any]) -> str | None:

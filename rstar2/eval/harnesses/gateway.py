@@ -1,7 +1,8 @@
 """Lets a harness ask the model by OpenAI's API: a small server on this machine, in front of the model of the run.
 
 Every harness comes through here, whatever holds the model, so that the token budget, the retries, the counts and the
-record of each conversation are the same for all.
+record of each conversation are the same for all. The harness gets each reply without its reasoning, which it would take
+for the answer; the record keeps it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from rstar2.errors import RStarError
-from rstar2.eval.methods.chat import Chat, Reply, chat_sampling
+from rstar2.eval.methods.chat import Chat, Reply, answer_text, chat_sampling
 from rstar2.eval.settings import EvalSettings, sample_seed
 
 _ANY_SIZE = 1 << 30
@@ -78,6 +79,7 @@ class Gateway:
             conversation.failure = error
             return _refused(error.message)
         conversation.replies.append(reply)
+        message = {**reply.message, "content": answer_text(reply.text)}
         usage = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens}
         return web.json_response(
             {
@@ -85,7 +87,7 @@ class Gateway:
                 "object": "chat.completion",
                 "created": int(time.time()),
                 "model": body.get("model", ""),
-                "choices": [{"index": 0, "message": reply.message, "finish_reason": reply.finish}],
+                "choices": [{"index": 0, "message": message, "finish_reason": reply.finish}],
                 "usage": {**usage, "total_tokens": sum(usage.values())},
             }
         )

@@ -21,6 +21,8 @@ _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
+_LAST_LINES = 12
+"""Of a log, in a message."""
 
 
 class Refused(RStarError):
@@ -125,7 +127,12 @@ def once(harness: Harness, module: str, settings: Mapping[str, Any], action: str
 
     async def ask() -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            async with started(harness, module, settings, Path(folder) / "log") as process:
-                return await process.ask(action)
+            log = Path(folder) / "log"
+            try:
+                async with started(harness, module, settings, log) as process:
+                    return await process.ask(action)
+            except Failure as error:  # whose log is about to be removed
+                last = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+                raise Failure(error.message, "\n".join(["Its log ended with:", *last])) from error
 
     return asyncio.run(ask())

@@ -30,6 +30,8 @@ JUDGE_MODEL = "judge model"
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
+_NAMED = 5
+"""Of a server's models, how many a message names; the services of vendors hold a hundred."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
@@ -208,7 +210,8 @@ class ServerChat:
                 f"{self.url}/v1/models is not an OpenAI model list", "Check the URL."
             ) from error
         if len(names) != 1:
-            held = ", ".join(names)
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            held = ", ".join(names[:_NAMED]) + more
             option = "--judge-model-name" if self._service == JUDGE_MODEL else "--model-name"
             raise EngineError(
                 f"{self._where} holds {len(names)} models: {held}", f"Name one of them with {option}."

@@ -43,6 +43,19 @@ async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -
     assert late.status_code == 400
 
 
+async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() -> None:
+    said = "<reason>[f(a=0)] is wrong.</reason><answer>[f(a=1)]</answer>"
+    with serving(ChatStandIn(lambda body: said)) as server:
+        async with (
+            aclosing(ServerChat(server.url, None, 5, 60)) as chat,
+            Gateway(chat, SETTINGS) as gateway,
+            gateway.conversation() as conversation,
+        ):
+            answer = (await post(conversation.url)).json()
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "[f(a=1)]"}
+    assert [reply.text for reply in conversation.replies] == [said]
+
+
 class Asks:
     """A harness's program that asks once, and then cannot read the reply."""
 

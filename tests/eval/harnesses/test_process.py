@@ -12,7 +12,7 @@ import pytest
 
 from rstar2.errors import Failure
 from rstar2.eval.harnesses.environment import Harness
-from rstar2.eval.harnesses.process import HarnessProcess, Refused, started
+from rstar2.eval.harnesses.process import HarnessProcess, Refused, once, started
 
 WORKER = """
 import os, sys, time
@@ -81,3 +81,12 @@ async def test_a_program_that_does_not_start_is_said(harness: Harness, tmp_path:
     with pytest.raises(Failure, match="does not start: ValueError: no such word"):
         async with running(harness, tmp_path, "bad"):
             pass
+
+
+def test_what_is_asked_once_fails_with_the_end_of_its_log(harness: Harness) -> None:
+    with pytest.raises(
+        Failure, match="does not start: ModuleNotFoundError: No module named 'no_such'"
+    ) as caught:
+        once(harness, "no_such", {}, "entries")
+    assert caught.value.hint.startswith("Its log ended with:\n")
+    assert caught.value.hint.endswith("ModuleNotFoundError: No module named 'no_such'")

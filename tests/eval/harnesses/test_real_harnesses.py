@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
@@ -89,9 +90,10 @@ async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> N
 
 
 def oracle(problems: list[Problem]) -> ChatStandIn:
-    """Answers from BFCL's possible answers; every fifth problem calls a function that does not exist."""
+    """Answers from BFCL's possible answers, half of them after reasoning; every fifth calls an unknown function."""
+    thoughts = ("", "<think>Not [f(a=0)], I think.</think>\n\n", "", "<reason>A [list]?</reason>")
     answers = {
-        problem.problem: "[no_such_function()]" if at % 5 == 4 else _calls(problem)
+        problem.problem: thoughts[at % 4] + ("[no_such_function()]" if at % 5 == 4 else _calls(problem))
         for at, problem in enumerate(problems)
     }
 
@@ -242,6 +244,19 @@ def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_quest
     assert len(model.asked) == led_before + 2 * len(problems)
 
 
+async def test_a_harness_that_is_killed_leaves_no_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up(harness_of("bfcl-v4"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    worker = {"native_calls": False, "temperature": 0.0, "memory": str(tmp_path / "memory")}
+    async with started(harness_of("bfcl-v4"), "bfcl_v4", worker, tmp_path / "log") as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+    assert list(temporary.iterdir()) == []
+
+
 def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest.CaptureFixture[str]) -> None:
     from rstar2.doctor.harnesses import environments
 
@@ -257,6 +272,8 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     assert fault(harness) == "emoji lacks emoji/core.py"
     assert set_up(harness)
     assert fault(harness) is None
+    module.write_text("")
+    assert str(fault(harness)).startswith("emoji: emoji/core.py has 0 bytes, was installed with ")
     harness.python.unlink()
     assert "its Python does not run" in str(fault(harness))
     assert fault(replace(harness, packages=("emoji==2.14.0",))) == (

@@ -1,17 +1,16 @@
 """BFCL v4 by the package bfcl-eval: the categories of one turn, of several, and of two kinds of memory."""
 
-import atexit
 import os
 import shutil
-import tempfile
+import sys
 import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-# It makes folders for results there when it is imported; results here go through the pipe.
-os.environ["BFCL_PROJECT_ROOT"] = tempfile.mkdtemp(prefix="bfcl-")
+# It makes empty folders there when it is imported, in the environment of the harness; results go through the pipe.
+os.environ["BFCL_PROJECT_ROOT"] = str(Path(sys.prefix) / "project")
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
 from bfcl_common import MODEL, BFCLWorker, Entry
@@ -23,7 +22,6 @@ from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.model_handler.api_inference.openai_completion import OpenAICompletionsHandler
 from openai import OpenAI
 
-atexit.register(shutil.rmtree, os.environ["BFCL_PROJECT_ROOT"], ignore_errors=True)
 _REQUEST_S = 86400.0
 """The gateway has the bounds; a client that gave up earlier would only ask twice."""
 
