@@ -173,6 +173,39 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_of(
     assert "gives no log-probabilities of a prompt" in ran.stderr
 
 
+def test_the_temperature_of_a_server_is_not_ours_to_choose(run: Path) -> None:
+    ran = rstar2("analyze", run, "--url", "http://127.0.0.1:1", "--temperature", 0.6)
+    assert (ran.code, "--temperature changes nothing" in ran.stderr) == (2, True)
+
+
+def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.prompt_logprobs = True
+    for name, again in (("one", 1), ("one", 0), ("other", 1)):
+        standin.names, asked = (name,), len(standin.asked)
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+        assert ran.code == 0, ran.stderr
+        assert len(standin.asked) == asked + again
+
+
+def test_a_model_whose_template_knows_no_tools_gives_entropies(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
+) -> None:
+    plain = shutil.copytree(model_folder, tmp_path / "plain")
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (plain / "chat_template.jinja").write_text(template)
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.root, standin.prompt_logprobs = str(plain), True
+    for source in (("--model", plain), ("--url", standin.url)):
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", *source, "--json")
+        assert ran.code == 0, ran.stderr
+        assert json.loads(ran.stdout)["entropy"]["rows"][0][2] == 1
+
+
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:
     traces = tmp_path / "traces.jsonl"
     shutil.copy(run / "eval" / "stage1" / "traces.jsonl", traces)
