@@ -263,7 +263,7 @@ class _Set:
             if self.entropies.reader is None or not self.kind:
                 on_done(len(window))
                 continue
-            tokens = [self.entropies.reader.read(trace) for trace in window]
+            tokens = self.entropies.reader.read_all(window)
             found = _held(stored, len(rows), len(window)) or self.entropies.compute(window, on_done)
             if found is None:
                 self.kind = ""
