@@ -16,7 +16,8 @@ Value = str | int | float | None
 """None is shown as a dash: there was nothing to count."""
 Row = tuple[Value, ...]
 Chart = dict[str, Any]
-"""JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from."""
+"""JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from; perhaps
+`usual`, the band in which its values usually lie.""" ""
 
 
 @dataclass
@@ -39,6 +40,12 @@ class Table:
 def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
     """An estimate's value, low and high."""
     return number(estimate.value), number(estimate.low), number(estimate.high)
+
+
+def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
+    """`interval` of a share, which lies between 0 and 1."""
+    value, low, high = interval(estimate)
+    return value, *(None if end is None else min(1.0, max(0.0, float(end))) for end in (low, high))
 
 
 def number(value: float) -> float | None:

@@ -206,6 +206,25 @@ def test_a_model_whose_template_knows_no_tools_gives_entropies(
         assert json.loads(ran.stdout)["entropy"]["rows"][0][2] == 1
 
 
+def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / run / "eval" / "stage3" / "traces.jsonl" for run in ("before", "after")]
+    for path in paths:
+        with TraceWriter(path) as writer:
+            writer.write(make_trace())
+    ran = rstar2("analyze", *paths, "--json", "--output", tmp_path / "both")
+    assert ran.code == 0, ran.stderr
+    rows = json.loads(ran.stdout)["behaviour"]["rows"]
+    assert [row[0] for row in rows] == ["before stage3", "after stage3"]
+    twice = rstar2("analyze", paths[0], paths[0], "--output", tmp_path / "both")
+    assert (twice.code, "is given twice" in twice.stderr) == (2, True)
+
+
+def test_several_paths_need_a_folder_for_what_is_said_of_them_together(run: Path) -> None:
+    files = [run / "eval" / "stage1" / "traces.jsonl", run / "plain" / "eval" / "stage1" / "traces.jsonl"]
+    ran = rstar2("analyze", *files)
+    assert (ran.code, "Name one with --output" in ran.stderr) == (2, True)
+
+
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:
     traces = tmp_path / "traces.jsonl"
     shutil.copy(run / "eval" / "stage1" / "traces.jsonl", traces)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 CHART = {
     "title": "aime24: entropy after a tool reply", "x": "tokens after a tool reply", "y": "nats", "unit": "",
-    "table": "entropy_around", "marks": [],
+    "table": "entropy_around", "marks": [], "usual": "a rise at the first token",
     "series": [{"name": "ok", "points": [[-1, 0.1], [0, 0.5, 0.4, 0.6], [1, 0.2]]},
                {"name": "failed", "points": [[-1, 0.1], [0, 0.9], [1, 0.3]]}],
 }  # fmt: skip
@@ -135,6 +135,7 @@ def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser:
     cells = browser.run(
         "return [...document.querySelectorAll('details details td')].slice(0, 6).map((node) => node.textContent)"
     )
+    assert "usual: a rise at the first token" in texts(browser, ".plots.small p")
     assert cells == ["NameError, in full", "3", "25.0 %", "ok", "9", "–"]
     saved = browser.run(
         "return [...document.querySelectorAll('a[download]')].map((node) => "

@@ -67,7 +67,7 @@ function tokenNode(text, nats, mark) {
 /** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts}; none without one. */
 function analysisPanels(analysis) {
   if (!analysis) return [];
-  const charts = analysis.charts.map(linePlot);
+  const charts = analysis.charts.map(plotWithUsual);
   const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
   const parts = [element("div", { class: "plots small" }, charts), tables];
   return [fold("Inside the traces: entropy, tool calls, behaviour", parts)];
