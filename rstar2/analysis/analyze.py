@@ -111,7 +111,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             "Servers asked by chat messages tell none. Without --model and --url, calls and behaviour are analysed.",
         )
     entropy_tables = uncertainty.tables(
-        [one.uncertainty for one in with_entropy], {one.set.label: SOURCES[one.kind] for one in with_entropy}
+        [one.uncertainty for one in with_entropy],
+        {one.set.label: one.entropies.said() for one in with_entropy},
     )
     steps = _entropy_steps(with_entropy)
     call_tables = calls.tables([one.calls for one in measured])
@@ -154,6 +155,7 @@ class _Entropies:
         folder: Path | None = None
         self._tokenizer: Any = None
         self._served = ""
+        self._wrote = traces.model_sha256
         if source.url is not None:
             served = asyncio.run(_served(source.url, source.model_name))
             self._served = served.model
@@ -173,6 +175,15 @@ class _Entropies:
         if folder is not None:
             self._tokenizer = load_tokenizer(folder)
         self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
+
+    def said(self) -> str:
+        """What the entropies are, and whether the model is known to be the one that wrote the traces."""
+        exact = SOURCES[self.about["source"]]
+        if self.about["source"] != "model" or self._wrote == self.about["sha256"]:
+            return exact
+        if self._wrote is not None:
+            return "of another model"
+        return exact if self._source.model is None else f"{exact}, model not checked"
 
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.

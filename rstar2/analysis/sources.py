@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import UserError
+from rstar2.files import read_json
 from rstar2.runs import load_config
 
 
@@ -25,6 +26,13 @@ class TraceSet:
     """The folder of the model that wrote them, where the run holds it and it is the same for all."""
     tokenizer: Path | None
     """A model folder of the run with their tokenizer."""
+
+    @property
+    def model_sha256(self) -> str | None:
+        """The hash of the model that wrote them (`rstar2.eval.target.model_hash`), where an evaluation kept it."""
+        results = read_json(self.files[0].with_name("results.json")) or {}
+        sha256: str | None = (results.get("model") or {}).get("sha256")
+        return sha256
 
     @property
     def label(self) -> str:

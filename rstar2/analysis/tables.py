@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from rstar2.analysis.estimates import Estimate
 from rstar2.files import whole_file
 
@@ -17,7 +19,7 @@ Value = str | int | float | None
 Row = tuple[Value, ...]
 Chart = dict[str, Any]
 """JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from; perhaps
-`usual`, the band in which its values usually lie.""" ""
+`usual`, the band in which its values usually lie."""
 
 
 @dataclass
@@ -44,8 +46,8 @@ def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
 
 def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
     """`interval` of a share, which lies between 0 and 1."""
-    value, low, high = interval(estimate)
-    return value, *(None if end is None else min(1.0, max(0.0, float(end))) for end in (low, high))
+    low, high = (number(float(np.clip(end, 0.0, 1.0))) for end in (estimate.low, estimate.high))
+    return number(estimate.value), low, high
 
 
 def number(value: float) -> float | None:

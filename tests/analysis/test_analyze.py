@@ -13,6 +13,7 @@ from support.commands import rstar2
 from support.vllm_standin import StandIn, serving
 
 from rstar2.analysis.stored import place_of, read_entropies
+from rstar2.eval.target import model_hash
 from rstar2.files import write_json
 from rstar2.trace import TraceWriter
 
@@ -223,6 +224,22 @@ def test_several_paths_need_a_folder_for_what_is_said_of_them_together(run: Path
     files = [run / "eval" / "stage1" / "traces.jsonl", run / "plain" / "eval" / "stage1" / "traces.jsonl"]
     ran = rstar2("analyze", *files)
     assert (ran.code, "Name one with --output" in ran.stderr) == (2, True)
+
+
+def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
+    model_folder: Path, make_trace: Any, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    for recorded, said in (
+        ({}, "exact, model not checked"),
+        ({"sha256": model_hash(model_folder)}, "exact"),
+        ({"sha256": "0" * 64}, "of another model"),
+    ):
+        write_json(tmp_path / "results.json", {"model": recorded})
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
+        assert ran.code == 0, ran.stderr
+        assert json.loads(ran.stdout)["entropy"]["rows"][0][1] == said
 
 
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:
