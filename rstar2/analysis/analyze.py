@@ -11,6 +11,8 @@ The entropy of each token goes beside the traces (`rstar2.analysis.stored`).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,11 +29,12 @@ from rstar2.analysis.sources import TraceSet, find_sets
 from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies, write_entropies
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokens import TokenReader
-from rstar2.engines.models import local_model
+from rstar2.engines.models import ask_served, local_model, server_tokenizer
+from rstar2.engines.vllm import Served, VLLMEngine
 from rstar2.errors import Failure, UserError
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json
-from rstar2.prompts import ChatCodec, load_codec
+from rstar2.prompts import load_tokenizer
 from rstar2.trace import Trace, read_traces
 
 WINDOW = 2048
@@ -88,6 +91,11 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
     """
     if source.model_name and source.url is None:
         raise UserError("--model-name names a model on a server", "Give the server with --url.")
+    if source.url is not None and source.temperature != 1.0:
+        raise UserError(
+            "--temperature changes nothing in what a server returns, which is at temperature 1",
+            "Leave it out, or compute the entropies here: --model without --url.",
+        )
     sets = find_sets(paths)
     models = _Models()
     measured = []
@@ -103,7 +111,8 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             "Servers asked by chat messages tell none. Without --model and --url, calls and behaviour are analysed.",
         )
     entropy_tables = uncertainty.tables(
-        [one.uncertainty for one in with_entropy], {one.set.label: SOURCES[one.kind] for one in with_entropy}
+        [one.uncertainty for one in with_entropy],
+        {one.set.label: one.entropies.said() for one in with_entropy},
     )
     steps = _entropy_steps(with_entropy)
     call_tables = calls.tables([one.calls for one in measured])
@@ -144,10 +153,17 @@ class _Entropies:
         self._models = models
         self.about: dict[str, Any] = {"source": "", "temperature": source.temperature}
         folder: Path | None = None
-        self._codec: ChatCodec | None = None
+        self._tokenizer: Any = None
+        self._served = ""
+        self._wrote = traces.model_sha256
         if source.url is not None:
-            self.about |= {"source": "server", "url": source.url, "model": source.model_name}
-            self._codec = _server_codec(source)
+            served = asyncio.run(_served(source.url, source.model_name))
+            self._served = served.model
+            self.about |= {"source": "server", "url": source.url, "model": served.model, "root": served.root}
+            if source.model is None:
+                self._tokenizer = server_tokenizer(source.url, served)
+            else:
+                self._tokenizer = load_tokenizer(local_model(source.model))
         elif source.model is not None or traces.model is not None:
             folder = local_model(source.model) if source.model is not None else traces.model
             assert folder is not None
@@ -157,8 +173,17 @@ class _Entropies:
             folder = traces.tokenizer
         self._folder = folder
         if folder is not None:
-            self._codec = load_codec(folder)
-        self.reader = TokenReader(self._codec.tokenizer) if self._codec is not None else None
+            self._tokenizer = load_tokenizer(folder)
+        self.reader = TokenReader(self._tokenizer) if self._tokenizer is not None else None
+
+    def said(self) -> str:
+        """What the entropies are, and whether the model is known to be the one that wrote the traces."""
+        exact = SOURCES[self.about["source"]]
+        if self.about["source"] != "model" or self._wrote == self.about["sha256"]:
+            return exact
+        if self._wrote is not None:
+            return "of another model"
+        return exact if self._source.model is None else f"{exact}, model not checked"
 
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.
@@ -187,27 +212,16 @@ class _Entropies:
             from rstar2.analysis import server
 
             assert self._source.url is not None
-            assert self._codec is not None
-            size = len(self._codec.tokenizer)
-            return list(server.bounds(self._source.url, self._source.model_name, traces, size, on_done))
+            size = len(self._tokenizer)
+            return list(server.bounds(self._source.url, self._served, traces, size, on_done))
         kept = [kept_surprisal(trace) for trace in traces]
         on_done(len(traces))
         return None if any(each is None for each in kept) else [(each, None) for each in kept]
 
 
-def _server_codec(source: EntropySource) -> ChatCodec:
-    if source.model is not None:
-        return load_codec(local_model(source.model))
-    import asyncio
-
-    from rstar2.engines.models import open_server
-
-    async def ask() -> ChatCodec:
-        opened = await open_server(source.url or "", source.model_name)
-        await opened.engine.aclose()
-        return opened.codec
-
-    return asyncio.run(ask())
+async def _served(url: str, name: str | None) -> Served:
+    async with contextlib.aclosing(VLLMEngine(url, name)) as engine:
+        return await ask_served(engine)
 
 
 class _Set:
@@ -260,7 +274,7 @@ class _Set:
             if self.entropies.reader is None or not self.kind:
                 on_done(len(window))
                 continue
-            tokens = [self.entropies.reader.read(trace) for trace in window]
+            tokens = self.entropies.reader.read_all(window)
             found = _held(stored, len(rows), len(window)) or self.entropies.compute(window, on_done)
             if found is None:
                 self.kind = ""

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from rstar2.analysis.estimates import Sums
-from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number
+from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, share_interval
 from rstar2.trace import Trace
 
 GRAM = 8
@@ -112,7 +112,11 @@ class Behaviour:
         sums = Sums()
         for problem, facts in self._facts.items():
             _add(sums, problem, [each for _, each in facts])
-        return [(self.label, fact, *interval(each)) for fact in _FACTS if (each := sums.estimate(fact)).count]
+        return [
+            (self.label, fact, *(share_interval(each) if column.endswith("share") else interval(each)))
+            for fact, column in _FACTS.items()
+            if (each := sums.estimate(fact)).count
+        ]
 
 
 def _add(sums: Sums, problem: str, traces: list[dict[str, float]]) -> None:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from rstar2.analysis.estimates import Sums
-from rstar2.analysis.tables import Chart, Row, Table, Value, chart, interval, number, ratio
+from rstar2.analysis.tables import Chart, Row, Table, Value, chart, number, ratio, share_interval
 from rstar2.trace import ToolCall, Trace
 
 _EXCEPTION = re.compile(
@@ -100,7 +100,7 @@ class Calls:
         return (
             self.label,
             calls,
-            *interval(self.sums.estimate("failed")),
+            *share_interval(self.sums.estimate("failed")),
             number(self.sums.estimate("failed correct").value),
             *map(number, shares),
             number(float(np.mean(self._tries))) if self._tries else None,
@@ -118,7 +118,7 @@ class Calls:
     def turns(self) -> list[Row]:
         turns = sorted(int(cell.split()[1]) for cell in self.sums.cells() if cell.startswith("turn "))
         rows = [(turn, self.sums.estimate(f"turn {turn}")) for turn in turns]
-        return [(self.label, turn, each.count, *interval(each)) for turn, each in rows]
+        return [(self.label, turn, each.count, *share_interval(each)) for turn, each in rows]
 
     def steps(self) -> list[Row]:
         return self._kinds_by(self._by_step)
@@ -202,5 +202,6 @@ def charts(sets: list[Calls], steps: Table) -> list[Chart]:
             shares = {row[1]: row[4] for row in rows if row[2] == kind}
             lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in all_steps]))
         if len(all_steps) > 1 and lines:
-            drawn.append(chart(steps, f"{each.label}: failed calls by kind", "steps", "share", lines))
+            title = f"{each.label}: failed calls by kind"
+            drawn.append({**chart(steps, title, "steps", "share", lines), "usual": f"all kinds, {_PAPER}"})
     return drawn

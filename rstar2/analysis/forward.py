@@ -41,7 +41,7 @@ def entropies(
     temperature: float = 1.0,
     on_done: Callable[[int], None] | None = None,
 ) -> list[NDArray[np.float32]]:
-    """The entropy of the distribution that each token of the model's was drawn from, in nats.
+    """The entropy of the model's distribution at each token that it wrote, in nats.
 
     Args:
         traces: their lengths may differ; a batch holds similar ones.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import UserError
+from rstar2.files import read_json
 from rstar2.runs import load_config
-from rstar2.trace import Trace, read_traces
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,48 @@ class TraceSet:
     """A model folder of the run with their tokenizer."""
 
     @property
+    def model_sha256(self) -> str | None:
+        """The hash of the model that wrote them (`rstar2.eval.target.model_hash`), where an evaluation kept it."""
+        results = read_json(self.files[0].with_name("results.json")) or {}
+        sha256: str | None = (results.get("model") or {}).get("sha256")
+        return sha256
+
+    @property
     def label(self) -> str:
         return f"{self.arm} {self.name}".strip()
 
-    @property
-    def of_training(self) -> bool:
-        return self.model is None and self.tokenizer is not None
-
-    def traces(self) -> Iterator[Trace]:
-        """All traces but those that the engine could not finish; UserError where a file is damaged."""
-        for path in self.files:
-            for trace in read_traces(path):
-                if trace.finish != "error":
-                    yield trace
-
 
 def find_sets(paths: list[Path]) -> list[TraceSet]:
-    """The sets of traces in files and runs; with several paths the arm begins with the path's name.
+    """The sets of traces in files and runs; with several paths the arm begins with where the path is unlike the others.
 
-    UserError for a path that is neither, or without traces.
+    UserError for a path that is neither, is given twice, or has no traces.
     """
     found = []
-    for path in paths:
+    for path, unlike in zip(paths, _unlike(paths), strict=True):
         sets = [_of_file(path)] if path.is_file() else _of_run(path)
         if not sets:
             raise UserError(
                 f"no traces in {path}", "Give a run that measured or trained something, or a file of traces."
             )
         for each in sets:
-            arm = f"{path.resolve().name} {each.arm}".strip() if len(paths) > 1 else each.arm
+            arm = f"{unlike} {each.arm}".strip()
             found.append(TraceSet(each.name, arm, each.files, each.model, each.tokenizer))
     return found
+
+
+def _unlike(paths: list[Path]) -> list[str]:
+    """Of each path what is left without the folders that all begin and end with; empty for a single path."""
+    split = [path.resolve().parts for path in paths]
+    for path, parts in zip(paths, split, strict=True):
+        if split.count(parts) > 1:
+            raise UserError(f"{path} is given twice", "Give each run or file once.")
+    if len(split) < 2:
+        return [""] * len(split)
+    most = min(map(len, split)) - 1
+    begins = next((i for i in range(most) if len({parts[i] for parts in split}) > 1), most)
+    most -= begins
+    ends = next((i for i in range(most) if len({parts[-1 - i] for parts in split}) > 1), most)
+    return ["/".join(parts[begins : len(parts) - ends]) for parts in split]
 
 
 def _of_file(path: Path) -> TraceSet:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from rstar2.analysis.estimates import Estimate
 from rstar2.files import whole_file
 
@@ -16,7 +18,8 @@ Value = str | int | float | None
 """None is shown as a dash: there was nothing to count."""
 Row = tuple[Value, ...]
 Chart = dict[str, Any]
-"""JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from."""
+"""JSON-able: as `rstar2.report.collect.Chart`, with `table`, the name of the table that it is drawn from; perhaps
+`usual`, the band in which its values usually lie."""
 
 
 @dataclass
@@ -39,6 +42,12 @@ class Table:
 def interval(estimate: Estimate) -> tuple[Value, Value, Value]:
     """An estimate's value, low and high."""
     return number(estimate.value), number(estimate.low), number(estimate.high)
+
+
+def share_interval(estimate: Estimate) -> tuple[Value, Value, Value]:
+    """`interval` of a share, which lies between 0 and 1."""
+    low, high = (number(float(np.clip(end, 0.0, 1.0))) for end in (estimate.low, estimate.high))
+    return number(estimate.value), low, high
 
 
 def number(value: float) -> float | None:

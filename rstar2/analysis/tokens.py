@@ -28,6 +28,8 @@ _REPLACED = "\ufffd"
 """What a tokenizer gives for a part of a character."""
 _LONGEST_CHARACTER = 6
 """Tokens that one character, or several joined ones, may be spread over."""
+_MAY_DIFFER = 2
+"""Turns that may read otherwise than their traces say, however few there are; of many a tenth."""
 
 Outcome = Literal["ok", "failed"]
 
@@ -43,21 +45,40 @@ class WrittenTokens:
     kind: NDArray[np.uint8]
     """Shape (M,): an index of KINDS."""
     characters: NDArray[np.uint16]
-    """Shape (M,): how many characters of the turn's text the token stands for; 0 for special tokens."""
+    """Shape (M,): how many characters of the turn's text the token stands for; 0 for special tokens.
+
+    A turn's first token also stands for what the chat template had written of the turn, where the text has that.
+    """
     words: list[str]
     """The word or sign that each token begins or is part of, in small letters; NUMBER; empty for white space."""
 
 
 class TokenReader:
-    """Reads traces with the tokenizer that they were written with.
-
-    UserError, from `read`, where it is found to be another one.
-    """
+    """Reads traces with the tokenizer that they were written with."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
-        self._turns = self._unlike = 0
+        # Decoders drop the space before a text's first word: other tokens are decoded after this one.
+        self._before = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
+        self._text_before = self._decode(self._before)
+        self._turns = 0
+        self._unlike: list[str] = []
+        """What is said of each turn that reads otherwise than its trace says."""
+
+    def read_all(self, traces: Sequence[Trace]) -> list[WrittenTokens]:
+        """The tokens of each trace; UserError where the traces were written with another tokenizer.
+
+        A few turns may differ: some models write bytes that are no text.
+        """
+        tokens = [self.read(trace) for trace in traces]
+        if len(self._unlike) > max(self._turns // 10, min(_MAY_DIFFER, self._turns - 1)):
+            raise UserError(
+                f"the traces were written with another tokenizer than {self._tokenizer.name_or_path}: "
+                f"it reads {self._unlike[0]}",
+                "Give the model that wrote them with --model.",
+            )
+        return tokens
 
     def read(self, trace: Trace) -> WrittenTokens:
         turns = [self._turn(trace, turn) for turn in trace.turns if trace.response_ids]
@@ -74,7 +95,7 @@ class TokenReader:
         """The kind, the characters and the word of each token of a turn."""
         texts = self.texts(trace.response_ids[turn.start : turn.end])
         text = "".join(texts)
-        self._check(trace, text, turn.text)
+        started = self._started(trace, text, turn.text)
         ends = list(accumulate(map(len, texts)))
         # The first letter decides: a token may begin with the space before its word.
         firsts = [
@@ -95,16 +116,20 @@ class TokenReader:
             at = bisect_right(begins, first) - 1
             inside = piece.strip() and at >= 0 and first < found[at][1]
             words.append(found[at][2] if inside else "")
-        return kinds, [len(piece) for piece in texts], words
+        lengths = [len(piece) for piece in texts]
+        lengths[:1] = [started + length for length in lengths[:1]]
+        return kinds, lengths, words
 
     def texts(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each token; special tokens have none, and a character over several tokens is the first one's."""
         texts = [self._text(token_id) for token_id in token_ids]
+        first = next((i for i, text in enumerate(texts) if text), 0)
+        texts[first : first + 1] = [self._decode(token_ids[first : first + 1])]
         for i, text in enumerate(texts):
             if _REPLACED not in text:
                 continue
             for end in range(i + 2, min(i + _LONGEST_CHARACTER, len(texts)) + 1):
-                joined = self._decode(token_ids[i:end])
+                joined = self._inside(token_ids[i:end]) if i > first else self._decode(token_ids[i:end])
                 if _REPLACED not in joined:
                     texts[i:end] = [joined, *[""] * (end - i - 1)]
                     break
@@ -112,22 +137,26 @@ class TokenReader:
 
     def _text(self, token_id: int) -> str:
         if token_id not in self._texts:
-            self._texts[token_id] = self._decode([token_id])
+            self._texts[token_id] = self._inside([token_id])
         return self._texts[token_id]
+
+    def _inside(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens that are not the first of a turn."""
+        return self._decode([*self._before, *token_ids]).removeprefix(self._text_before)
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def _check(self, trace: Trace, text: str, written: str) -> None:
-        """A few turns may differ, and those in which a model wrote bytes that are no text."""
+    def _started(self, trace: Trace, text: str, written: str) -> int:
+        """The characters at the beginning of a turn that the chat template wrote, not the model."""
         self._turns += 1
-        self._unlike += text != written and _REPLACED not in written
-        if self._unlike > self._turns // 10:
-            raise UserError(
-                f"the traces were written with another tokenizer than {self._tokenizer.name_or_path}: "
-                f"it reads a turn of {trace.problem_id} as {text[:40]!r}, the trace says {written[:40]!r}",
-                "Give the model that wrote them with --model.",
+        if text and written.endswith(text):
+            return len(written) - len(text)
+        if text != written and _REPLACED not in written:
+            self._unlike.append(
+                f"a turn of {trace.problem_id} as {text[:40]!r}, the trace says {written[:40]!r}"
             )
+        return 0
 
 
 def after_reply(tokens: WrittenTokens, trace: Trace) -> NDArray[np.int32]:

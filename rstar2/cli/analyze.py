@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rstar2.cli.common import AsJson, ModelName, err, examples, out
+from rstar2.errors import UserError
 
 if TYPE_CHECKING:
     from rstar2.analysis.tables import Table
@@ -53,7 +54,9 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The folder for tables and plots; `analysis` in the run by default."
+            "--output",
+            "-o",
+            help="The folder for tables and plots; `analysis` in the run by default; several paths need one.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -68,6 +71,11 @@ def command(
 
     from rstar2.analysis.analyze import EntropySource, analyze
 
+    if len(paths) > 1 and output is None:
+        raise UserError(
+            "what is said of several paths together belongs in a folder of its own",
+            "Name one with --output.",
+        )
     source = EntropySource(model, url, model_name, temperature)
     with err.status("reading traces") as status:
         analysis = analyze(

@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rstar2.engines.base import Engine, EngineUnavailable
 from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
@@ -173,20 +174,20 @@ def _opened(
         codec = load_codec(folder or tokenizer, choice)
     else:
         folder = Path(served.root) if Path(served.root).is_dir() else None
-        codec = _codec_of_server(url, served.root, choice)
+        codec = codec_of(served.root, server_tokenizer(url, served), choice)
     engine = VLLMEngine(url, served.model, stop_token_ids=[codec.end_id], key=key)
     return ServerModel(engine, codec, served, folder)
 
 
-def _codec_of_server(url: str, root: str, choice: FormatChoice) -> ChatCodec:
+def server_tokenizer(url: str, served: Served) -> Any:
+    """The tokenizer of a server's model; UserError where there is none to load from where the server has it."""
     try:
-        tokenizer = load_tokenizer(root)
+        return load_tokenizer(served.root)
     except UserError as error:
         raise UserError(
-            f"the server at {url} loaded its model from {root}, and no tokenizer can be loaded from there here",
+            f"the server at {url} loaded its model from {served.root}, and no tokenizer can be loaded from there here",
             "Name the tokenizer: --model FOLDER, or a hub id.",
         ) from error
-    return codec_of(root, tokenizer, choice)
 
 
 async def ask_served(engine: VLLMEngine, wait_s: float = FIRST_ANSWER_S) -> Served:

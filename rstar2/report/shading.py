@@ -23,15 +23,20 @@ def shaded_traces(path: Path) -> Iterator[tuple[Trace, Shading | None]]:
         yield trace, next(shadings, None) if trace.finish != "error" else None
 
 
-def _shadings(held: TokenEntropies | None) -> Iterator[Shading]:
+def _shadings(held: TokenEntropies | None) -> Iterator[Shading | None]:
+    """None for a trace of which no tokens are known."""
     if held is None:
         return
     hundredths = np.rint(100 * held.entropy).astype(int)
     columns = [held.split(column) for column in (hundredths, held.characters, held.marks)]
     for entropy, characters, marks in zip(*columns, strict=True):
-        yield {
-            "source": held.about["source"],
-            "entropy": entropy.tolist(),
-            "characters": characters.tolist(),
-            "marks": marks.tolist(),
-        }
+        yield (
+            None
+            if not len(entropy)
+            else {
+                "source": held.about["source"],
+                "entropy": entropy.tolist(),
+                "characters": characters.tolist(),
+                "marks": marks.tolist(),
+            }
+        )

@@ -13,6 +13,7 @@ from support.commands import rstar2
 from support.vllm_standin import StandIn, serving
 
 from rstar2.analysis.stored import place_of, read_entropies
+from rstar2.eval.target import model_hash
 from rstar2.files import write_json
 from rstar2.trace import TraceWriter
 
@@ -171,6 +172,74 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_of(
     ran = rstar2("analyze", traces, "--url", standin.url, "--model", model_folder)
     assert ran.code == 1
     assert "gives no log-probabilities of a prompt" in ran.stderr
+
+
+def test_the_temperature_of_a_server_is_not_ours_to_choose(run: Path) -> None:
+    ran = rstar2("analyze", run, "--url", "http://127.0.0.1:1", "--temperature", 0.6)
+    assert (ran.code, "--temperature changes nothing" in ran.stderr) == (2, True)
+
+
+def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.prompt_logprobs = True
+    for name, again in (("one", 1), ("one", 0), ("other", 1)):
+        standin.names, asked = (name,), len(standin.asked)
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+        assert ran.code == 0, ran.stderr
+        assert len(standin.asked) == asked + again
+
+
+def test_a_model_whose_template_knows_no_tools_gives_entropies(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
+) -> None:
+    plain = shutil.copytree(model_folder, tmp_path / "plain")
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (plain / "chat_template.jinja").write_text(template)
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.root, standin.prompt_logprobs = str(plain), True
+    for source in (("--model", plain), ("--url", standin.url)):
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", *source, "--json")
+        assert ran.code == 0, ran.stderr
+        assert json.loads(ran.stdout)["entropy"]["rows"][0][2] == 1
+
+
+def test_files_of_the_same_name_are_told_apart_by_where_they_lie(make_trace: Any, tmp_path: Path) -> None:
+    paths = [tmp_path / run / "eval" / "stage3" / "traces.jsonl" for run in ("before", "after")]
+    for path in paths:
+        with TraceWriter(path) as writer:
+            writer.write(make_trace())
+    ran = rstar2("analyze", *paths, "--json", "--output", tmp_path / "both")
+    assert ran.code == 0, ran.stderr
+    rows = json.loads(ran.stdout)["behaviour"]["rows"]
+    assert [row[0] for row in rows] == ["before stage3", "after stage3"]
+    twice = rstar2("analyze", paths[0], paths[0], "--output", tmp_path / "both")
+    assert (twice.code, "is given twice" in twice.stderr) == (2, True)
+
+
+def test_several_paths_need_a_folder_for_what_is_said_of_them_together(run: Path) -> None:
+    files = [run / "eval" / "stage1" / "traces.jsonl", run / "plain" / "eval" / "stage1" / "traces.jsonl"]
+    ran = rstar2("analyze", *files)
+    assert (ran.code, "Name one with --output" in ran.stderr) == (2, True)
+
+
+def test_it_is_said_whether_the_model_is_the_one_that_was_measured(
+    model_folder: Path, make_trace: Any, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    for recorded, said in (
+        ({}, "exact, model not checked"),
+        ({"sha256": model_hash(model_folder)}, "exact"),
+        ({"sha256": "0" * 64}, "of another model"),
+    ):
+        write_json(tmp_path / "results.json", {"model": recorded})
+        ran = rstar2("analyze", tmp_path / "traces.jsonl", "--model", model_folder, "--json")
+        assert ran.code == 0, ran.stderr
+        assert json.loads(ran.stdout)["entropy"]["rows"][0][1] == said
 
 
 def test_a_damaged_file_beside_the_traces_is_named(run: Path, tmp_path: Path, model_folder: Path) -> None:

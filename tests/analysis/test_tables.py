@@ -247,6 +247,31 @@ def test_behaviour_is_told_by_difficulty_and_step() -> None:
     assert len(behaviour.charts([found], steps)) == 1
 
 
+def test_the_interval_of_a_share_stays_a_share() -> None:
+    behaved, called = Behaviour("made"), Calls("made")
+    for problem in range(4):
+        trace = _trace([_call("error" if problem == 0 else "ok")], problem=str(problem), verdict="wrong")
+        called.add(trace)
+        turns = [[_call("ok")]] * problem
+        behaved.add(_trace(*turns, problem=str(problem), verdict="wrong" if problem else "correct"))
+    rows = _rows(behaviour.tables([behaved])[2])
+    (correct,) = [row for row in rows if row["fact"] == "correct"]
+    assert (correct["mean"], correct["low"]) == (0.25, 0.0)
+    assert correct["high"] == 1.0
+    turns = next(row for row in rows if row["fact"] == "turns")
+    assert turns["high"] > turns["mean"] == 2.5
+    for row in (*_rows(calls.tables([called])[0]), *_rows(calls.tables([called])[2])):
+        assert (row["failed share"], row["low share"], row["high share"]) == (0.25, 0.0, 1.0)
+
+
+def test_the_plot_of_failed_calls_says_what_is_usual() -> None:
+    found = Calls("made")
+    for step in (1, 2):
+        found.add(_trace([_call("error", "NameError: x")], step=step))
+    (drawn,) = calls.charts([found], calls.tables([found])[-1])
+    assert "10 to 15 %" in drawn["usual"]
+
+
 def test_csv_files_and_plots_are_written(tmp_path: Path) -> None:
     table = Table("made", "Made", ("step", "share"), [(1, 0.5), (2, None)])
     write_csv(tmp_path, [table])

@@ -61,7 +61,52 @@ def test_traces_of_another_tokenizer_are_named(tokenizer: Any, make_trace: Any) 
     trace = make_trace()
     shifted = trace.model_copy(update={"response_ids": [token + 1 for token in trace.response_ids]})
     with pytest.raises(UserError, match="another tokenizer"):
-        TokenReader(tokenizer).read(shifted)
+        TokenReader(tokenizer).read_all([shifted])
+    with pytest.raises(UserError, match="another tokenizer"):
+        TokenReader(tokenizer).read_all([trace] * 8 + [shifted] * 2)
+
+
+def test_a_turn_that_differs_is_not_yet_another_tokenizer(tokenizer: Any, make_trace: Any) -> None:
+    odd, trace = make_trace(), make_trace()
+    odd.turns[0].text = "something else"
+    assert len(TokenReader(tokenizer).read_all([odd, trace, trace])) == 3
+
+
+def test_what_the_template_wrote_of_a_turn_belongs_to_its_first_token(
+    tokenizer: Any, make_trace: Any
+) -> None:
+    trace, plain = make_trace(()), make_trace(())
+    trace.turns[0].text = "<reason>\n" + trace.turns[0].text
+    (tokens,), (others,) = TokenReader(tokenizer).read_all([trace]), TokenReader(tokenizer).read_all([plain])
+    assert tokens.characters.sum() == len(trace.turns[0].text)
+    assert tokens.characters[0] == others.characters[0] + len("<reason>\n")
+    assert (tokens.kind == others.kind).all()
+
+
+def _llama_like() -> Any:
+    """A tokenizer that writes spaces as Llama 2 and Mistral do, and drops the one before the first word."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "</s>", "\u2581", "\u2581But", "\u2581it", "\u2581is", ".", "\u2581a", "a"]
+    raw = Tokenizer(models.BPE({**{word: i for i, word in enumerate(words)}, "<0xF0>": 9, "<0x9F>": 10,
+                                "<0x99>": 11, "<0x82>": 12}, [], unk_token="<unk>"))  # fmt: skip
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>", eos_token="</s>")
+
+
+def test_spaces_are_kept_where_a_tokenizer_drops_the_first(make_trace: Any) -> None:
+    tokenizer = _llama_like()
+    for ids, texts in (
+        ([3, 4, 5, 6, 1], ["But", " it", " is", ".", ""]),
+        ([1, 3, 9, 10, 11, 12, 4], ["", "But", "\U0001f642", "", "", "", " it"]),
+        ([2, 3], ["", " But"]),
+        ([9, 10, 11, 12], ["\U0001f642", "", "", ""]),
+    ):
+        assert "".join(texts) == tokenizer.decode(ids, skip_special_tokens=True)
+        assert TokenReader(tokenizer).texts(ids) == texts
 
 
 def test_replies_are_found_with_their_outcome_and_lost_calls_are_left_out(

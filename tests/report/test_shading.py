@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,22 @@ from support.browser import Browser
 from support.made_runs import made_run
 from support.report_page import click, open_report, texts
 
-from rstar2.analysis.stored import FORKING, REFLECTION, TokenEntropies, write_entropies
+from rstar2.analysis.stored import (
+    FORKING,
+    REFLECTION,
+    TokenEntropies,
+    read_entropies,
+    write_entropies,
+)
 from rstar2.files import write_json
-from rstar2.trace import Trace, read_traces
+from rstar2.report.shading import shaded_traces
+from rstar2.trace import Trace, TraceWriter, read_traces
 
 pytestmark = pytest.mark.slow
 
 CHART = {
     "title": "aime24: entropy after a tool reply", "x": "tokens after a tool reply", "y": "nats", "unit": "",
-    "table": "entropy_around", "marks": [],
+    "table": "entropy_around", "marks": [], "usual": "a rise at the first token",
     "series": [{"name": "ok", "points": [[-1, 0.1], [0, 0.5, 0.4, 0.6], [1, 0.2]]},
                {"name": "failed", "points": [[-1, 0.1], [0, 0.9], [1, 0.3]]}],
 }  # fmt: skip
@@ -84,6 +92,34 @@ def test_a_switch_shades_the_tokens_and_stays_on_for_the_next_trace(browser: Bro
     assert browser.errors() == []
 
 
+def test_a_trace_of_which_no_tokens_are_known_is_not_shaded(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    path.write_bytes((run / "aime24" / "traces.jsonl").read_bytes())
+    held = read_entropies(run / "aime24" / "traces.jsonl")
+    assert held is not None
+    write_entropies(path, replace(held, sizes=np.array([0, *held.sizes[:-2], held.sizes[-2:].sum()])))
+    assert [shading is None for _, shading in shaded_traces(path)] == [True, *[False] * (len(held.sizes) - 1)]
+
+
+def test_tokens_after_an_emoji_are_shaded_where_they_stand(browser: Browser, tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "emoji", problems=1, samples=1)
+    path = folder / "aime24" / "traces.jsonl"
+    (trace,) = read_traces(path)
+    text = "\U0001f642\U0001f642 so it is"
+    turn = trace.turns[0].model_copy(update={"text": text, "start": 0, "end": 3})
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(trace.model_copy(update={"turns": [turn]}))
+    path.write_bytes((tmp_path / "traces.jsonl").read_bytes())
+    about = {"source": "model", "bytes": path.stat().st_size}
+    ones, sizes = np.ones(3, dtype=np.float32), np.array([2, 3, 6], dtype=np.uint16)
+    write_entropies(
+        path, TokenEntropies(about, np.array([3]), ones, None, sizes, np.zeros(3, dtype=np.uint8))
+    )
+    open_report(browser, folder)
+    click(browser, ".shade")
+    assert texts(browser, ".tokens .token") == [text[:2], text[2:5], text[5:]]
+
+
 def test_a_trace_without_entropies_has_no_switch(browser: Browser, tmp_path: Path) -> None:
     open_report(browser, made_run(tmp_path / "plain", problems=2, samples=1))
     browser.wait("document.querySelector('.thought')")
@@ -99,6 +135,7 @@ def test_the_analysis_is_a_panel_of_plots_and_tables_each_with_its_data(browser:
     cells = browser.run(
         "return [...document.querySelectorAll('details details td')].slice(0, 6).map((node) => node.textContent)"
     )
+    assert "usual: a rise at the first token" in texts(browser, ".plots.small p")
     assert cells == ["NameError, in full", "3", "25.0 %", "ok", "9", "–"]
     saved = browser.run(
         "return [...document.querySelectorAll('a[download]')].map((node) => "

@@ -40,10 +40,12 @@ function shadedNodes(detail) {
   const nodes = [element("p", { class: "muted" }, about, marked[0], ", or soon after a reply ", marked[1])];
   let token = 0;
   detail.turns.forEach((turn, number) => {
+    // Characters as Python counts them, one for each beyond the 16-bit ones too.
+    const letters = Array.from(turn.text);
     let at = 0;
     const pieces = [];
     for (const end = token + turn.tokens; token < end; token += 1) {
-      const text = turn.text.slice(at, at + characters[token]);
+      const text = letters.slice(at, at + characters[token]).join("");
       at += characters[token];
       if (text) pieces.push(tokenNode(text, entropy[token] / 100, MARK_NAMES[marks[token]]));
     }
@@ -65,7 +67,7 @@ function tokenNode(text, nats, mark) {
 /** The panel with the analysis of a run, {tables: [{name, title, columns, rows}], charts}; none without one. */
 function analysisPanels(analysis) {
   if (!analysis) return [];
-  const charts = analysis.charts.map(linePlot);
+  const charts = analysis.charts.map(plotWithUsual);
   const tables = analysis.tables.map((table) => fold(table.title, [csvLink(table), tableOf(table)]));
   const parts = [element("div", { class: "plots small" }, charts), tables];
   return [fold("Inside the traces: entropy, tool calls, behaviour", parts)];

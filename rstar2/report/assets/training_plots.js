@@ -109,8 +109,7 @@ function drawLine(canvas, series, color, { x, y }, tooltip) {
 }
 
 /**
- * Every measurement of the steps of training, {charts, alarms: [text], columns, rows}; none without a step. A chart may
- * have `usual`, the band in which its values usually lie.
+ * Every measurement of the steps of training, {charts, alarms: [text], columns, rows}; none without a step.
  */
 function stepPanels(training) {
   if (!training) return [];
@@ -123,15 +122,14 @@ function stepPanels(training) {
   return [...alarms, panel];
 }
 
+/** A chart as of linePlot; it may have `usual`, the band in which its values usually lie. */
+function plotWithUsual(chart) {
+  const usual = chart.usual ? element("p", { class: "muted" }, `usual: ${chart.usual}`) : null;
+  return element("div", {}, linePlot(chart), usual);
+}
+
 function stepPlots({ charts, columns, rows }) {
-  const plots = charts.map((chart) =>
-    element(
-      "div",
-      {},
-      linePlot(chart),
-      chart.usual ? element("p", { class: "muted" }, `usual: ${chart.usual}`) : null,
-    )
-  );
+  const plots = charts.map(plotWithUsual);
   const all = csvLink({ name: "steps", columns, rows });
   return [
     element("p", {}, "Every step with all its measurements: ", all),
