@@ -30,13 +30,10 @@ def _shadings(held: TokenEntropies | None) -> Iterator[Shading | None]:
     hundredths = np.rint(100 * held.entropy).astype(int)
     columns = [held.split(column) for column in (hundredths, held.characters, held.marks)]
     for entropy, characters, marks in zip(*columns, strict=True):
-        yield (
-            None
-            if not len(entropy)
-            else {
-                "source": held.about["source"],
-                "entropy": entropy.tolist(),
-                "characters": characters.tolist(),
-                "marks": marks.tolist(),
-            }
-        )
+        shading = {
+            "source": held.about["source"],
+            "entropy": entropy.tolist(),
+            "characters": characters.tolist(),
+            "marks": marks.tolist(),
+        }
+        yield shading if len(entropy) else None
