@@ -250,7 +250,7 @@ def report(engines: Engines, rollouts: list[Rollout], kept: int, selection: floa
         "rollouts graded": f"{len(rollouts):,} ({len(rollouts) - wrong:,} right)",
         "kept by RoC, of groups that teach": f"{kept:,}",
         "calls": f"{calls:,}, {calls / wall:,.0f} a second",
-        "of these failed on purpose": f"{failed:,}",
+        "of these failed, as a tenth are made to": f"{failed:,}",
         "of these lost": f"{lost}",
         "turns, tokens": f"{engines.turns:,}, {engines.tokens:,}",
         "wall": f"{wall:.0f} s",
