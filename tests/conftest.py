@@ -106,20 +106,6 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 
 
 @pytest.fixture(scope="session")
-def forked_trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One fork server for the trainers of all tests that ask for it: it takes ten seconds of processor to start."""
-    from rstar2.train.launch import fork_server
-
-    with (
-        fork_server(tmp_path_factory.mktemp("trainers") / "fork_server.log") as environment,
-        pytest.MonkeyPatch.context() as patched,
-    ):
-        for name, value in environment.items():
-            patched.setenv(name, value)
-        yield
-
-
-@pytest.fixture(scope="session")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
     """A real judge: Valkey, HTTP process, two workers. Few tests need the libraries that others would wait for."""
     with running_judge(tmp_path_factory.mktemp("judge"), preload=False) as handle:

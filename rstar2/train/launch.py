@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import secrets
 import shlex
 import signal
@@ -146,11 +145,8 @@ def fork_server(log: Path) -> Iterator[dict[str, str]]:
     """A process that forks the trainers' processes, so that not each has to import VERL; for the CPU profile only.
 
     Yields environment variables that have a `Command`'s processes forked. Where the server, which prints to `log`,
-    has ended they start by themselves. One that the environment names already is used.
+    has ended they start by themselves.
     """
-    if started := os.environ.get(fork_client.SOCKET_VARIABLE):
-        yield {fork_client.SOCKET_VARIABLE: started}
-        return
     # In the abstract namespace, so that a killed run leaves no file; the server asks who connects.
     name = f"rstar2-fork-server-{secrets.token_hex(8)}"
     with socket.socket(socket.AF_UNIX) as listener:

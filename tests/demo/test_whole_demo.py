@@ -23,12 +23,7 @@ from support.waiting import wait_until
 from rstar2.demo.recipe import demo_plan
 from rstar2.train.records.steps import step_metrics
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    needs("verl"),
-    pytest.mark.usefixtures("forked_trainers"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 
 SMALL = [
     "traces.count=1600",

@@ -21,8 +21,6 @@ SHARED = {
         "verl",
     ),
     "train/estimate/": "verl",
-    # A fork server for the trainers.
-    **dict.fromkeys(("demo/test_whole_demo.py", "train/test_prepared_data.py"), "trainers"),
     # A Ray cluster of two nodes.
     **dict.fromkeys(
         (
@@ -36,12 +34,13 @@ SHARED = {
 }
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
-    "trainers",
+    "demo/test_whole_demo.py",
     "judges",
     "sandboxes",
     "cli/test_chat.py",
     "verl",
     "cluster",
+    "train/test_prepared_data.py",
     "train/test_verl_update.py",
     "serve/test_replicas.py",
     "eval/harnesses/test_real_harnesses.py",

@@ -22,12 +22,7 @@ from rstar2.trace import read_traces
 from rstar2.train.conversations import written
 from rstar2.train.records.steps import step_metrics
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1800),
-    needs("verl"),
-    pytest.mark.usefixtures("forked_trainers"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
 
 UNPARSED = ("parse_error", "unknown_tool", "invalid_arguments")
 
