@@ -163,12 +163,16 @@ def _written(tokenizer: Any, token: str) -> list[str]:
 
 @dataclass(frozen=True)
 class FormatChoice:
-    """The format that a user names for a model."""
+    """The format that a user names for a model; a UserError where one is forced, but none is named."""
 
     named: str | None = None
     """As `read_format` takes it; None for the model's own."""
     forced: bool = False
     """Use it also where the model has another one."""
+
+    def __post_init__(self) -> None:
+        if self.forced and self.named is None:
+            raise UserError("--force-format forces the format of --format, which is missing", "Name a format.")
 
 
 MODELS_OWN = FormatChoice()

@@ -130,6 +130,11 @@ def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert (forced.source, forced.format) == ("rstar2, forced", ours())
 
 
+def test_forcing_no_format_is_a_mistake() -> None:
+    with pytest.raises(UserError, match="--format, which is missing"):
+        FormatChoice(forced=True)
+
+
 def test_a_model_with_a_format_file_keeps_to_all_of_it(model: Path) -> None:
     own = read_format("own", TEMPLATE)
     save_format(own, model)
