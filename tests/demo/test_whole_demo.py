@@ -1,17 +1,13 @@
 """The demo as a user runs it, with fewer steps: it learns, survives a kill, and cannot learn from a constant.
 
-One run serves all tests: it is killed in stage 2 and started again, and its stage 3 has a constant reward.
+One run serves all tests: it is killed in SFT and in stage 2 and started again, and its stage 3 has a constant reward.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +26,7 @@ SMALL = [
     "problems.train=64",
     "problems.held_out=64",
     "eval.samples=2",
+    "sft.checkpoint_every=10",
     "rl.steps=2",
     "rl.checkpoint.every=2",
     "rl.traces_per_step=10",
@@ -72,45 +69,24 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run killed in the middle of stage 2 and started again."""
+    """A run killed in the middle of SFT and of stage 2, and started again each time."""
     run = tmp_path_factory.mktemp("demo") / "run"
-    process = start(run)
-    deadline = time.monotonic() + BOUND_S
-    while not [step for step in steps(run / "stage2" / "metrics-1.jsonl") if step >= 2]:
-        assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
-        assert time.monotonic() < deadline, "stage 2 did not get to step 2"
-        time.sleep(0.1)
-    # Step 2 is told when it is done: the next one's rollouts have begun.
-    kill(process, run)
+    for phase, step in (("sft", 15), ("stage2", 2)):
+        kill_after(run, phase, step)
     return run, finish(start(run), run)
 
 
-def kill(process: subprocess.Popen[bytes], run: Path) -> None:
-    """End a run as a power failure would, and see that nothing of it is left."""
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(30)
+def kill_after(run: Path, phase: str, step: int) -> None:
+    """Start a run, end it as a power failure would in the step after that one, and see that nothing of it is left."""
+    process = start(run)
+    metrics = run / phase / "metrics-1.jsonl"
+    try:
+        wait_until(lambda: steps(metrics)[-1:] >= [step] or process.poll() is not None, BOUND_S)
+        assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
+    finally:
+        process.kill()
+        process.wait(30)
     wait_until(lambda: not survivors(run))
-
-
-def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint_and_repeats_no_saved_step(
-    tmp_path: Path,
-) -> None:
-    run = tmp_path / "run"
-    metrics = [run / "sft" / f"metrics-{number}.jsonl" for number in (1, 2)]
-    ends: list[Callable[[], object]] = [lambda: len(steps(metrics[0])) >= 15, (run / "sft" / "model").is_dir]
-    for end in ends:
-        process = start(run, "sft.checkpoint_every=10", "traces.count=480")
-        try:
-            wait_until(lambda end=end, process=process: end() or process.poll() is not None, BOUND_S)
-            assert process.poll() is None, (tmp_path / "run.out").read_text()[-3000:]
-        finally:
-            kill(process, run)
-    before, after = map(steps, metrics)
-    assert before == list(range(1, before[-1] + 1))
-    saved = before[-1] // 10 * 10
-    # The last step that was reported may have been saved, or not yet.
-    assert after[0] in (saved + 1, saved - 9)
-    assert after == list(range(after[0], 31))
 
 
 def survivors(run: Path) -> list[str]:
@@ -124,6 +100,17 @@ def survivors(run: Path) -> list[str]:
         if str(run) in line:
             found.append(line[:200])
     return found
+
+
+def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = killed
+    before, after = (steps(run / "sft" / f"metrics-{number}.jsonl") for number in (1, 2))
+    assert before == list(range(1, before[-1] + 1))
+    saved = before[-1] // 10 * 10
+    # The last step that was reported may have been saved, or not yet.
+    assert after[0] in (saved + 1, saved - 9)
+    assert after == list(range(after[0], 101))
+    assert steps(run / "sft" / "metrics-3.jsonl") == [], "a finished SFT must not run again"
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:

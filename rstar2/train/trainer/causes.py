@@ -16,8 +16,10 @@ _CONSEQUENCE = re.compile(
     r"^(?:ray\.exceptions\.|ray\.)?(?:ActorDiedError|ActorUnavailableError|RayActorError|RayTaskError|WorkerCrashedError|"
     r"ObjectLostError|OwnerDiedError|NodeDiedError|TaskCancelledError)"
     r"|ChildFailedError|^torch\.distributed\.DistBackendError|^BrokenPipeError|^ConnectionResetError|^KeyboardInterrupt"
+    r"|^RuntimeError: Sync replay buffer selected terminal groups"
 )
-"""Errors of processes that only see that another one has ended."""
+"""Errors of processes that only see that another one has ended, and VERL's where all rollouts of a step failed."""
+_ENGINE_DIED = "rollout server failed: The actor died"
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,15 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
                 return Cause(line[:_LONGEST], remedy)
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
     first_hand = [line for line in exceptions if not _CONSEQUENCE.search(line)]
-    killed = exit_code is not None and exit_code < 0 and not first_hand
-    remedy = (
-        "Something killed it; where no person did, the kernel's log (dmesg) says whether memory was full."
-    )
-    found = first_hand or exceptions or lines
-    return Cause(found[-1][:_LONGEST] if found else "it printed nothing", remedy if killed else "")
+    found = (first_hand or exceptions or lines or ["it printed nothing"])[-1]
+    remedy = ""
+    if _ENGINE_DIED in found:
+        remedy = (
+            "A rollout engine ended. Where the log does not say why, the kernel's (dmesg) says whether memory was "
+            "full. The same command continues from the last checkpoint."
+        )
+    elif exit_code is not None and exit_code < 0 and not first_hand:
+        remedy = (
+            "Something killed it; where no person did, the kernel's log (dmesg) says whether memory was full."
+        )
+    return Cause(found[:_LONGEST], remedy)

@@ -96,6 +96,18 @@ def test_an_error_that_is_not_known_comes_before_those_of_processes_that_saw_it_
     assert find_cause(log).remedy == ""
 
 
+def test_an_engine_that_died_comes_before_verls_word_on_the_step_without_rollouts(tmp_path: Path) -> None:
+    died = "rstar2.agent.RolloutError: VERL's rollout server failed: The actor died unexpectedly before it"
+    log = tmp_path / "log"
+    log.write_text(
+        f"{RAY}ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        f"{RAY}{died}\nray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run() (pid=9)\n"
+        "RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.\n"
+    )
+    assert find_cause(log).line == died
+    assert "A rollout engine ended" in find_cause(log).remedy
+
+
 def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("step:3 - actor/entropy:0.2\n")
