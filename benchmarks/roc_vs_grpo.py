@@ -23,11 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich import box
-from rich.table import Table
 from scipy import stats
 
-from rstar2.cli.common import out
 from rstar2.cli.training import ProgressRows
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
@@ -174,24 +171,21 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def compared(seeds: Seeds, axis: str) -> Table:
-    """A row an arm: means over seeds, and the paired difference from GRPO-RoC with its interval."""
-    names = {"step": "steps", "rollout_tokens": "rollout tokens"}
-    table = Table(box=box.MARKDOWN, title=f"at equal {names[axis]}, {len(seeds)} seeds")
-    for title in ("arm", *names.values(), *(title for title, _ in MEASURES.values())):
-        table.add_column(title, no_wrap=True)
-    at = {seed: matched(arms, axis) for seed, arms in seeds.items()}
+def compared(seeds: Seeds, axis: str) -> str:
+    """A Markdown table, a row an arm: means over seeds, and the paired difference from GRPO-RoC with its interval."""
+    titles = ["arm", "steps", "rollout tokens", *(title for title, _ in MEASURES.values())]
+    lines = [titles, ["---"] * len(titles)]
+    at = [matched(arms, axis) for arms in seeds.values()]
     for arm in ARMS:
-        spent = [np.mean([at[seed][arm][name] for seed in seeds]) for name in names]
-        cells = [f"{spent[0]:.1f}", f"{spent[1]:,.0f}"]
+        cells = [f"{np.mean([each[arm][name] for each in at]):,.0f}" for name in ("step", "rollout_tokens")]
         for name, (_, scale) in MEASURES.items():
-            mean = scale * np.mean([at[seed][arm][name] for seed in seeds])
-            differences = [scale * (at[seed][arm][name] - at[seed][ROC][name]) for seed in seeds]
+            mean = np.mean([scale * each[arm][name] for each in at])
+            differences = [scale * (each[arm][name] - each[ROC][name]) for each in at]
             low, high = interval(differences)
-            beside = "" if arm == ROC else f" ({np.mean(differences):+.1f}: {low:+.1f} to {high:+.1f})"
+            beside = "" if arm == ROC else f"; {np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})"
             cells.append(f"{mean:.1f}{beside}")
-        table.add_row(LABELS[arm], *cells)
-    return table
+        lines.append([LABELS[arm], *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def write_csv(seeds: Seeds, path: Path) -> None:
@@ -211,6 +205,7 @@ def write_plot(seeds: Seeds, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     matplotlib.rcParams["svg.hashsalt"] = "rstar2"
+    matplotlib.rcParams["svg.fonttype"] = "none"
     figure, axes = plt.subplots(2, len(MEASURES), figsize=(12, 6.4), layout="constrained", sharey="col")
     for row, (along, title) in enumerate((("step", "step"), ("rollout_tokens", "rollout tokens, thousands"))):
         for axis, (name, (measure, scale)) in zip(axes[row], MEASURES.items(), strict=True):
@@ -220,7 +215,9 @@ def write_plot(seeds: Seeds, path: Path) -> None:
             axis.set_xlabel(title)
             axis.spines[["top", "right"]].set_visible(False)
             axis.grid(axis="y", alpha=0.25)
-    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ARMS), frameon=False
+    )
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     plt.close(figure)
@@ -260,8 +257,8 @@ def main() -> None:
     seeds = finished(given.runs)
     if not seeds:
         parser.exit(1, f"no seed in {given.runs} is finished\n")
-    for axis in ("step", "rollout_tokens"):
-        out.print(compared(seeds, axis), width=240)
+    for axis, name in (("step", "steps"), ("rollout_tokens", "rollout tokens")):
+        print(f"\nAt equal {name}, {len(seeds)} seeds:\n\n{compared(seeds, axis)}")
     if given.plot:
         write_plot(seeds, given.plot)
         write_csv(seeds, given.plot.with_suffix(".csv"))
