@@ -4,9 +4,9 @@
     python benchmarks/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
 
 For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage. Models on the way
-are measured on the demo's held-out problems. A run that was killed begins again with the arm it was at; what is
-finished is kept in RUNS/seedN/ARM.json. Only seeds of which every arm is finished are shown. About a quarter of an
-hour a seed on two cores.
+are measured on the demo's held-out problems. A run that was killed resumes; what is finished is kept in
+RUNS/seedN/ARM.json. Only seeds of which every arm is finished are shown. About a quarter of an hour a seed on two
+cores.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json, write_text
 from rstar2.runs import open_run
 from rstar2.train.pipeline import Pipeline, open_pipeline
-from rstar2.train.records.steps import step_metrics
+from rstar2.train.records.steps import Metrics, step_metrics
 from rstar2.train.sampling import Evaluation
 
 if TYPE_CHECKING:
@@ -113,19 +113,23 @@ def run_seed(seed: int, steps: int, folder: Path) -> None:
 
 def run_arm(pipeline: Pipeline, plan: DemoPlan, sft: Path, root: Path) -> list[Point]:
     """Train one arm from the SFT model, and measure the models on its way."""
-    demo, recipe = plan.demo, plan.stages[1]
-    # A kill may have left a saved step without its model.
-    shutil.rmtree(root, ignore_errors=True)
+    demo, recipe, stage = plan.demo, plan.stages[1], root / "stage1"
     problems = builtin.training(demo.seed, demo.problems.train, skip=demo.traces.count)
     rows = rl_rows(problems, recipe.rollout.rollouts, "builtin")
-    list(pipeline.train_stages({1: recipe}, sft, rows, root, f"{root.name} "))
-    points, tokens = [], 0.0
-    for step, metrics in step_metrics(root / "stage1").items():
-        tokens += metrics["rstar2/tokens"] * metrics["rstar2/rollouts"]
-        if step % recipe.checkpoint.export_every == 0:
-            model = root / "stage1" / "models" / f"step-{step}"
-            points.append(measure(pipeline, demo, step, tokens, model, root))
-    return points
+    measured = range(0, recipe.steps + 1, recipe.checkpoint.export_every)[1:]
+    models = {step: stage / "models" / f"step-{step}" for step in measured}
+
+    def trained() -> dict[int, Metrics]:
+        list(pipeline.train_stages({1: recipe}, sft, rows, root, f"{root.name} "))
+        return step_metrics(stage)
+
+    steps = trained()
+    if len(steps) < recipe.steps or not all(model.is_dir() for model in models.values()):
+        # A kill came between a checkpoint and its line or its model, which a resumed training does not make up for.
+        shutil.rmtree(root)
+        steps = trained()
+    written = np.cumsum([each["rstar2/tokens"] * each["rstar2/rollouts"] for each in steps.values()])
+    return [measure(pipeline, demo, step, float(written[step - 1]), models[step], root) for step in measured]
 
 
 def measure(pipeline: Pipeline, demo: DemoRecipe, step: int, tokens: float, model: Path, root: Path) -> Point:
