@@ -186,7 +186,8 @@ def compared(seeds: Seeds, axis: str) -> str:
             mean = np.mean([scale * each[arm][name] for each in at])
             differences = [scale * (each[arm][name] - each[ROC][name]) for each in at]
             low, high = interval(differences)
-            beside = "" if arm == ROC else f"; {np.mean(differences):+.1f} ({low:+.1f} to {high:+.1f})"
+            between_seeds = "" if math.isnan(low) else f" ({low:+.1f} to {high:+.1f})"
+            beside = "" if arm == ROC else f"; {np.mean(differences):+.1f}{between_seeds}"
             cells.append(f"{mean:.1f}{beside}")
         lines.append([LABELS[arm], *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
