@@ -263,7 +263,7 @@ def main() -> None:
     if not seeds:
         parser.exit(1, f"no seed in {given.runs} is finished\n")
     for axis, name in (("step", "steps"), ("rollout_tokens", "rollout tokens")):
-        print(f"\nAt equal {name}, {len(seeds)} seeds:\n\n{compared(seeds, axis)}")
+        print(f"\nAt equal {name}, seeds {', '.join(map(str, seeds))}:\n\n{compared(seeds, axis)}")
     if given.plot:
         write_plot(seeds, given.plot)
         write_csv(seeds, given.plot.with_suffix(".csv"))
