@@ -5,8 +5,8 @@
 
 For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage. Models on the way
 are measured on the demo's held-out problems. A run that was killed resumes; what is finished is kept in
-RUNS/seedN/ARM.json. Only seeds of which every arm is finished are shown. About a quarter of an hour a seed on two
-cores.
+RUNS/seedN/ARM.json. Only seeds of which every arm is finished are shown. A seed took 45 minutes on two cores that other
+programs used too (load 20).
 """
 
 from __future__ import annotations
