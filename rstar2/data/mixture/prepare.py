@@ -19,6 +19,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -169,8 +170,11 @@ class _Preparation:
         taken = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)
         self._progress.start("write")
-        self._write_dropped(rows, steps)
-        digest = self._write_data(rows, texts)
+        # Parquet is written by compiled code, which leaves this process's other thread time for the dropped rows.
+        with ThreadPoolExecutor(1) as pool:
+            dropped_rows = pool.submit(self._write_dropped, rows, steps)
+            digest = self._write_data(rows, texts)
+        dropped_rows.result()
         self._progress.finish(f"{int(rows.alive.sum())} rows")
         card = make_card(
             self._plan,
