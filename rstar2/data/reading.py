@@ -46,6 +46,10 @@ class Origin:
     source: Source
     files: tuple[Path, ...] = ()
 
+    def size(self) -> int:
+        """Of the files, in bytes; a UserError where one cannot be read."""
+        return sum(map(_size, self.files))
+
     def identity(self) -> list[dict[str, Any]]:
         """What is read, with SHA-256 of each file; a UserError where a file cannot be read."""
         if not self.files:

@@ -41,7 +41,7 @@ from rstar2.data.mixture.rewrite import Rewritten, Texts, rewrite
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
-from rstar2.data.workers import ahead, mapped
+from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, write_json
 from rstar2.runs import changed_keys, locked
@@ -51,6 +51,8 @@ _WORK = ".work"
 _OURS = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
 """How names begin of what a preparation that was killed may have left beside `.work`."""
 _BATCH = 8192
+_LARGE = 1 << 26
+"""Of inputs, in bytes: from here on the processes that read are made ready while the inputs' hashes are computed."""
 CountTokens = Callable[[Path, Kind], dict[str, Any]]
 """Counts the tokens of a written set, for `Card.tokens`."""
 
@@ -76,6 +78,8 @@ def prepare(
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
+    if sum(origin.size() for origin in plan.origins) > _LARGE:
+        start_server()
     config = json.loads(json.dumps(plan.config()))
     done = _done(output, config)
     if done is not None:
