@@ -326,7 +326,8 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
         raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
     try:
         rows = _decoder(source.columns, source.more).decode_lines(lines)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # The lines, one by one, say which of them it is.
         rows = []
     if len(rows) == piece.rows:
         return enumerate(rows, piece.first)
