@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypedDict
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -42,6 +45,10 @@ class Origin:
     """The source's."""
     source: Source
     files: tuple[Path, ...] = ()
+
+    def size(self) -> int:
+        """Of the files, in bytes; a UserError where one cannot be read."""
+        return sum(map(_size, self.files))
 
     def identity(self) -> list[dict[str, Any]]:
         """What is read, with SHA-256 of each file; a UserError where a file cannot be read."""
@@ -76,6 +83,8 @@ class _Piece:
     place: str
     first: int
     """The number of its first row or line, from 1."""
+    rows: int
+    """Rows or lines in it."""
     before: int
     """Rows or lines of the source in the files before this one."""
     given: Any
@@ -140,7 +149,7 @@ def _pieces(origin: Origin, counts: ReadCounts) -> Iterator[_Piece]:
     for place in origin.files or source.hub:
         first = 1
         for rows, given in _given(name, source, place, counts):
-            yield _Piece(str(place), first, before, given)
+            yield _Piece(str(place), first, rows, before, given)
             first += rows
         before += first - 1
 
@@ -270,7 +279,7 @@ class _Convert:
         rows: list[dict[str, Any]] = []
         refused = []
         read = 0
-        for number, row in _rows_of(piece):
+        for number, row in _rows_of(piece, self.source):
             read += 1
             try:
                 rows.append(self._candidate(row, piece.before + number))
@@ -280,16 +289,13 @@ class _Convert:
         return _Converted(piece.place, encoded(batch) if rows else b"", refused, read)
 
     def _candidate(self, row: Row, number: int) -> dict[str, Any]:
-        source = self.source
-        found = source.read(row)
-        return {
-            "source": self.name,
-            "family": source.family,
-            "licence": source.licence,
-            **found,
-            "id": f"{self.name}-{found.get('id', number)}",
-            **_working(found),
-        }
+        found = self.source.read(row)
+        found["id"] = f"{self.name}-{found.get('id', number)}"
+        found["source"] = self.name
+        found["family"] = self.source.family
+        found.setdefault("licence", self.source.licence)
+        found.update(_working(found))
+        return found
 
 
 def _working(row: Mapping[str, Any]) -> dict[str, int]:
@@ -308,10 +314,9 @@ def _working(row: Mapping[str, Any]) -> dict[str, int]:
     return {"key": key_of("\0".join(said)), "answer_key": 0, "characters": characters}
 
 
-def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:
+def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
     if not isinstance(piece.given, tuple):
-        yield from enumerate(piece.given.to_pylist(), piece.first)
-        return
+        return enumerate(piece.given.to_pylist(), piece.first)
     offset, size = piece.given
     try:
         with open(piece.place, "rb") as file:
@@ -319,7 +324,20 @@ def _rows_of(piece: _Piece) -> Iterator[tuple[int, Row]]:
             lines = file.read(size)
     except OSError as error:
         raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
+    try:
+        rows = _decoder(source.columns, source.more).decode_lines(lines)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        # The lines, one by one, say which of them it is.
+        rows = []
+    if len(rows) == piece.rows:
+        return enumerate(rows, piece.first)
     # Not splitlines(): it would split at a carriage return too.
-    for number, line in enumerate(lines.split(b"\n"), piece.first):
-        if line.strip():
-            yield number, _object(piece.place, number, line)
+    numbered = enumerate(lines.split(b"\n"), piece.first)
+    return ((number, _object(piece.place, number, line)) for number, line in numbered if line.strip())
+
+
+@cache
+def _decoder(forms: tuple[tuple[str, ...], ...], more: tuple[str, ...]) -> msgspec.json.Decoder[Row]:
+    """Reads lines that are each one JSON object, of which it keeps the columns."""
+    columns = dict.fromkeys([*chain(*forms), *more], Any)
+    return msgspec.json.Decoder(TypedDict("Columns", columns, total=False))  # type: ignore[operator]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import chain, islice
+from multiprocessing import forkserver
 from typing import Any, TypeVar
 
 from rstar2.errors import Failure
@@ -35,8 +36,8 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
     if len(first) <= _FEW or processes == 1:
         yield from map(function, chain(first, rest))
         return
+    start_server()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
     pool = ProcessPoolExecutor(processes, context, _set_function, (function,))
     waiting: deque[Future[Result]] = deque()
     try:
@@ -50,6 +51,12 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         raise Failure("a process that reads rows died", "Was it killed for memory? Start again.") from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def start_server() -> None:
+    """Start the process that the others are forked from, if it does not run; it imports while this one goes on."""
+    forkserver.set_forkserver_preload(_PRELOADED)
+    forkserver.ensure_running()
 
 
 def ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rstar2.data.candidates import Candidates
 from rstar2.data.filters import answers, measured, texts
-from rstar2.data.filters.grams import GramFilter, benchmark_grams
+from rstar2.data.filters.grams import GramFilter, benchmark_grams, grams_of
 from rstar2.data.filters.near import must_be_equal, near_duplicates
 from rstar2.data.filters.repeats import contradicted, duplicates
 from rstar2.data.own import own_source
@@ -171,6 +171,23 @@ def test_a_shared_gram_is_found_wherever_it_begins(words: int) -> None:
     found = {at: each["words"] for at, each in grams(pa.RecordBatch.from_pydict({"problem": rows}))}
     expected = " ".join(WORDS[5 : 5 + words])
     assert found == {at: expected for at, (_, count) in enumerate(cases) if count == words}
+
+
+_SAID = st.lists(
+    st.sampled_from(["a", "B", "é", ", ", "\n", "mathematics", "mathematical"]), max_size=12
+).map(" ".join)
+
+
+@given(measured=_SAID, texts=st.lists(_SAID, max_size=4), words=st.integers(min_value=2, max_value=4))
+def test_the_rows_that_share_a_gram_are_found_and_no_others(
+    measured: str, texts: list[str], words: int
+) -> None:
+    grams = benchmark_grams({"set": [_problem(measured)]}, words, False)
+    batch = pa.RecordBatch.from_pydict({"problem": pa.array(texts, pa.string())})
+    found = {at for at, _ in GramFilter(words, grams)(batch)}
+    assert found == {
+        at for at, text in enumerate(texts) if not grams.keys().isdisjoint(grams_of(text, words))
+    }
 
 
 PHRASE = "where m and n are relatively prime positive integers"

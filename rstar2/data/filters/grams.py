@@ -7,15 +7,27 @@ are relatively prime positive integers'; `distinctive` leaves out the grams that
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from rstar2.data.problem import Problem
-from rstar2.data.rows import texts_of, words_of
+from rstar2.data.rows import plain_of, texts_of, words_of
 
 Gram = tuple[str, ...]
+Hashes = npt.NDArray[np.uint64]
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 20
+"""Of a hash, its beginning."""
+_SHIFT = np.uint64(64 - _BITS)
+_FIRST_BYTES = np.array([2 ** (8 * count) - 1 for count in range(9)], dtype=np.uint64)
+"""Leaves so many bytes of a little-endian number."""
+_END = ord("\n")
+"""Stands after each text; it is in no word."""
 
 
 def benchmark_grams(
@@ -41,18 +53,10 @@ def benchmark_grams(
 
 def grams_of(text: str, words: int) -> Iterator[Gram]:
     """Every run of so many words of a text, or all its words where they are fewer."""
-    return _grams(words_of(text), words)
-
-
-def _grams(listed: list[str], words: int) -> Iterator[Gram]:
+    listed = words_of(text)
     if len(listed) < words:
         return iter([tuple(listed)] if listed else [])
-    return _runs(listed, words)
-
-
-def _runs(listed: Sequence[str], words: int, step: int = 1) -> Iterator[Gram]:
-    """The runs of so many words that begin at every `step`th word."""
-    return zip(*(listed[start::step] for start in range(words)), strict=False)
+    return zip(*(listed[start:] for start in range(words)), strict=False)
 
 
 @dataclass(frozen=True)
@@ -64,25 +68,50 @@ class GramFilter:
     columns: tuple[str, ...] = ("text",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        for at, text in enumerate(texts_of(batch)):
-            listed = words_of(text)
-            if len(listed) >= self.words and self._parts.isdisjoint(_runs(listed, self._part, self._step)):
-                continue
-            gram = next((gram for gram in _grams(listed, self.words) if gram in self.grams), None)
+        texts = texts_of(batch)
+        for at in self._suspects(texts):
+            gram = next((gram for gram in grams_of(texts[at], self.words) if gram in self.grams), None)
             if gram is not None:
                 benchmark, problem = self.grams[gram]
                 yield at, {"words": " ".join(gram), "benchmark": benchmark, "benchmark_id": problem}
 
-    @property
-    def _part(self) -> int:
-        return (self.words + 1) // 2
-
-    @property
-    def _step(self) -> int:
-        """Of the runs of `_part` words, a gram has one that begins at a multiple of this, wherever it begins itself."""
-        return self.words - self._part + 1
+    def _suspects(self, texts: list[str]) -> list[int]:
+        """The places of all texts that share a gram, and of few others, found by the hashes of their grams."""
+        heads = _heads(texts)
+        ends = np.flatnonzero(heads == _END)
+        hashes = _hashes(heads, self.words)
+        known, begins = self._hashed
+        at = np.flatnonzero(begins[hashes >> _SHIFT])
+        at = at[np.searchsorted(known, hashes[at], "left") < np.searchsorted(known, hashes[at], "right")]
+        short = np.flatnonzero(np.diff(ends, prepend=-1) <= self.words)
+        found: list[int] = np.union1d(np.searchsorted(ends, at), short).tolist()
+        return found
 
     @cached_property
-    def _parts(self) -> frozenset[Gram]:
-        """The runs of `_part` words in the grams: few texts have one, and only those are searched for grams."""
-        return frozenset(part for gram in self.grams for part in _runs(gram, self._part))
+    def _hashed(self) -> tuple[Hashes, npt.NDArray[np.bool_]]:
+        """The hashes of the grams, sorted, and for each beginning of a hash whether one of them has it."""
+        whole = [" ".join(gram) for gram in self.grams if len(gram) == self.words]
+        hashes = _hashes(_heads(whole), self.words)[:: self.words + 1]
+        begins = np.zeros(2**_BITS, dtype=np.bool_)
+        begins[hashes >> _SHIFT] = True
+        return np.sort(hashes), begins
+
+
+def _heads(texts: Iterable[str]) -> Hashes:
+    """The first eight bytes of each word of the texts, as numbers; `_END` stands after each text."""
+    plain = b"".join(b" %b \n" % plain_of(text) for text in texts) + b" " * 8
+    space = np.frombuffer(plain, dtype=np.uint8) == ord(" ")
+    edges = np.flatnonzero(space[1:] != space[:-1])
+    starts, lengths = edges[::2] + 1, edges[1::2] - edges[::2]
+    eight: Hashes = np.ndarray(len(plain) - 7, dtype="<u8", buffer=plain, strides=(1,))
+    heads: Hashes = eight[starts] & _FIRST_BYTES[np.minimum(lengths, 8)]
+    return heads
+
+
+def _hashes(heads: Hashes, words: int) -> Hashes:
+    """A hash of each run of so many words, by its first."""
+    count = max(0, len(heads) - words + 1)
+    found = np.zeros(count, dtype=np.uint64)
+    for at in range(words):
+        found = (found ^ heads[at : at + count]) * _FACTOR
+    return found

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rstar2.data.rows import texts_of
 
 _LETTER = re.compile(r"[^\W\d_]")
@@ -39,6 +41,6 @@ class LengthFilter:
     columns: tuple[str, ...] = ("characters",)
 
     def __call__(self, batch: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-        for at, characters in enumerate(batch.column("characters").to_pylist()):
-            if not self.least <= characters <= self.most:
-                yield at, {"characters": characters}
+        characters = batch.column("characters").to_numpy()
+        for at in np.flatnonzero((characters < self.least) | (characters > self.most)).tolist():
+            yield at, {"characters": int(characters[at])}

@@ -19,6 +19,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
@@ -40,7 +41,7 @@ from rstar2.data.mixture.rewrite import Rewritten, Texts, rewrite
 from rstar2.data.parquet import PREPARED
 from rstar2.data.reading import Origin, ReadCounts, read_source, sha256
 from rstar2.data.rows import SCHEMAS, Kind, as_json
-from rstar2.data.workers import ahead, mapped
+from rstar2.data.workers import ahead, mapped, start_server
 from rstar2.errors import Failure, UserError
 from rstar2.files import whole_file, write_json
 from rstar2.runs import changed_keys, locked
@@ -50,6 +51,8 @@ _WORK = ".work"
 _OURS = (_WORK, PREPARED, DROPPED, "card.", f".{PREPARED}.", f".{DROPPED}.", ".card.")
 """How names begin of what a preparation that was killed may have left beside `.work`."""
 _BATCH = 8192
+_LARGE = 1 << 26
+"""Of inputs, in bytes: from here on the processes that read are made ready while the inputs' hashes are computed."""
 CountTokens = Callable[[Path, Kind], dict[str, Any]]
 """Counts the tokens of a written set, for `Card.tokens`."""
 
@@ -75,6 +78,8 @@ def prepare(
     """
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
+    if sum(origin.size() for origin in plan.origins) > _LARGE:
+        start_server()
     config = json.loads(json.dumps(plan.config()))
     done = _done(output, config)
     if done is not None:
@@ -169,8 +174,11 @@ class _Preparation:
         taken = draw(rows, self._plan, counts, dropped)
         texts, rewritten = self._rewrite(rows)
         self._progress.start("write")
-        self._write_dropped(rows, steps)
-        digest = self._write_data(rows, texts)
+        # Parquet is written by compiled code, which leaves this process's other thread time for the dropped rows.
+        with ThreadPoolExecutor(1) as pool:
+            dropped_rows = pool.submit(self._write_dropped, rows, steps)
+            digest = self._write_data(rows, texts)
+        dropped_rows.result()
         self._progress.finish(f"{int(rows.alive.sum())} rows")
         card = make_card(
             self._plan,
@@ -234,9 +242,10 @@ class _Preparation:
                 yield 0, drop
             return
         judges = [ROW_FILTERS[name](inputs) for name in names]
-        for read, found in mapped(
-            _RowPass(judges, "problem" if rows.kind == "problems" else "messages"), rows.groups()
-        ):
+        columns = {column for judge in judges for column in judge.columns}
+        apply = _RowPass(judges, "problem" if rows.kind == "problems" else "messages")
+        # Numbers are judged in less time than it takes to send them to another process.
+        for read, found in (map if columns <= {"characters"} else mapped)(apply, rows.groups()):
             self._progress.rows(read)
             yield from found
 
