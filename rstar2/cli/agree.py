@@ -83,9 +83,11 @@ def command(
     with open_run(run_folder, "agree", plan.config) as run:
         problems = counted(sum(len(each.problems) for each in plan.benchmarks.values()), "problem")
         out.print(f"{problems} on {plan.opened.name} → {run_folder}", markup=False, soft_wrap=True)
-        results, interrupted = measure(plan, run, LiveView(err))
+        results, interrupted, refused = measure(plan, run, LiveView(err))
         for result in results:
             _print(result, run_folder)
+        if refused is not None:
+            raise refused
         if interrupted:
             err.print("start the same command again to continue")
             raise KeyboardInterrupt

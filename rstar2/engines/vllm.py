@@ -21,7 +21,7 @@ import httpx
 
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.connections import OneConnectionEach
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
@@ -190,11 +190,12 @@ class VLLMEngine:
             raise EngineError(
                 f"{self.url}/v1/models is not an OpenAI model list", "Give the URL of a vLLM server."
             ) from error
+        held = first_few(list(cards))
         if self._model is None and len(cards) != 1:
-            raise self._error(f"holds {len(cards)} models: {', '.join(cards)}", "Name one of them.")
+            raise self._error(f"holds {len(cards)} models: {held}", "Name one of them with --model-name.")
         model = self._model or next(iter(cards))
         if model not in cards:
-            raise self._error(f"does not hold {model}", f"It holds: {', '.join(cards)}.")
+            raise self._error(f"does not hold {model}", f"It holds: {held}.")
         max_len = cards[model].get("max_model_len")
         root = str(cards[model].get("root") or model)
         return Served(model, root, None if max_len is None else int(max_len))

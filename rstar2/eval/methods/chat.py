@@ -20,7 +20,7 @@ import httpx
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Sampling
 from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
@@ -30,8 +30,6 @@ JUDGE_MODEL = "judge model"
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
-_NAMED = 5
-"""Of a server's models, how many a message names; the services of vendors hold a hundred."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
@@ -210,11 +208,10 @@ class ServerChat:
                 f"{self.url}/v1/models is not an OpenAI model list", "Check the URL."
             ) from error
         if len(names) != 1:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            held = ", ".join(names[:_NAMED]) + more
             option = "--judge-model-name" if self._service == JUDGE_MODEL else "--model-name"
             raise EngineError(
-                f"{self._where} holds {len(names)} models: {held}", f"Name one of them with {option}."
+                f"{self._where} holds {len(names)} models: {first_few(names)}",
+                f"Name one of them with {option}.",
             )
         return names[0]
 
