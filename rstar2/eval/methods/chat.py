@@ -50,6 +50,8 @@ class Reply:
     prompt_ids: list[int] = field(default_factory=list)
     """Empty where a server does not tell them, as are the next."""
     token_ids: list[int] = field(default_factory=list)
+    written: str = ""
+    """All that it wrote, each call inside `<tool_call>`."""
 
     @property
     def text(self) -> str:
@@ -96,7 +98,7 @@ class EngineChat:
             if calls:
                 message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
             finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
-            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids)
+            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
 
         reply = await self.policy.call(attempt)
         self.tokens += reply.tokens
@@ -142,6 +144,17 @@ def _calls(text: str) -> list[Message]:
             continue
         calls.append({"id": f"call_{len(calls)}", "type": "function", "function": function})
     return calls
+
+
+def _with_calls(message: Message) -> str:
+    """A message of OpenAI's API as one text, with its calls as models write them."""
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    texts = [
+        json.dumps({"name": call["name"], "arguments": _loaded(call["arguments"])}, ensure_ascii=False)
+        for call in calls
+    ]
+    parts = [message.get("content") or "", *(f"<tool_call>{text}</tool_call>" for text in texts)]
+    return "\n".join(filter(None, parts))
 
 
 class ServerChat:
@@ -242,6 +255,7 @@ class ServerChat:
                     str(choice.get("finish_reason") or "stop"),
                     int(usage.get("prompt_tokens") or 0),
                     int(usage.get("completion_tokens") or 0),
+                    written=_with_calls(message),
                 )
             except (LookupError, TypeError, AttributeError, ValueError) as error:
                 raise EngineError(f"{self._where} sent no chat completion") from error
@@ -294,7 +308,7 @@ def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
     """The record of a conversation; the last reply's tokens are kept where they are known."""
-    last, texts = replies[-1], [reply.text for reply in replies]
+    last, texts = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
     ids = last.token_ids if known else []
     return Trace(
