@@ -116,6 +116,19 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
 
+@pytest.mark.parametrize(("context", "said", "asked"), [(30, "fine", [50, 1, 25]), (5, "", [50, 1])])
+async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
+    context: int, said: str, asked: list[int]
+) -> None:
+    server = ChatStandIn(lambda body: "fine")
+    server.context = context
+    with serving(server):
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+    assert (reply.text, reply.finish) == (said, "stop" if said else "length")
+    assert [body["max_tokens"] for body in server.asked] == asked
+
+
 async def test_one_of_several_models_must_be_named() -> None:
     for names, held in {"ab": "2 models: a, b", "abcdefgh": "8 models: a, b, c, d, e and 3 more"}.items():
         with serving(ChatStandIn(lambda body: "fine", names=tuple(names))) as server:

@@ -30,10 +30,20 @@ JUDGE_MODEL = "judge model"
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
+_CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
+"""In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
 _ANSWER_TAGS = re.compile(r"</?answer>")
+
+
+class _TooLong(EngineError):
+    """A conversation and the tokens that its reply may have exceed the model's `context`."""
+
+    def __init__(self, message: str, context: int) -> None:
+        super().__init__(message)
+        self.context = context
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,8 @@ def _with_calls(message: Message) -> str:
 class ServerChat:
     """A model of any server with OpenAI's chat completions.
 
+    A reply gets as many tokens as the model's context has room for; without any it is empty, with the finish `length`.
+
     Args:
         url: the server, with or without `/v1`; else a UserError.
         model: its name there; None takes the one that the server holds.
@@ -245,24 +257,36 @@ class ServerChat:
         if tools:
             body["tools"] = list(tools)
 
-        async def attempt() -> Reply:
-            answer = await self._request("POST", "/v1/chat/completions", json=body)
-            try:
-                choice, usage = answer["choices"][0], answer.get("usage") or {}
-                message = {key: value for key, value in choice["message"].items() if value is not None}
-                return Reply(
-                    {"role": "assistant", "content": "", **message},
-                    str(choice.get("finish_reason") or "stop"),
-                    int(usage.get("prompt_tokens") or 0),
-                    int(usage.get("completion_tokens") or 0),
-                    written=_with_calls(message),
-                )
-            except (LookupError, TypeError, AttributeError, ValueError) as error:
-                raise EngineError(f"{self._where} sent no chat completion") from error
-
-        reply = await self.policy.call(attempt)
+        reply = await self._within_context(body)
         self.tokens += reply.tokens
         return reply
+
+    async def _within_context(self, body: dict[str, Any]) -> Reply:
+        try:
+            return await self.policy.call(lambda: self._complete(body))
+        except _TooLong as error:
+            context = error.context
+        try:
+            first = await self.policy.call(lambda: self._complete({**body, "max_tokens": 1}))
+        except _TooLong:
+            return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
+        room = {"max_tokens": context - first.prompt_tokens}
+        return await self.policy.call(lambda: self._complete({**body, **room}))
+
+    async def _complete(self, body: dict[str, Any]) -> Reply:
+        answer = await self._request("POST", "/v1/chat/completions", json=body)
+        try:
+            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            message = {key: value for key, value in choice["message"].items() if value is not None}
+            return Reply(
+                {"role": "assistant", "content": "", **message},
+                str(choice.get("finish_reason") or "stop"),
+                int(usage.get("prompt_tokens") or 0),
+                int(usage.get("completion_tokens") or 0),
+                written=_with_calls(message),
+            )
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise EngineError(f"{self._where} sent no chat completion") from error
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
@@ -274,6 +298,8 @@ class ServerChat:
             raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {answer.status_code}")
         if answer.status_code >= 400:
             refusal = f"refused with HTTP {answer.status_code}: {answer.text[:300]}"
+            if context := _CONTEXT.search(answer.text):
+                raise _TooLong(f"{self._where} {refusal}", int(context[1]))
             raise EngineError(f"{self._where} {refusal}")
         try:
             return answer.json()
