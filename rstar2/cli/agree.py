@@ -38,6 +38,7 @@ def command(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    api_key: common.ApiKey = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     judge: Judge = None,
@@ -73,7 +74,7 @@ def command(
         "in_flight": in_flight,
         "wait_s": wait,
     }
-    target = Target(model, url, model_name, format=FormatChoice(format, force_format))
+    target = Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key)
     server = reach_server(target, resolve(EvalSettings, values, [], "agree").wait_s)
 
     from rstar2.eval.measure import measure, prepare
