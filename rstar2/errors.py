@@ -5,6 +5,11 @@ The CLI prints these without a traceback. Every other exception is a bug of ours
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_NAMED = 5
+"""Of many names, how many a message gives; the services of vendors hold a hundred models."""
+
 
 class RStarError(Exception):
     """Something went wrong that is explained by one clear message.
@@ -37,3 +42,9 @@ class Failure(RStarError):
 
 class Unavailable(Failure):
     """A service did not answer: away, too busy or too slow. The same request may succeed later."""
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Names for a message, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

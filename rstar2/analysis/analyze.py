@@ -61,6 +61,8 @@ class EntropySource:
     model_name: str | None = None
     """Which of the server's models."""
     temperature: float = 1.0
+    key: str | None = None
+    """The server's API key."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class _Entropies:
         self._served = ""
         self._wrote = traces.model_sha256
         if source.url is not None:
-            served = asyncio.run(_served(source.url, source.model_name))
+            served = asyncio.run(_served(source.url, source.model_name, source.key))
             self._served = served.model
             self.about |= {"source": "server", "url": source.url, "model": served.model, "root": served.root}
             if source.model is None:
@@ -213,14 +215,15 @@ class _Entropies:
 
             assert self._source.url is not None
             size = len(self._tokenizer)
-            return list(server.bounds(self._source.url, self._served, traces, size, on_done))
+            url, key = self._source.url, self._source.key
+            return list(server.bounds(url, self._served, traces, size, on_done, key))
         kept = [kept_surprisal(trace) for trace in traces]
         on_done(len(traces))
         return None if any(each is None for each in kept) else [(each, None) for each in kept]
 
 
-async def _served(url: str, name: str | None) -> Served:
-    async with contextlib.aclosing(VLLMEngine(url, name)) as engine:
+async def _served(url: str, name: str | None, key: str | None) -> Served:
+    async with contextlib.aclosing(VLLMEngine(url, name, key=key)) as engine:
         return await ask_served(engine)
 
 

@@ -32,15 +32,17 @@ def bounds(
     traces: Sequence[Trace],
     vocabulary: int,
     on_done: Callable[[int], None] | None = None,
+    key: str | None = None,
 ) -> list[Bounds]:
     """Ask the server at `url` for the TOP likeliest tokens at each position of the traces.
 
-    The server's model reads the traces' token ids; it must have their tokenizer, of `vocabulary` tokens.
+    The server's model reads the traces' token ids; it must have their tokenizer, of `vocabulary` tokens. `key` is the
+    server's API key, where it asks for one.
 
     Raises:
         EngineError: nothing answers, or it gives no log-probabilities of prompts.
     """
-    return asyncio.run(_bounds(VLLMEngine(url, model), traces, vocabulary, on_done))
+    return asyncio.run(_bounds(VLLMEngine(url, model, key=key), traces, vocabulary, on_done))
 
 
 async def _bounds(

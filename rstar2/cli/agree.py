@@ -38,6 +38,7 @@ def command(
     model: common.Model = None,
     url: common.Url = None,
     model_name: common.ModelName = None,
+    api_key: common.ApiKey = None,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     judge: Judge = None,
@@ -73,7 +74,7 @@ def command(
         "in_flight": in_flight,
         "wait_s": wait,
     }
-    target = Target(model, url, model_name, format=FormatChoice(format, force_format))
+    target = Target(model, url, model_name, format=FormatChoice(format, force_format), api_key=api_key)
     server = reach_server(target, resolve(EvalSettings, values, [], "agree").wait_s)
 
     from rstar2.eval.measure import measure, prepare
@@ -83,9 +84,11 @@ def command(
     with open_run(run_folder, "agree", plan.config) as run:
         problems = counted(sum(len(each.problems) for each in plan.benchmarks.values()), "problem")
         out.print(f"{problems} on {plan.opened.name} → {run_folder}", markup=False, soft_wrap=True)
-        results, interrupted = measure(plan, run, LiveView(err))
+        results, interrupted, refused = measure(plan, run, LiveView(err))
         for result in results:
             _print(result, run_folder)
+        if refused is not None:
+            raise refused
         if interrupted:
             err.print("start the same command again to continue")
             raise KeyboardInterrupt

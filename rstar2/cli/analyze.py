@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.common import AsJson, ModelName, err, examples, out
+from rstar2.cli.common import ApiKey, AsJson, ModelName, err, examples, out
 from rstar2.errors import UserError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def command(
         typer.Option(help="A vLLM server with that model: bounds from its top 20 log-probabilities."),
     ] = None,
     model_name: ModelName = None,
+    api_key: ApiKey = None,
     temperature: Annotated[
         float,
         typer.Option(min=0.01, max=10, help="Of the distribution whose entropy is computed with --model."),
@@ -76,7 +77,7 @@ def command(
             "what is said of several paths together belongs in a folder of its own",
             "Name one with --output.",
         )
-    source = EntropySource(model, url, model_name, temperature)
+    source = EntropySource(model, url, model_name, temperature, api_key)
     with err.status("reading traces") as status:
         analysis = analyze(
             paths, source, lambda label, done: status.update(f"{label}: {done} traces", spinner="dots")

@@ -199,7 +199,6 @@ def run(
 
 def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
     from rstar2.eval.measure import measure
-    from rstar2.eval.runner import SamplesRefused
     from rstar2.eval.terminal.live import LiveView
     from rstar2.eval.terminal.tables import problems_table, result_tables
     from rstar2.report import write_report
@@ -207,11 +206,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
 
     with open_run(folder, "eval", plan.config) as run:
         _announce(plan, folder)
-        refused: SamplesRefused | None = None
-        try:
-            results, interrupted = measure(plan, run, LiveView(err))
-        except SamplesRefused as error:
-            results, interrupted, refused = error.results, False, error
+        results, interrupted, refused = measure(plan, run, LiveView(err))
         summaries = [(result.name, result.summary) for result in results]
         for table in result_tables(summaries, out):
             out.print(table)

@@ -21,7 +21,7 @@ import httpx
 
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.connections import OneConnectionEach
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 
 _BUSY = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
@@ -153,12 +153,12 @@ class VLLMEngine:
             answer = await self._http.post("/v1/completions", json=body)
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
-        self._check(answer.status_code, answer.text)
+        hint = "It was asked for the log-probabilities of a prompt, prompt_logprobs, which vLLM has."
+        self._check(answer.status_code, answer.text, hint)
         try:
             given = answer.json()["choices"][0]["prompt_logprobs"][1:]
             rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            hint = "It must be a vLLM that has prompt_logprobs."
             raise self._error("gives no log-probabilities of a prompt", hint) from error
         if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
             raise self._error(f"gives fewer than {k} log-probabilities at some positions")
@@ -190,11 +190,12 @@ class VLLMEngine:
             raise EngineError(
                 f"{self.url}/v1/models is not an OpenAI model list", "Give the URL of a vLLM server."
             ) from error
+        held = first_few(list(cards))
         if self._model is None and len(cards) != 1:
-            raise self._error(f"holds {len(cards)} models: {', '.join(cards)}", "Name one of them.")
+            raise self._error(f"holds {len(cards)} models: {held}", "Name one of them with --model-name.")
         model = self._model or next(iter(cards))
         if model not in cards:
-            raise self._error(f"does not hold {model}", f"It holds: {', '.join(cards)}.")
+            raise self._error(f"does not hold {model}", f"It holds: {held}.")
         max_len = cards[model].get("max_model_len")
         root = str(cards[model].get("root") or model)
         return Served(model, root, None if max_len is None else int(max_len))
@@ -235,13 +236,14 @@ class VLLMEngine:
             raise self._error(f"failed: {_refusal(data)}", "Look in its log.")
         return list(event.get("choices") or [])
 
-    def _check(self, status: int, text: str) -> None:
+    def _check(self, status: int, text: str, hint: str = "") -> None:
         if status in _BUSY:
             raise EngineUnavailable(
                 f"the server at {self.url} cannot answer now: HTTP {status}: {_refusal(text)}"
             )
         if status >= 400:
-            hint = "Give its key with --api-key, or in RSTAR2_API_KEY." if status == _UNAUTHORIZED else ""
+            if status == _UNAUTHORIZED:
+                hint = "Give its key with --api-key, or in RSTAR2_API_KEY."
             raise self._error(f"refused with HTTP {status}: {_refusal(text)}", hint)
 
     def _error(self, what: str, hint: str = "") -> EngineError:

@@ -123,10 +123,12 @@ def _is_benchmark(folder: Path) -> bool:
 
 
 def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
-    rows_a, rows_b = _rows(a), _rows(b)
+    same = a.problems is not None and a.problems == b.problems
+    rows_a, rows_b = (_rows(each, by_id=same) for each in (a, b))
     common = [key for key in rows_a if key in rows_b]
     if not common:
-        raise UserError(f"{name}: the two runs have no problem in common", "Were they given the same file?")
+        hint = "Were they given the same file? A run that was stopped can be continued first."
+        raise UserError(f"{name}: the two runs have no problem in common", hint)
     found = statistics.paired_difference(
         [_samples(rows_a[key]) for key in common], [_samples(rows_b[key]) for key in common]
     )
@@ -139,7 +141,7 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
         interval=(found.by_problem.low, found.by_problem.high),
         pairs=pairs,
         unpaired=len(rows_a) + len(rows_b) - 2 * len(common),
-        changed=changed_keys(a.results.get("settings", {}), b.results.get("settings", {})),
+        changed=changed_keys(a.results["settings"], b.results["settings"]),
         scores=_scores(
             a.results.get("benchmark", a.name),
             [rows_a[key].get("scores", {}) for key in common],
@@ -177,9 +179,12 @@ def _scores(benchmark: str, a: list[Entries], b: list[Entries]) -> list[ScoreDif
     ]
 
 
-def _rows(measured: Measurement) -> dict[tuple[str, str], dict[str, Any]]:
-    """Problems by id and gold: an id alone may be a mere line number."""
-    return {(row["id"], str(row["gold"])): row for row in measured.results["per_problem"]}
+def _rows(measured: Measurement, by_id: bool) -> dict[tuple[str, str], dict[str, Any]]:
+    """Problems by id and gold, since an id alone may be a mere line number; by id where both runs have the same.
+
+    Of a run that was killed the gold is what a trace has, which is a letter in GPQA.
+    """
+    return {(row["id"], "" if by_id else str(row["gold"])): row for row in measured.results["per_problem"]}
 
 
 def _samples(row: dict[str, Any]) -> list[bool]:

@@ -28,7 +28,7 @@ from rstar2.eval.methods.agent import Agent
 from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
 from rstar2.eval.progress import Services, Writer
 from rstar2.eval.retry import RetryingTools
-from rstar2.eval.runner import EvalResult, Part, run_parts
+from rstar2.eval.runner import EvalResult, Part, SamplesRefused, run_parts
 from rstar2.eval.settings import EvalSettings, JudgeChoice
 from rstar2.eval.stored import TRACES, SampleRecord
 from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_judge_model, versions
@@ -162,8 +162,12 @@ def _isolation(url: str, token: str | None) -> str:
         raise UserError(error.message, error.hint) from error
 
 
-def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool]:
-    """Sample and grade every benchmark into `run.path / NAME`. → the results so far, and whether Ctrl-C ended it.
+def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult], bool, SamplesRefused | None]:
+    """Sample and grade every benchmark into `run.path / NAME`.
+
+    Returns:
+        The results so far, whether Ctrl-C ended it, and what is to be raised once the results are shown, where a
+        server refused some samples.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
@@ -197,7 +201,9 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
             return results, interrupt.asked
 
         try:
-            return asyncio.run(work())
+            return *asyncio.run(work()), None
+        except SamplesRefused as error:
+            return error.results, False, error
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 

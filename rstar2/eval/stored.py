@@ -83,6 +83,8 @@ class Measurement:
     traces: Path
     results: dict[str, Any]
     """results.json; its numbers are computed again from the traces where the run is not complete."""
+    problems: str | None = None
+    """The digest of all problems that it is to measure (`rstar2.data.benchmarks.fingerprint`), where it kept one."""
 
 
 def measurements(run: Path) -> list[Measurement]:
@@ -92,11 +94,13 @@ def measurements(run: Path) -> list[Measurement]:
 
 def _measurement(traces: Path, run: Path) -> Measurement:
     name = traces.parent.relative_to(run).as_posix()
-    results = read_json(traces.parent / "results.json") or {}
+    protocol = read_json(traces.parent / "settings.json") or {}
+    problems = protocol.pop("problems", None)
+    results = {"settings": protocol, **(read_json(traces.parent / "results.json") or {})}
     if not results.get("complete"):
         # A start that was killed has written traces that no results.json knows of.
         results = {**results, **_from_traces(traces, results)}
-    return Measurement(run.resolve().name if name == "." else name, traces, results)
+    return Measurement(run.resolve().name if name == "." else name, traces, results, problems)
 
 
 def _from_traces(traces: Path, held: dict[str, Any]) -> dict[str, Any]:

@@ -138,14 +138,20 @@ class _TraceIndex:
     def __init__(self) -> None:
         self._problem_numbers: dict[tuple[int, str], int] = {}
         self._problem_texts: list[dict[str, Any]] = []
+        self._asked: list[tuple[str, str | None]] = []
+        """The text and the gold answer of each problem in its first trace."""
         self._columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
 
-    def add(self, section: int, trace: Trace, chunk: int, place: int) -> None:
-        """Add a trace of a section, whose details stand at a place in a chunk."""
+    def add(self, section: int, trace: Trace, chunk: int, place: int) -> bool:
+        """Add a trace of a section, whose details stand at a place in a chunk; whether it was asked as the index says.
+
+        GPQA asks each sample with its choices in another order.
+        """
         problem = self._problem_numbers.setdefault((section, trace.problem_id), len(self._problem_texts))
+        asked = (trace.problem, trace.gold)
         if problem == len(self._problem_texts):
-            text = with_formulas(trace.problem)
-            self._problem_texts.append({"id": trace.problem_id, "text": text, "gold": trace.gold})
+            self._asked.append(asked)
+            self._problem_texts.append({"id": trace.problem_id, **_problem(trace)})
         row = {
             "section": section,
             "problem": problem,
@@ -162,6 +168,7 @@ class _TraceIndex:
         }
         for name, value in row.items():
             self._columns[name].append(value)
+        return asked == self._asked[problem]
 
     def columns(self) -> dict[str, Any]:
         """JSON-able: `problems` with id, text and gold, and `rows`, the columns by name."""
@@ -175,14 +182,18 @@ def _chunks(page: RunPage, index: _TraceIndex) -> Iterator[str]:
     sections = [shaded_traces(measurement.traces) for measurement in page.sections]
     for section, traces in enumerate([*sections, *(stage.shown() for stage in page.kept)]):
         for trace, shading in traces:
-            index.add(section, trace, number, len(chunk))
-            chunk.append(_json(_detail(trace, shading)))
+            own = {} if index.add(section, trace, number, len(chunk)) else {"problem": _problem(trace)}
+            chunk.append(_json({**_detail(trace, shading), **own}))
             size += len(chunk[-1])
             if size >= _CHUNK_CHARACTERS:
                 yield f"[{','.join(chunk)}]"
                 chunk, size, number = [], 0, number + 1
     if chunk:
         yield f"[{','.join(chunk)}]"
+
+
+def _problem(trace: Trace) -> dict[str, Any]:
+    return {"text": with_formulas(trace.problem), "gold": trace.gold}
 
 
 def _verdict(trace: Trace) -> str:

@@ -192,6 +192,24 @@ def test_bounds_of_another_model_at_the_same_url_are_not_taken_for_this_ones(
         assert len(standin.asked) == asked + again
 
 
+def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
+    model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
+) -> None:
+    with TraceWriter(tmp_path / "traces.jsonl") as writer:
+        writer.write(make_trace())
+    standin.key, standin.prompt_logprobs = "secret", True
+    asked = ("analyze", tmp_path / "traces.jsonl", "--url", standin.url, "--model", model_folder)
+    ran = rstar2(*asked)
+    assert (ran.code, "--api-key" in ran.stderr) == (1, True), ran.stderr
+    ran = rstar2(*asked, "--api-key", "secret")
+    assert ran.code == 0, ran.stderr
+    # A server that has never heard of prompt_logprobs refuses the request.
+    place_of(tmp_path / "traces.jsonl").unlink()
+    standin.refuses = lambda prompt: True
+    ran = rstar2(*asked, "--api-key", "secret")
+    assert (ran.code, "prompt_logprobs, which vLLM has" in ran.stderr) == (1, True), ran.stderr
+
+
 def test_a_model_whose_template_knows_no_tools_gives_entropies(
     model_folder: Path, make_trace: Any, standin: StandIn, tmp_path: Path
 ) -> None:

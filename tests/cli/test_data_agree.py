@@ -60,6 +60,27 @@ def test_a_served_model_decides_which_problems_are_kept(
     assert kept == {"agree": ["1", "2", "4", "5", "7", "8"], "unsolved": ["0", "3", "6"]}
 
 
+def test_a_sample_that_the_server_refuses_leaves_what_is_said_of_the_others(
+    tmp_path: Path, server: StandIn, judge: JudgeHandle, codec: ChatCodec
+) -> None:
+    codec.tokenizer.save_pretrained(tmp_path / "model")
+    source = tmp_path / "numbers.jsonl"
+    rows = [{"problem": f"Say <{at}> aloud.", "answer": str(at)} for at in (1, 2)]
+    source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert rstar2("data", "prepare", source, "--output", tmp_path / "candidates").code == 0
+    words = ("--url", server.url, "--model", tmp_path / "model", "--judge", judge.url, "-n", 1)
+    asked = ("data", "agree", tmp_path / "candidates", *words, "--run", tmp_path / "run")
+    server.refuses = lambda prompt: "<2> aloud" in codec.tokenizer.decode(prompt)
+    ran = rstar2(*asked)
+    assert ran.code == 1, ran.stderr
+    assert "1 of 1 problem so far have the label" in ran.stdout
+    assert "1 of 2 samples failed" in ran.stderr
+    server.refuses = lambda prompt: False
+    ran = rstar2(*asked)
+    assert ran.code == 0, ran.stderr
+    assert "2 of 2 problems have the label" in ran.stdout
+
+
 def test_a_run_that_was_stopped_is_not_taken_for_a_measurement(tmp_path: Path) -> None:
     source = tmp_path / "it.jsonl"
     source.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')

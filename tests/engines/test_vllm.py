@@ -175,6 +175,16 @@ async def test_several_served_models_are_never_picked_from_silently() -> None:
         assert [body["model"] for body in standin.asked] == ["two"]
 
 
+async def test_of_many_models_a_few_are_named_and_the_option_that_names_one() -> None:
+    with serving(StandIn(_echo_then_end, names=tuple("abcdefgh"))) as standin:
+        with pytest.raises(EngineError, match="holds 8 models: a, b, c, d, e and 3 more\n") as many:
+            await VLLMEngine(standin.url).generate(PROMPT, GREEDY)
+        assert many.value.hint == "Name one of them with --model-name."
+        with pytest.raises(EngineError, match="does not hold x") as absent:
+            await VLLMEngine(standin.url, "x").generate(PROMPT, GREEDY)
+        assert absent.value.hint == "It holds: a, b, c, d, e and 3 more."
+
+
 async def test_a_server_without_token_ids_is_refused(standin: StandIn) -> None:
     standin.token_ids = False
     with pytest.raises(EngineError, match="no token ids"):

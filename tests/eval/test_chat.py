@@ -10,9 +10,10 @@ import pytest
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import serving
 
+from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.oracle import byte_codec
-from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text
+from rstar2.eval.methods.chat import EngineChat, ServerChat, answer_text, trace_of
 from rstar2.prompts import ChatCodec
 
 NO_TOOLS = (
@@ -76,6 +77,18 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
     without = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY)
     assert "tool_calls" not in without.message
     assert chat.tokens == first.tokens * 3
+    problem = Problem("simple_0", "1+1?", "2")
+    (turn,) = trace_of(problem, 0, [first], 0.1).turns
+    assert turn.text.removeprefix("<reason>") == codec.decode(first.token_ids)
+
+
+async def test_the_trace_has_the_calls_that_a_server_tells_apart() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    with serving(ChatStandIn(lambda body: {"content": None, "tool_calls": [call]})) as server:
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+    (turn,) = trace_of(Problem("simple_0", "?", "2"), 0, [reply], 0.1).turns
+    assert turn.text == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
 async def test_functions_that_the_models_template_drops_are_no_wrong_answer() -> None:
@@ -101,6 +114,19 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
         async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", 5, 60)) as chat:
             with pytest.raises(EngineError, match="refused with HTTP 404"):
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+
+
+@pytest.mark.parametrize(("context", "said", "asked"), [(30, "fine", [50, 1, 25]), (5, "", [50, 1])])
+async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
+    context: int, said: str, asked: list[int]
+) -> None:
+    server = ChatStandIn(lambda body: "fine")
+    server.context = context
+    with serving(server):
+        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
+    assert (reply.text, reply.finish) == (said, "stop" if said else "length")
+    assert [body["max_tokens"] for body in server.asked] == asked
 
 
 async def test_one_of_several_models_must_be_named() -> None:

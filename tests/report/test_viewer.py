@@ -172,6 +172,23 @@ def test_markup_in_traces_stays_text(browser: Browser, tmp_path: Path) -> None:
     assert browser.errors() == []
 
 
+def test_a_sample_that_was_asked_otherwise_shows_what_it_was_asked(browser: Browser, tmp_path: Path) -> None:
+    made_run(tmp_path, problems=1, samples=1)
+    (first,) = read_traces(tmp_path / "aime24" / "traces.jsonl")
+    second = {"sample": 1, "problem": "(A) tin $x^2$ (B) iron", "gold": "B"}
+    with TraceWriter(tmp_path / "aime24" / "traces.jsonl") as writer:
+        writer.write(first.model_copy(update=second))
+    page = write_report(tmp_path).as_uri()
+    for sample, (text, gold) in enumerate((("Problem 0.", first.gold), ("(A) tin", "B"))):
+        browser.open("about:blank")
+        browser.open(f"{page}#0/{first.problem_id}/{sample}")
+        browser.wait("document.body.dataset.ready && document.querySelector('.trace .problem')")
+        assert texts(browser, ".trace .problem")[0].startswith(text)
+        assert texts(browser, ".trace .verdict code")[1] == gold
+    assert browser.run("return document.querySelectorAll('.trace .problem math').length") == 1
+    assert browser.errors() == []
+
+
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
     staged_run(tmp_path)
     browser.open(write_report(tmp_path).as_uri())

@@ -24,6 +24,8 @@ class ChatStandIn:
         """How many of the next completions are answered with 503."""
         self.refuses = ""
         """Words whose requests are answered with 400."""
+        self.context: int | None = None
+        """Tokens that a prompt, always of 5, and its reply may have together; more are answered with 400."""
         self.app = FastAPI()
         self.app.get("/v1/models")(self._models)
         self.app.post("/v1/chat/completions")(self._completions)
@@ -39,6 +41,9 @@ class ChatStandIn:
             return JSONResponse({"error": {"message": "warming up"}}, status_code=503)
         if self.refuses and self.refuses in body["messages"][-1]["content"]:
             return JSONResponse({"error": {"message": "too long"}}, status_code=400)
+        if self.context is not None and 5 + body["max_tokens"] > self.context:
+            too_long = f"This model's maximum context length is {self.context} tokens."
+            return JSONResponse({"error": {"message": too_long}}, status_code=400)
         said = self.script(body)
         message = {"content": said} if isinstance(said, str) else said
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}

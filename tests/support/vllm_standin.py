@@ -54,6 +54,8 @@ class StandIn:
         self.key: str | None = None
         """What clients must send; None asks for none."""
         self.token_ids = True
+        self.refuses: Callable[[list[int]], bool] = lambda prompt: False
+        """Which prompts are answered with 400."""
         self.prompt_logprobs = False
         """Whether log-probabilities of a prompt are given where they are asked for."""
         self._in_flight = 0
@@ -85,6 +87,8 @@ class StandIn:
             return _error(404, f"The model `{body['model']}` does not exist.")
         if len(body["prompt"]) + body["max_tokens"] > self.max_model_len:
             return _error(400, f"This model's maximum context length is {self.max_model_len} tokens.")
+        if self.refuses(body["prompt"]):
+            return _error(400, "too long")
         written, finish = self._write(body)
         if body.get("stream"):
             return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")

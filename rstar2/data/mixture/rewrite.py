@@ -23,7 +23,7 @@ from pydantic import Field
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
 from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import RStarError, Unavailable, UserError
+from rstar2.errors import RStarError, Unavailable, UserError, first_few
 from rstar2.trace import drop_torn_line
 
 What = Literal["answers", "prompts"]
@@ -86,7 +86,7 @@ def check_server(url: str, model: str) -> None:
         ) from error
     _refuse_key(url, answer.status_code)
     if names and model not in names:
-        raise UserError(f"the server at {url} does not hold {model}", f"It holds: {', '.join(names)}.")
+        raise UserError(f"the server at {url} does not hold {model}", f"It holds: {first_few(names)}.")
 
 
 def _base(url: str) -> str:

@@ -23,22 +23,25 @@ _LOOK_S = 300.0
 _RECORD = "environment.json"
 _LOG = "setup.log"
 _LOOK = """
-import importlib.metadata, importlib.util, json, sys
-found, gone = {}, ""
+import base64, hashlib, importlib.metadata, importlib.util, json, sys
+found, wrong = {}, ""
 for each in importlib.metadata.distributions():
     found[each.name.lower().replace("_", "-")] = each.version
-    files = [] if gone or each.name in ("pip", "setuptools") else each.files or []
+    files = [] if wrong or each.name in ("pip", "setuptools") else each.files or []
     for file in (file for file in files if file.suffix != ".pyc"):
         path = each.locate_file(file)
         if not path.exists():
-            gone = f"{each.name} lacks {file}"
+            wrong = f"{each.name} lacks {file}"
         # To cacert.pem administrators add certificates of their own.
-        elif file.name != "cacert.pem" and file.size not in (None, path.stat().st_size):
-            gone = f"{each.name}: {file} has {path.stat().st_size} bytes, was installed with {file.size}"
+        elif file.hash is not None and file.name != "cacert.pem":
+            with path.open("rb") as opened:
+                digest = hashlib.file_digest(opened, file.hash.mode).digest()
+            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != file.hash.value:
+                wrong = f"{each.name}: {file} is not as it was installed"
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
-print(json.dumps({"python": sys.version.split()[0], "installed": found, "gone": gone, "absent": absent}))
+print(json.dumps({"python": sys.version.split()[0], "installed": found, "wrong": wrong, "absent": absent}))
 """
-"""Says what is in an environment; it runs there."""
+"""Says what is in an environment, and holds every file to the hash that its installer kept; it runs there."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def set_up(harness: Harness) -> bool:
     if harness.data_packages:
         _install(harness, "uv", ["--no-deps", *harness.data_packages])
     seen = _look(harness)
-    if seen["absent"] or seen["gone"]:
+    if seen["absent"] or seen["wrong"]:
         raise Failure(
             f"{harness.name} was installed and cannot be used: {_fault_of(seen)}", _see_log(harness)
         )
@@ -165,7 +168,7 @@ def _recorded(harness: Harness) -> dict[str, Any] | None:
 def _fault_of(seen: dict[str, Any]) -> str | None:
     if seen["absent"]:
         return f"no module {seen['absent'][0]}"
-    return seen["gone"] or None
+    return seen["wrong"] or None
 
 
 def _install(harness: Harness, installer: str, packages: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ import httpx
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Sampling
 from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
@@ -30,12 +30,20 @@ JUDGE_MODEL = "judge model"
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
 _MODELS_S = 10.0
-_NAMED = 5
-"""Of a server's models, how many a message names; the services of vendors hold a hundred."""
+_CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
+"""In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
 _ANSWER_TAGS = re.compile(r"</?answer>")
+
+
+class _TooLong(EngineError):
+    """A conversation and the tokens that its reply may have exceed the model's `context`."""
+
+    def __init__(self, message: str, context: int) -> None:
+        super().__init__(message)
+        self.context = context
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Reply:
     prompt_ids: list[int] = field(default_factory=list)
     """Empty where a server does not tell them, as are the next."""
     token_ids: list[int] = field(default_factory=list)
+    written: str = ""
+    """All that it wrote, each call inside `<tool_call>`."""
 
     @property
     def text(self) -> str:
@@ -98,7 +108,7 @@ class EngineChat:
             if calls:
                 message = {**message, "content": _CALL.sub("", text).strip(), "tool_calls": calls}
             finish = "length" if made.finish == "length" else "tool_calls" if calls else "stop"
-            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids)
+            return Reply(message, finish, len(prompt), len(made.token_ids), prompt, made.token_ids, text)
 
         reply = await self.policy.call(attempt)
         self.tokens += reply.tokens
@@ -146,8 +156,21 @@ def _calls(text: str) -> list[Message]:
     return calls
 
 
+def _with_calls(message: Message) -> str:
+    """A message of OpenAI's API as one text, with its calls as models write them."""
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    texts = [
+        json.dumps({"name": call["name"], "arguments": _loaded(call["arguments"])}, ensure_ascii=False)
+        for call in calls
+    ]
+    parts = [message.get("content") or "", *(f"<tool_call>{text}</tool_call>" for text in texts)]
+    return "\n".join(filter(None, parts))
+
+
 class ServerChat:
     """A model of any server with OpenAI's chat completions.
+
+    A reply gets as many tokens as the model's context has room for; without any it is empty, with the finish `length`.
 
     Args:
         url: the server, with or without `/v1`; else a UserError.
@@ -210,11 +233,10 @@ class ServerChat:
                 f"{self.url}/v1/models is not an OpenAI model list", "Check the URL."
             ) from error
         if len(names) != 1:
-            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            held = ", ".join(names[:_NAMED]) + more
             option = "--judge-model-name" if self._service == JUDGE_MODEL else "--model-name"
             raise EngineError(
-                f"{self._where} holds {len(names)} models: {held}", f"Name one of them with {option}."
+                f"{self._where} holds {len(names)} models: {first_few(names)}",
+                f"Name one of them with {option}.",
             )
         return names[0]
 
@@ -235,23 +257,36 @@ class ServerChat:
         if tools:
             body["tools"] = list(tools)
 
-        async def attempt() -> Reply:
-            answer = await self._request("POST", "/v1/chat/completions", json=body)
-            try:
-                choice, usage = answer["choices"][0], answer.get("usage") or {}
-                message = {key: value for key, value in choice["message"].items() if value is not None}
-                return Reply(
-                    {"role": "assistant", "content": "", **message},
-                    str(choice.get("finish_reason") or "stop"),
-                    int(usage.get("prompt_tokens") or 0),
-                    int(usage.get("completion_tokens") or 0),
-                )
-            except (LookupError, TypeError, AttributeError, ValueError) as error:
-                raise EngineError(f"{self._where} sent no chat completion") from error
-
-        reply = await self.policy.call(attempt)
+        reply = await self._within_context(body)
         self.tokens += reply.tokens
         return reply
+
+    async def _within_context(self, body: dict[str, Any]) -> Reply:
+        try:
+            return await self.policy.call(lambda: self._complete(body))
+        except _TooLong as error:
+            context = error.context
+        try:
+            first = await self.policy.call(lambda: self._complete({**body, "max_tokens": 1}))
+        except _TooLong:
+            return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
+        room = {"max_tokens": context - first.prompt_tokens}
+        return await self.policy.call(lambda: self._complete({**body, **room}))
+
+    async def _complete(self, body: dict[str, Any]) -> Reply:
+        answer = await self._request("POST", "/v1/chat/completions", json=body)
+        try:
+            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            message = {key: value for key, value in choice["message"].items() if value is not None}
+            return Reply(
+                {"role": "assistant", "content": "", **message},
+                str(choice.get("finish_reason") or "stop"),
+                int(usage.get("prompt_tokens") or 0),
+                int(usage.get("completion_tokens") or 0),
+                written=_with_calls(message),
+            )
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise EngineError(f"{self._where} sent no chat completion") from error
 
     async def _request(self, method: str, path: str, **options: Any) -> Any:
         try:
@@ -263,6 +298,8 @@ class ServerChat:
             raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {answer.status_code}")
         if answer.status_code >= 400:
             refusal = f"refused with HTTP {answer.status_code}: {answer.text[:300]}"
+            if context := _CONTEXT.search(answer.text):
+                raise _TooLong(f"{self._where} {refusal}", int(context[1]))
             raise EngineError(f"{self._where} {refusal}")
         try:
             return answer.json()
@@ -297,7 +334,7 @@ def chat_sampling(settings: EvalSettings, seed: int | None) -> Sampling:
 
 def trace_of(problem: Problem, sample: int, replies: Sequence[Reply], wall_s: float) -> Trace:
     """The record of a conversation; the last reply's tokens are kept where they are known."""
-    last, texts = replies[-1], [reply.text for reply in replies]
+    last, texts = replies[-1], [reply.written for reply in replies]
     known = len(replies) == 1 and bool(last.token_ids)
     ids = last.token_ids if known else []
     return Trace(

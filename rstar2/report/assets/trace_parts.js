@@ -11,7 +11,8 @@ const FINISH_TEXTS = {
  * The nodes of a trace.
  * @param row {problem: {id, text, gold}, sample, verdict, tokens, calls, finish, step}, from the page's index
  * @param detail {turns: [{tokens, parts}], extracted, rule, wall_s, reward, kept}, from a chunk of the page; with
- *   `shading` where the entropies of its tokens are known
+ *   `shading` where the entropies of its tokens are known, and `problem`, {text, gold}, where it was asked otherwise
+ *   than the problem's first trace
  */
 function traceNodes(row, detail) {
   const sample = [`${row.problem.id}, sample ${row.sample + 1}`, ...trainingFacts(row, detail)].join(" · ");
@@ -23,7 +24,7 @@ function traceNodes(row, detail) {
   return [
     verdictBar(row, detail),
     element("p", { class: "muted sample" }, sample),
-    element("div", { class: "problem" }, textNodes(row.problem.text)),
+    element("div", { class: "problem" }, textNodes((detail.problem ?? row.problem).text)),
     ...(detail.shading ? entropySwitch(detail, parts) : []),
     parts,
   ];
@@ -55,7 +56,7 @@ function verdictBar(row, detail) {
       "answer ",
       element("code", {}, detail.extracted ?? "none"),
       "  gold ",
-      element("code", {}, row.problem.gold ?? "none"),
+      element("code", {}, (detail.problem ?? row.problem).gold ?? "none"),
       detail.rule ? element("span", { class: "muted" }, `  decided by ${detail.rule}`) : null,
     ),
     element("span", { class: "facts" }, facts.join(" · ")),

@@ -20,6 +20,7 @@ from rstar2.engines.retry import RetryingEngine
 from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.gpqa_diamond import GPQAMethod, order
+from rstar2.eval.compare import compare_runs
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.methods.agent import Agent
 from rstar2.eval.progress import Services
@@ -130,6 +131,18 @@ async def test_another_choice_is_wrong_by_letter_and_by_content(
 ) -> None:
     result = await measured(tmp_path / "w", problems[:2], Says(codec, answer, reads=" tin"), codec, grader)
     assert result.summary["accuracy"] == 0.0
+
+
+async def test_a_run_that_was_killed_is_compared_by_its_questions(
+    tmp_path: Path, problems: list[Problem], codec: ChatCodec, grader: GraderPool
+) -> None:
+    for name, says in (("whole", "#"), ("killed", "A")):
+        engine = Says(codec, says, reads="iron and gold" if says == "#" else "")
+        await measured(tmp_path / name, problems[:3], engine, codec, grader)
+    (tmp_path / "killed" / "results.json").unlink()
+    (found,) = compare_runs(tmp_path / "whole", tmp_path / "killed")
+    assert (len(found.pairs), found.unpaired, found.a) == (3, 0, 1.0)
+    assert found.changed == []
 
 
 def test_the_order_is_kept_by_the_seed_and_every_place_is_as_likely() -> None:

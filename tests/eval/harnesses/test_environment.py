@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -27,7 +29,13 @@ def test_a_damaged_record_is_a_half_made_environment(record: str) -> None:
     assert installed(HARNESS) == {}
 
 
-def test_a_file_of_another_size_than_was_installed_is_named() -> None:
+def recorded(path: str, text: str) -> str:
+    """A line of RECORD, as installers write it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+    return f"{path},sha256={digest},{len(text)}\n"
+
+
+def test_a_file_that_is_not_as_it_was_installed_is_named() -> None:
     HARNESS.python.parent.mkdir(parents=True)
     home = Path(sys.executable).resolve().parent
     (HARNESS.folder / "pyvenv.cfg").write_text(f"home = {home}\ninclude-system-site-packages = false\n")
@@ -38,13 +46,16 @@ def test_a_file_of_another_size_than_was_installed_is_named() -> None:
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Name: words\nVersion: 1.0\n")
     (about / "RECORD").write_text(
-        "words.py,sha256=0,9\ncacert.pem,sha256=0,9\nwords-1.0.dist-info/RECORD,,\n"
+        recorded("words.py", "WORD = 1\n")
+        + recorded("cacert.pem", "theirs\n")
+        + "words-1.0.dist-info/RECORD,,\n"
     )
     (packages / "words.py").write_text("WORD = 1\n")
     (packages / "cacert.pem").write_text("theirs and our company's\n")
     write_json(HARNESS.folder / "environment.json", {"packages": [], "installed": {"words": "1.0"}})
     assert fault(HARNESS) is None
-    (packages / "words.py").write_text("")
-    assert fault(HARNESS) == "words: words.py has 0 bytes, was installed with 9"
+    for damaged in ("", "WORD = 2\n"):
+        (packages / "words.py").write_text(damaged)
+        assert fault(HARNESS) == "words: words.py is not as it was installed"
     (packages / "words.py").unlink()
     assert fault(HARNESS) == "words lacks words.py"

@@ -148,6 +148,60 @@ def conversations_oracle(problems: list[Problem]) -> ChatStandIn:
     return ChatStandIn(reply)
 
 
+def native_oracle(problems: list[Problem]) -> ChatStandIn:
+    """Makes the calls of possible answers as `tool_calls`; every fifth problem gets a call of an unknown function."""
+    scripts = {
+        problem.problem: [[("no_such_function", {})]] if at % 5 == 4 else _native_calls(problem)
+        for at, problem in enumerate(problems)
+    }
+
+    def reply(body: dict[str, Any]) -> dict[str, Any]:
+        assert body["tools"]
+        first = next(message["content"] for message in body["messages"] if message["role"] == "user")
+        (script,) = (script for asked, script in scripts.items() if asked.startswith(first))
+        place = sum(message["role"] == "assistant" for message in body["messages"])
+        calls = script[place] if place < len(script) else []
+        if not calls:
+            return {"content": "<think>[no(call=1)]</think>Done."}
+        made = [
+            {
+                "id": f"call_{at}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(values)},
+            }
+            for at, (name, values) in enumerate(calls)
+        ]
+        return {"content": None, "tool_calls": made}
+
+    return ChatStandIn(reply)
+
+
+def _native_calls(problem: Problem) -> list[list[tuple[str, dict[str, Any]]]]:
+    """The calls of each reply, by name and arguments; an empty list where there is to be none."""
+    if problem.answer in ("irrelevance", "live_irrelevance"):
+        return [[]]
+    answer = json.loads(problem.answer)
+    if isinstance(answer[0], dict):
+        every = [pair for call in answer for pair in call.items()]
+        return [
+            [
+                # OpenAI's API takes no dots in names.
+                (name.replace(".", "_"), {key: of[0] for key, of in values.items() if of[0] != ""})
+                for name, values in every
+            ]
+        ]
+    replies = []
+    for turn in answer:
+        parsed = [ast.parse(call, mode="eval").body for call in turn]
+        calls = [
+            (ast.unparse(call.func), {str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
+            for call in parsed
+            if isinstance(call, ast.Call)
+        ]
+        replies += [calls, []] if calls else [[]]
+    return replies
+
+
 def named_arguments(problem: Problem) -> bool:
     """Whether every call of a conversation names its arguments, as the harness reads a model's calls."""
     calls = [ast.parse(call, mode="eval").body for turn in json.loads(problem.answer) for call in turn]
@@ -155,14 +209,14 @@ def named_arguments(problem: Problem) -> bool:
 
 
 async def led(
-    name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1
+    name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1, native: bool = False
 ) -> tuple[EvalResult, dict[str, float]]:
     """What a model scores, and what the harness says of all results of its first samples in one go."""
     benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=5)
     with serving(model) as server:
         async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
             resources = Resources(chat, None, None, out / "logs", out)
-            async with benchmark.open(resources, settings, Given()) as method:
+            async with benchmark.open(resources, settings, Given(native_calls=native)) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
                 (result,) = await run_parts({name: part}, 16, Services((chat,)))
                 traces = read_traces(out / "out" / "traces.jsonl")
@@ -210,6 +264,26 @@ def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_pat
     assert verdicts == wanted
     assert again == dict.fromkeys(MULTI_TURN, pytest.approx(2 / 3))
     assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
+def test_calls_by_the_api_score_what_they_should(name: str, tmp_path: Path) -> None:
+    set_up(harness_of(name))
+    every = find(name).load(Given(native_calls=True), EvalSettings())
+    single = list({problem.problem: problem for problem in every if plain(problem)}.values())[:21]
+    several = [
+        problem for problem in every if problem.id.startswith("multi_turn_base") and named_arguments(problem)
+    ]
+    problems = [*single, *several[:4]]
+    result, again = asyncio.run(led(name, problems, tmp_path, native_oracle(problems), native=True))
+    traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
+    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
+    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
+        (trace.problem_id, trace.rule, trace.extracted) for trace in traces
+    ]
+    scores = {key: score["value"] for key, score in result.summary["scores"].items()}
+    assert {category: pytest.approx(scores[category]) for category in again} == again
+    assert again["multi_turn_base"] == pytest.approx(3 / 4)
 
 
 def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_question(tmp_path: Path) -> None:
@@ -272,8 +346,10 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     assert fault(harness) == "emoji lacks emoji/core.py"
     assert set_up(harness)
     assert fault(harness) is None
-    module.write_text("")
-    assert str(fault(harness)).startswith("emoji: emoji/core.py has 0 bytes, was installed with ")
+    code = module.read_text()
+    for damaged in ("", code[::-1]):
+        module.write_text(damaged)
+        assert fault(harness) == "emoji: emoji/core.py is not as it was installed"
     harness.python.unlink()
     assert "its Python does not run" in str(fault(harness))
     assert fault(replace(harness, packages=("emoji==2.14.0",))) == (
