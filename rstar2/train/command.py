@@ -199,7 +199,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
         # Dropped groups are replaced in any number, so problems are then fetched one by one.
-        "data.gen_batch_size": 1 if selection.refill_batches else None,
+        "data.gen_batch_size": 1 if selection.refill_batches or recipe.mode != "sync" else None,
         "data.seed": recipe.seed,
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
@@ -239,7 +239,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.disable_log_stats": not hardware.schedules_sessions,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
-        "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
+        "trainer.v1.sampler.custom_sampler.name": (
+            "RocReplayBuffer" if recipe.mode == "sync" else "RocReplayBufferAsync"
+        ),
         "+trainer.v1.sampler.sampler_kwargs": {
             "roc": selection.model_dump(),
             "seed": recipe.seed,
@@ -264,8 +266,32 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.val_kwargs.temperature": recipe.held_out.temperature,
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": folder / "checkpoints",
+        **_mode_keys(recipe),
         **tracker_keys(recipe.trackers, folder),
     }
+
+
+def _mode_keys(recipe: StageRecipe) -> dict[str, Any]:
+    """What VERL needs to know of `mode`."""
+    mode, given = recipe.mode, recipe.asynchronous
+    if mode == "sync":
+        return {}
+    keys = {
+        "trainer.v1.trainer_mode": mode,
+        f"trainer.v1.{mode}.num_warmup_batches": given.batches_ahead,
+        "trainer.v1.sampler.max_off_policy_threshold": given.max_steps,
+        "trainer.v1.sampler.max_off_policy_strategy": given.too_old,
+    }
+    if mode == "separate_async":
+        keys |= {
+            # RoC selects over a whole step, so a step is one update, and each is sent to the engines.
+            "trainer.v1.separate_async.parameter_sync_step": 1,
+            "actor_rollout_ref.hybrid_engine": False,
+            "actor_rollout_ref.rollout.nnodes": given.rollout_nodes,
+            "actor_rollout_ref.rollout.n_gpus_per_node": given.rollout_gpus_per_node,
+            "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+        }
+    return keys
 
 
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:

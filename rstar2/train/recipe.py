@@ -21,6 +21,7 @@ PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
 Tracker = Literal["console", "wandb", "tensorboard"]
 RewardRule = ReadingRule | Literal["constant"]
+Mode = Literal["sync", "colocate_async", "separate_async"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
@@ -96,6 +97,22 @@ class RolloutSettings(Strict):
     """At which tokens are drawn; log-probabilities are computed at the same."""
 
 
+class AsyncSettings(Strict):
+    """How far rollouts run ahead of the update; without effect where `mode` is sync."""
+
+    batches_ahead: float = Field(1.0, gt=0)
+    """Problems that are handed out before the step that they are meant for, in multiples of `rollout.prompts`."""
+    max_steps: int = Field(8, ge=2)
+    """Steps that a problem's rollouts may be under way, its first and its last included."""
+    too_old: Literal["drop", "wait"] = "drop"
+    """What becomes of a problem beyond `max_steps`. drop: its rollouts are left out, and another one is handed out.
+    wait: before it would be, a step waits until they are finished."""
+    rollout_nodes: int = Field(1, ge=1)
+    """Machines that only generate, in addition to `hardware.nodes`; separate_async only."""
+    rollout_gpus_per_node: int = Field(8, ge=1)
+    """GPUs of each of them."""
+
+
 class OptimSettings(Strict):
     """AdamW and the clipped objective."""
 
@@ -165,7 +182,13 @@ class StageRecipe(Strict):
 
     steps: int = Field(ge=1)
     """Each rolls out `rollout.prompts` problems and makes one update."""
+    mode: Mode = "sync"
+    """When rollouts are made; VERL's trainers. sync: a step waits for all of its rollouts, then updates.
+    colocate_async: a step takes the first groups that are finished; the engines stop for the update, and the rollouts
+    that are not finished continue with the new weights. separate_async: engines on GPUs of their own generate during
+    the update too."""
     rollout: RolloutSettings = RolloutSettings()
+    asynchronous: AsyncSettings = AsyncSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
@@ -248,6 +271,15 @@ class StageRecipe(Strict):
                     f"hardware.{key} = {tokens} times hardware.sequence_parallel = {split} is less than the longest "
                     f"rollout with its prompt: rollout.prompt_tokens + rollout.tokens = {self.longest}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_works(self) -> StageRecipe:
+        if self.mode == "separate_async" and self.hardware.device == "cpu":
+            raise ValueError(
+                'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that '
+                'does so on a CPU; mode = "colocate_async" runs there'
+            )
         return self
 
     @model_validator(mode="after")
