@@ -59,7 +59,7 @@ def run_demo(
     evaluation = Evaluation(held_out, demo.eval)
     rows = rl_rows(problems, plan.stages[1].rollout.rollouts, "builtin")
     with open_pipeline(run, progress, judge) as pipeline:
-        sft = _fine_tuned(plan, pipeline)
+        sft = fine_tuned(plan, pipeline)
         first = pipeline.evaluate("sft", sft, evaluation, run.path)
 
         def stages(recipes: dict[int, StageRecipe], root: Path, label: str) -> list[dict[str, Any]]:
@@ -83,7 +83,7 @@ def _write_summary(pipeline: Pipeline, summary: dict[str, Any]) -> None:
     write_json(pipeline.run.path / "summary.json", summary)
 
 
-def _fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
+def fine_tuned(plan: DemoPlan, pipeline: Pipeline) -> Path:
     """Stage 0 on flawed traces; makes the model and the traces first."""
     run, folder = pipeline.run, pipeline.run.path / "sft"
     if not is_done(folder):

@@ -276,7 +276,7 @@ def _mode_keys(recipe: StageRecipe) -> dict[str, Any]:
     mode, given = recipe.mode, recipe.asynchronous
     if mode == "sync":
         return {}
-    keys = {
+    keys: dict[str, Any] = {
         "trainer.v1.trainer_mode": mode,
         f"trainer.v1.{mode}.num_warmup_batches": given.batches_ahead,
         "trainer.v1.sampler.max_off_policy_threshold": given.max_steps,
