@@ -5,9 +5,9 @@
 
 For each seed one SFT model is made, and both modes train it by the recipe of the demo's first stage for the same number
 of steps. Every tool call waits before it runs, for seconds drawn from a log-normal law by the seed, the step, the
-problem, the rollout and the turn: most for less than `MEDIAN_S`, one in a hundred for sixteen times as long. Nothing
-computes meanwhile. The models are measured on the demo's held-out problems, without any wait. What is finished is kept
-in RUNS/seedN/MODE.json. About ten minutes a seed on two cores.
+problem, the rollout and the turn: half of the waits are shorter than `MEDIAN_S`, one in a hundred is sixteen times as
+long. Nothing computes meanwhile. The models are measured on the demo's held-out problems, without any wait. What is
+finished is kept in RUNS/seedN/MODE.json. About ten minutes a seed on two idle cores.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from rstar2.train.sampling import Evaluation
 from rstar2.train.verl.agent_loop import RStarAgentLoop
 
 MODES = ("sync", "colocate_async")
-MEDIAN_S = 0.4
+MEDIAN_S = 1.0
 """Of a tool call's wait."""
 SPREAD = 1.2
 """The standard deviation of its logarithm."""
-LONGEST_S = 30.0
+LONGEST_S = 60.0
 LAST = 5
 """Steps at the end over which the pass rate is averaged."""
 _DICE: ContextVar[Random] = ContextVar("dice")

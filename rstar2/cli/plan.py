@@ -80,7 +80,7 @@ def command(
         read_shape(_folder(model)), recipes, judge_workers, _machine_memory(hardware),
         Rates(generate_tps, update_tps),
     )  # fmt: skip
-    shortage = cluster_shortage(hardware)
+    shortage = cluster_shortage([each.machines for each in recipes.values()])
     if as_json:
         import json
 

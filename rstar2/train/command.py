@@ -288,7 +288,7 @@ def _mode_keys(recipe: StageRecipe) -> dict[str, Any]:
             "trainer.v1.separate_async.parameter_sync_step": 1,
             "actor_rollout_ref.hybrid_engine": False,
             "actor_rollout_ref.rollout.nnodes": given.rollout_nodes,
-            "actor_rollout_ref.rollout.n_gpus_per_node": given.rollout_gpus_per_node,
+            "actor_rollout_ref.rollout.n_gpus_per_node": recipe.hardware.gpus_per_node,
             "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
         }
     return keys

@@ -108,9 +108,8 @@ class AsyncSettings(Strict):
     """What becomes of a problem beyond `max_steps`. drop: its rollouts are left out, and another one is handed out.
     wait: before it would be, a step waits until they are finished."""
     rollout_nodes: int = Field(1, ge=1)
-    """Machines that only generate, in addition to `hardware.nodes`; separate_async only."""
-    rollout_gpus_per_node: int = Field(8, ge=1)
-    """GPUs of each of them."""
+    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`; separate_async
+    only."""
 
 
 class OptimSettings(Strict):
@@ -228,6 +227,14 @@ class StageRecipe(Strict):
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
         return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
+
+    @property
+    def machines(self) -> Hardware:
+        """The hardware, with the machines that only generate."""
+        if self.mode != "separate_async":
+            return self.hardware
+        nodes = self.hardware.nodes + self.asynchronous.rollout_nodes
+        return self.hardware.model_copy(update={"nodes": nodes})
 
     @property
     def clip(self) -> tuple[float, float]:

@@ -35,8 +35,16 @@ def test_a_plan_advises_the_correction_that_old_weights_need() -> None:
     [said] = mode_warnings(stage_recipe(1, "laptop", ["mode=colocate_async"]))
     assert "set algorithm.correction=token-tis" in said
     assert not list(mode_warnings(stage_recipe(1, "laptop", [])))
+    separate = list(mode_warnings(stage_recipe(1, "64xh100", ["mode=separate_async"])))
+    assert "takes 8 GPUs more" in separate[1]
     both = ["mode=colocate_async", "algorithm.correction=token-tis"]
     assert not list(mode_warnings(stage_recipe(1, "laptop", both)))
+
+
+def test_machines_that_only_generate_are_asked_for_too() -> None:
+    separate = ["mode=separate_async", "asynchronous.rollout_nodes=3"]
+    assert stage_recipe(1, "64xh100", separate).machines.nodes == 8 + 3
+    assert stage_recipe(1, "64xh100", ["asynchronous.rollout_nodes=3"]).machines.nodes == 8
 
 
 @pytest.mark.slow
