@@ -3,11 +3,11 @@
     python benchmarks/async_roc.py --seeds 3 --runs runs/async-roc
     python benchmarks/async_roc.py --runs runs/async-roc --show         what is finished, without training
 
-For each seed one SFT model is made, and both modes train it by the recipe of the demo's first stage for the same number
-of steps. Every tool call waits before it runs, for seconds drawn from a log-normal law by the seed, the step, the
-problem, the rollout and the turn: half of the waits are shorter than `MEDIAN_S`, one in a hundred is sixteen times as
-long. Nothing computes meanwhile. The models are measured on the demo's held-out problems, without any wait. What is
-finished is kept in RUNS/seedN/MODE.json. About ten minutes a seed on two idle cores.
+For each seed one SFT model is made, and both modes train it by the recipe of the demo's first stage, with 8 problems a
+step, for the same number of steps. Every tool call waits before it runs, for seconds drawn from a log-normal law by the
+seed, step, problem, rollout and turn: half of the waits are shorter than `MEDIAN_S`, one in a hundred is
+sixteen times as long. Nothing computes meanwhile. The models are measured on the demo's held-out problems, without any
+wait. What is finished is kept in RUNS/seedN/MODE.json.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def plan_of(seed: int, mode: str, steps: int) -> DemoPlan:
     """The demo's plan in a mode; of its stages only the first is run."""
     # In both modes, so that they differ in nothing else; in sync the weights are all but 1.
     changes = [f"rl.mode={mode}", f"rl.steps={steps}", "rl.algorithm.correction=token-tis"]
-    return demo_plan("demo", seed, [*changes, "rl.checkpoint.every=1000"])
+    return demo_plan("demo", seed, [*changes, "rl.rollout.prompts=8", "rl.checkpoint.every=1000"])
 
 
 def run_seed(seed: int, steps: int, folder: Path) -> None:
