@@ -15,6 +15,7 @@ from typing import Any
 from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
+from rstar2.train import modes
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
@@ -239,9 +240,6 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.disable_log_stats": not hardware.schedules_sessions,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
-        "trainer.v1.sampler.custom_sampler.name": (
-            "RocReplayBuffer" if recipe.mode == "sync" else "RocReplayBufferAsync"
-        ),
         "+trainer.v1.sampler.sampler_kwargs": {
             "roc": selection.model_dump(),
             "seed": recipe.seed,
@@ -266,32 +264,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.val_kwargs.temperature": recipe.held_out.temperature,
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": folder / "checkpoints",
-        **_mode_keys(recipe),
+        **modes.verl_keys(recipe.mode, recipe.asynchronous, hardware.gpus_per_node),
         **tracker_keys(recipe.trackers, folder),
     }
-
-
-def _mode_keys(recipe: StageRecipe) -> dict[str, Any]:
-    """What VERL needs to know of `mode`."""
-    mode, given = recipe.mode, recipe.asynchronous
-    if mode == "sync":
-        return {}
-    keys: dict[str, Any] = {
-        "trainer.v1.trainer_mode": mode,
-        f"trainer.v1.{mode}.num_warmup_batches": given.batches_ahead,
-        "trainer.v1.sampler.max_off_policy_threshold": given.max_steps,
-        "trainer.v1.sampler.max_off_policy_strategy": given.too_old,
-    }
-    if mode == "separate_async":
-        keys |= {
-            # RoC selects over a whole step, so a step is one update, and each is sent to the engines.
-            "trainer.v1.separate_async.parameter_sync_step": 1,
-            "actor_rollout_ref.hybrid_engine": False,
-            "actor_rollout_ref.rollout.nnodes": given.rollout_nodes,
-            "actor_rollout_ref.rollout.n_gpus_per_node": recipe.hardware.gpus_per_node,
-            "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
-        }
-    return keys
 
 
 def _environment(hardware: Hardware, metrics: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
+from rstar2.train.modes import AsyncSettings, Mode
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
 
@@ -21,7 +22,6 @@ PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
 Tracker = Literal["console", "wandb", "tensorboard"]
 RewardRule = ReadingRule | Literal["constant"]
-Mode = Literal["sync", "colocate_async", "separate_async"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
@@ -95,21 +95,6 @@ class RolloutSettings(Strict):
     """Turns of the model; a rollout that ends in a call at the last has no answer."""
     temperature: float = Field(1.0, gt=0)
     """At which tokens are drawn; log-probabilities are computed at the same."""
-
-
-class AsyncSettings(Strict):
-    """How far rollouts run ahead of the update; without effect where `mode` is sync."""
-
-    batches_ahead: float = Field(1.0, gt=0)
-    """Problems that are handed out before the step that they are meant for, in multiples of `rollout.prompts`."""
-    max_steps: int = Field(8, ge=2)
-    """Steps that a problem's rollouts may be under way, its first and its last included."""
-    too_old: Literal["drop", "wait"] = "drop"
-    """What becomes of a problem beyond `max_steps`. drop: its rollouts are left out, and another one is handed out.
-    wait: before it would be, a step waits until they are finished."""
-    rollout_nodes: int = Field(1, ge=1)
-    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`; separate_async
-    only."""
 
 
 class OptimSettings(Strict):
