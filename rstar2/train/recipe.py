@@ -13,14 +13,14 @@ from rstar2.config import Strict, merged, read_toml, recipes_folder, resolve
 from rstar2.errors import UserError
 from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
-from rstar2.train.modes import AsyncSettings, Mode
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
+from rstar2.train.trainer.modes import AsyncSettings, Mode
+from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
 PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
-Tracker = Literal["console", "wandb", "tensorboard"]
 RewardRule = ReadingRule | Literal["constant"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 

@@ -22,7 +22,7 @@ from rstar2.prompts import load_codec
 READY_S = 300.0
 """How long a server may take to load a model, or new weights."""
 _STREAM = 7_368_787
-"""Added to a seed once for each interruption, so that a turn that goes on draws other numbers than when it began."""
+"""Added to a seed once for each interruption, so that a turn that continues draws other numbers than when it began."""
 
 
 class CpuServer:
