@@ -255,7 +255,7 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
     """The same for VERL's asynchronous trainers.
 
     A step takes the oldest of the groups that are finished. A group that is too old, or of which a rollout failed, is
-    left out by VERL and another problem handed out; see `recipe.AsyncSettings`.
+    left out by VERL and another problem handed out; see `trainer.modes.AsyncSettings`.
     """
 
     def __init__(self, **kwargs: Any) -> None:
