@@ -80,7 +80,7 @@ def command(
         read_shape(_folder(model)), recipes, judge_workers, _machine_memory(hardware),
         Rates(generate_tps, update_tps),
     )  # fmt: skip
-    shortage = cluster_shortage(hardware)
+    shortage = cluster_shortage([each.machines for each in recipes.values()])
     if as_json:
         import json
 
@@ -215,6 +215,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     row("  in all", lambda each: _of(each.memory_per_gpu.rollout_total, each.memory_per_gpu.capacity), True)
     row("an engine holds, at full length", lambda each: f"{each.memory_per_gpu.full_length_rollouts}")
     row("  and is sent at a time", lambda each: f"{each.memory_per_gpu.sequences_in_flight}", True)
+    table.add_row("mode", *(recipe.mode for recipe in recipes.values()))
     row("a step: rollouts", lambda each: f"{each.step.rollouts:,}")
     row("  tokens", lambda each: f"{each.step.tokens / 1e6:,.1f} M")
     row("  tool calls", lambda each: f"{each.step.tool_calls:,}")

@@ -114,7 +114,7 @@ def command(
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     find_model(model)
-    check_hardware(resolved.hardware for resolved in recipes.values())
+    check_hardware(resolved.machines for resolved in recipes.values())
     from rstar2.train.plan import plan_training
 
     plan = plan_training(

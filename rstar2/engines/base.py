@@ -36,7 +36,8 @@ class Generation:
     """Shape (T,), the end-of-turn token included where the model wrote it."""
     logprobs: list[float] | None
     """Shape (T,), natural log at the sampling temperature; None where the engine gives none."""
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "interrupted"]
+    """interrupted: the engine was told to stop, see `rstar2.engines.hf.HFEngine.interrupt`."""
 
 
 OnTokens = Callable[[list[int]], None]

@@ -91,6 +91,7 @@ class HFEngine:
         self._mask = torch.zeros(0, 0, dtype=torch.long)
         self._steps = 0
         self._closed = False
+        self._interruptions: queue.SimpleQueue[Future[None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="hf-engine", daemon=True)
         self._thread.start()
 
@@ -162,6 +163,18 @@ class HFEngine:
         self._inbox.put(run)
         await asyncio.wrap_future(done)
 
+    async def interrupt(self) -> None:
+        """Answer every request, those that wait included, with what it has so far and `interrupted` as its finish.
+
+        EngineError where the engine is closed.
+        """
+        done: Future[None] = Future()
+        if self._closed:
+            raise EngineError(f"the engine for {self.name} is closed")
+        self._interruptions.put(done)
+        self._inbox.put(lambda: None)  # ends the wait for requests
+        await asyncio.wrap_future(done)
+
     async def aclose(self) -> None:
         self._closed = True
         self._inbox.put(lambda: None)  # ends the wait for requests
@@ -173,11 +186,29 @@ class HFEngine:
                 with torch.inference_mode():
                     self._accept_requests()
                     self._drop_cancelled()
+                    self._answer_interruptions()
                     if self._rows and not self._closed:
                         self._step()
             except Exception as error:  # noqa: BLE001 - passed to every waiting caller
                 self._fail_all(error)
         self._fail_all(EngineError(f"the engine for {self.name} was closed"))
+        self._answer_interruptions()
+
+    def _answer_interruptions(self) -> None:
+        """See `interrupt`; whatever else waits in the inbox is done too."""
+        while not self._interruptions.empty():
+            rows = list(self._rows)
+            self._keep([])
+            while not self._inbox.empty():
+                item = self._inbox.get()
+                if isinstance(item, _Row):
+                    rows.append(item)
+                else:
+                    item()
+            for row in rows:
+                with contextlib.suppress(InvalidStateError):  # cancelled by its caller meanwhile
+                    row.future.set_result(Generation(row.token_ids, row.logprobs, "interrupted"))
+            self._interruptions.get().set_result(None)
 
     def _accept_requests(self) -> None:
         """Let waiting requests join; block while there is nothing to do."""
@@ -186,6 +217,8 @@ class HFEngine:
         if self._rows and self._steps % JOIN_EVERY:
             return
         while not self._closed and len(self._rows) + len(joining) < self._max_batch:
+            if not self._interruptions.empty():
+                break
             try:
                 item = self._inbox.get(block=not self._rows and not joining)
             except queue.Empty:

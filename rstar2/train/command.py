@@ -17,6 +17,7 @@ from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.trainer import modes
 from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
 
 SECRETS_FILE = "worker_secrets.json"
@@ -199,7 +200,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "data.max_prompt_length": rollout.prompt_tokens,
         "data.max_response_length": rollout.tokens,
         # Dropped groups are replaced in any number, so problems are then fetched one by one.
-        "data.gen_batch_size": 1 if selection.refill_batches else None,
+        "data.gen_batch_size": 1 if selection.refill_batches or recipe.mode != "sync" else None,
         "data.seed": recipe.seed,
         "actor_rollout_ref.model.path": model,
         f"{actor}.strategy": "fsdp2",
@@ -239,7 +240,6 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.disable_log_stats": not hardware.schedules_sessions,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
-        "trainer.v1.sampler.custom_sampler.name": "RocReplayBuffer",
         "+trainer.v1.sampler.sampler_kwargs": {
             "roc": selection.model_dump(),
             "seed": recipe.seed,
@@ -264,6 +264,7 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.val_kwargs.temperature": recipe.held_out.temperature,
         "trainer.resume_mode": "auto",
         "trainer.default_local_dir": folder / "checkpoints",
+        **modes.verl_keys(recipe.mode, recipe.asynchronous, hardware.gpus_per_node),
         **tracker_keys(recipe.trackers, folder),
     }
 

@@ -15,11 +15,12 @@ from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
+from rstar2.train.trainer.modes import AsyncSettings, Mode
+from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
 PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
-Tracker = Literal["console", "wandb", "tensorboard"]
 RewardRule = ReadingRule | Literal["constant"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
@@ -165,7 +166,13 @@ class StageRecipe(Strict):
 
     steps: int = Field(ge=1)
     """Each rolls out `rollout.prompts` problems and makes one update."""
+    mode: Mode = "sync"
+    """When rollouts are made; VERL's trainers. sync: a step waits for all of its rollouts, then updates.
+    colocate_async: a step takes the first groups that are finished; the engines stop for the update, and the rollouts
+    that are not finished continue with the new weights. separate_async: engines on GPUs of their own generate during
+    the update too."""
     rollout: RolloutSettings = RolloutSettings()
+    asynchronous: AsyncSettings = AsyncSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     roc: RocSettings = RocSettings()
     optim: OptimSettings = OptimSettings()
@@ -205,6 +212,14 @@ class StageRecipe(Strict):
         if self.traces_per_step <= 0:
             return float(self.traces_per_step < 0)
         return min(1.0, (2 * self.traces_per_step + 8) / (self.rollout.prompts * self.rollout.rollouts))
+
+    @property
+    def machines(self) -> Hardware:
+        """The hardware, with the machines that only generate."""
+        if self.mode != "separate_async":
+            return self.hardware
+        nodes = self.hardware.nodes + self.asynchronous.rollout_nodes
+        return self.hardware.model_copy(update={"nodes": nodes})
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -248,6 +263,15 @@ class StageRecipe(Strict):
                     f"hardware.{key} = {tokens} times hardware.sequence_parallel = {split} is less than the longest "
                     f"rollout with its prompt: rollout.prompt_tokens + rollout.tokens = {self.longest}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_works(self) -> StageRecipe:
+        if self.mode == "separate_async" and self.hardware.device == "cpu":
+            raise ValueError(
+                'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that '
+                'does so on a CPU; mode = "colocate_async" runs there'
+            )
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 pytestmark = needs("torch")
 
 PROMPTS = [[5, 9, 300, 41], [7], list(range(20, 60)), [3, 3, 3], [100, 200, 300, 400, 500, 9, 9]]
+BOUND_S = 120.0
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 
 
@@ -152,6 +155,45 @@ def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:
 
     asyncio.run(engine.call(scramble))
     assert together(engine, [GREEDY])[0].token_ids != before
+
+
+def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(engine: HFEngine) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=80)
+    whole = [each.token_ids for each in together(engine, [sampling] * len(PROMPTS))]
+    reached, go, forwards = threading.Event(), threading.Event(), itertools.count()
+
+    def hold(*_: Any) -> None:
+        if next(forwards) == 30:
+            reached.set()
+            assert go.wait(BOUND_S)
+
+    async def work() -> list[Generation]:
+        tasks = [asyncio.create_task(engine.generate(ids, sampling)) for ids in PROMPTS]
+        await asyncio.sleep(0)
+        assert await asyncio.to_thread(reached.wait, BOUND_S)
+        interruption = asyncio.create_task(engine.interrupt())
+        await asyncio.sleep(0)
+        go.set()
+        await interruption
+        return await asyncio.gather(*tasks)
+
+    hook = engine.model.register_forward_pre_hook(hold)
+    begun = asyncio.run(work())
+    hook.remove()
+    assert {each.finish for each in begun} == {"interrupted"}
+    assert begun[-1].token_ids == [], "there are places for four"
+    assert sum(len(each.token_ids) for each in begun) > 30
+    for prompt, each, expected in zip(PROMPTS, begun, whole, strict=True):
+        assert each.logprobs is not None
+        assert len(each.logprobs) == len(each.token_ids)
+        rest = Sampling(temperature=0.0, max_tokens=80 - len(each.token_ids))
+        more = asyncio.run(engine.generate([*prompt, *each.token_ids], rest))
+        assert [*each.token_ids, *more.token_ids] == expected
+
+
+def test_an_idle_engine_is_interrupted_at_once_and_goes_on(engine: HFEngine) -> None:
+    asyncio.run(engine.interrupt())
+    assert len(together(engine, [GREEDY])[0].token_ids) == 12
 
 
 def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFEngine) -> None:

@@ -101,3 +101,25 @@ def test_what_leaves_verl_passes_where_we_stand_in() -> None:
     waits = inspect.signature(ReplayBuffer._wait_for_next_poll)
     assert list(waits.parameters) == ["self", "partition_id", "last_debug_time"]
     assert "self._wait_for_next_poll(" in inspect.getsource(ReplayBuffer.sample)
+
+
+def test_the_asynchronous_trainer_stops_engines_for_the_update_and_clients_go_on() -> None:
+    from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+    from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
+
+    assert "abort_replicas()" in inspect.getsource(PPOTrainerColocateAsync.on_sample_end)
+    assert "resume_generation_replicas()" in inspect.getsource(PPOTrainerColocateAsync.on_step_end)
+    client = inspect.getsource(FullyAsyncLLMServerClient.generate)
+    assert 'output.stop_reason not in ("aborted", "abort")' in client
+    assert 'final_output.extra_fields["min_global_steps"] = min_global_steps' in client
+
+
+def test_the_asynchronous_buffer_evicts_failed_groups_by_one_method() -> None:
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    assert issubclass(ReplayBufferAsync, ReplayBuffer)
+    waits = inspect.getsource(ReplayBufferAsync.wait_for_sampleable)
+    assert "self._evict_terminal_groups(" in waits
+    assert "self._wait_for_next_poll(" in waits
+    reasons = inspect.getsource(ReplayBufferAsync._terminal_eviction_reasons)
+    assert "return stale_uids, dapo_uids, set(self.failure_keys[partition_id]), dapo_counts" in reasons

@@ -62,14 +62,17 @@ def buffer(
     judge: dict[str, Any] | None = None,
     prompts: int = 4,
     refill: Callable[[int], None] | None = None,
+    max_steps: int | None = None,
     **roc: Any,
 ) -> RocReplayBuffer:
-    from rstar2.train.verl.sampler import RocReplayBuffer
+    """VERL's asynchronous one where `max_steps` is given."""
+    from rstar2.train.verl.sampler import RocReplayBuffer, RocReplayBufferAsync
 
-    return RocReplayBuffer(
-        trainer_mode="sync",
+    made: type[RocReplayBuffer] = RocReplayBufferAsync if max_steps else RocReplayBuffer
+    return made(
+        trainer_mode="colocate_async" if max_steps else "sync",
         trainer_config={},
-        max_off_policy_threshold=None,
+        max_off_policy_threshold=max_steps,
         max_off_policy_strategy="drop",
         refill_fn=refill or (lambda count: None),
         sampler_kwargs={
@@ -146,21 +149,27 @@ def verls_queue() -> Iterator[Any]:
 
 
 @pytest.fixture
-def submit(verls_queue: Any) -> Iterator[Callable[[str, list[Trace]], None]]:
-    """Puts a finished group into the queue, as VERL's agent loops do."""
+def submit(verls_queue: Any) -> Iterator[Callable[..., None]]:
+    """Puts a group into the queue, as VERL's agent loops do; `step` is the one that handed its problem out."""
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    def put(name: str, traces: list[Trace]) -> None:
+    def put(
+        name: str,
+        traces: list[Trace],
+        status: str | None = "finished",
+        step: int = 1,
+        written_by: dict[int, int] | None = None,
+    ) -> None:
+        fields = [{"extra_fields": to_extra_fields(trace, True, written_by)} for trace in traces]
         verls_queue.kv_batch_put(
             keys=[f"{name}_{i}_0" for i in range(len(traces))],
             partition_id="train",
-            fields=list_of_dict_to_tensordict(
-                [{"extra_fields": to_extra_fields(trace, with_trace=True)} for trace in traces]
-            ),
+            fields=list_of_dict_to_tensordict(fields),
             tags=[{"status": "success"}] * len(traces),
         )
-        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
-        verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
+        if status:
+            tag = {"is_prompt": True, "status": status, "global_steps": step}
+            verls_queue.kv_batch_put(keys=[name], partition_id="train", tags=[tag])
 
     yield put
     if left := (verls_queue.kv_list() or {}).get("train"):
@@ -261,6 +270,79 @@ def test_once_the_judge_answers_the_step_is_rolled_out_again(
     assert metrics["rstar2/lost_rollouts"] == 0
     assert "training waits for the judge" in caplog.text
     assert "step 1 is rolled out again" in caplog.text
+
+
+def groups_of(keys: Any) -> set[str]:
+    return {key.split("_")[0] for key in keys}
+
+
+def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
+    submit: Any, verls_queue: Any, tmp_path: Path
+) -> None:
+    sampler = buffer(tmp_path, -1, max_steps=8, down_sample_to_n=4)
+    submit("late", group("11110000"), step=3)
+    submit("new", group("11110000"), step=3)
+    submit("old", group("11110000"), step=1, written_by={0: 10, 1: 20})
+    submit("older", group("11110000"), step=2, written_by={2: 10})
+    submit("running", group("111"), "running", step=1)
+    batch, metrics = sampler.sample(3, "train", 2)
+    assert groups_of(batch.keys) == {"old", "older"}
+    assert len(batch.keys) == 8
+    # Step 3 updates the weights that step 2 made.
+    assert metrics["rstar2/off_policy_tokens"] == pytest.approx(4 * 30 / (4 * 30 + 4 * 10))
+    assert metrics["training/off_policy/evicted_samples"] == 0
+    left = groups_of(verls_queue.kv_list()["train"])
+    assert left == {"late", "new", "running", "old", "older"}, (
+        "those of the step are cleared after its update"
+    )
+    assert {"late", "new", "running"} <= set(verls_queue.kv_list()["train"])
+    assert {trace.step for trace in read_traces(tmp_path / "step-000003.jsonl")} == {3}
+
+
+def test_a_group_that_took_too_many_steps_is_left_out_and_another_problem_handed_out(
+    submit: Any, verls_queue: Any, tmp_path: Path
+) -> None:
+    def refill(count: int) -> None:
+        assert count == 1
+        submit("fresh", group("11110000"), step=4)
+
+    sampler = buffer(tmp_path, refill=refill, max_steps=3, down_sample_to_n=4)
+    submit("stale", group("11110000"), step=1)
+    submit("just-in-time", group("11110000"), step=2)
+    batch, metrics = sampler.sample(4, "train", 2)
+    assert groups_of(batch.keys) == {"just-in-time", "fresh"}
+    assert metrics["training/off_policy/evicted_samples"] == 1
+    assert "stale" not in groups_of(verls_queue.kv_list()["train"])
+
+
+def test_a_resumed_run_forgets_the_rollouts_that_its_checkpoint_was_trained_on(
+    submit: Any, verls_queue: Any, tmp_path: Path
+) -> None:
+    """VERL saves the queue before it clears the step's rollouts, whose groups are gone by then."""
+    sampler = buffer(tmp_path, max_steps=8, down_sample_to_n=4)
+    submit("trained", group("11110000"), None)
+    submit("finished", group("11110000"))
+    submit("running", group("1"), "running")
+    batch, metrics = sampler.sample(2, "train", 1)
+    assert groups_of(batch.keys) == {"finished"}
+    assert metrics["rstar2/rollouts"] == 8
+    assert groups_of(verls_queue.kv_list()["train"]) == {"finished", "running"}
+
+
+def test_groups_that_fail_without_end_end_the_training(submit: Any, tmp_path: Path) -> None:
+    """VERL would hand out one problem after another."""
+    handed: list[str] = []
+
+    def refill(count: int) -> None:
+        for _ in range(count):
+            handed.append(f"again{len(handed)}")
+            submit(handed[-1], group("1"), "failure")
+
+    sampler = buffer(tmp_path, refill=refill, prompts=2, max_steps=8, down_sample_to_n=4)
+    submit("a", group("1"), "failure")
+    with pytest.raises(Failure, match=r"rollouts of 21 groups failed; the last checkpoint is kept"):
+        sampler.sample(1, "train", 1)
+    assert len(handed) == 20
 
 
 def test_kept_traces_say_what_roc_did_with_them_and_a_step_run_again_replaces_them(tmp_path: Path) -> None:

@@ -23,6 +23,22 @@ def stage_warnings(
     yield from memory_warnings(hardware, memory, machine_memory)
     yield from _engine_warnings(hardware, memory)
     yield from judge_warnings(judge)
+    yield from mode_warnings(recipe)
+
+
+def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
+    """What an asynchronous mode asks for in addition."""
+    if recipe.mode != "sync" and recipe.algorithm.correction == "none":
+        yield (
+            f"with mode={recipe.mode} older weights write part of what is trained on, and nothing corrects for it: set "
+            "algorithm.correction=token-tis"
+        )
+    if recipe.mode == "separate_async":
+        gpus = recipe.asynchronous.rollout_nodes * recipe.hardware.gpus_per_node
+        yield (
+            f"mode=separate_async takes {gpus} GPUs more, which only generate; memory and hours are calculated as if "
+            "trainer and engines shared the others"
+        )
 
 
 def disk_warnings(needed: int, free: int) -> Iterator[str]:

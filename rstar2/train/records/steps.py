@@ -103,6 +103,21 @@ COLUMNS = (
         for reason in DROPPED
     ),
     Column("dropped_groups", "share of groups that are not trained on", _metric("rstar2/dropped_groups")),
+    Column(
+        "stale_groups",
+        "groups left out because they took too many steps (asynchronous modes)",
+        _metric("training/off_policy/evicted_samples"),
+    ),
+    Column(
+        "staleness",
+        "steps between the weights that began a rollout and those it trains, mean of those kept",
+        _metric("training/off_policy/trajectory_staleness_worst/mean"),
+    ),
+    Column(
+        "off_policy_tokens",
+        "share of the kept tokens in turns that older weights began",
+        _metric("rstar2/off_policy_tokens"),
+    ),
     Column("calls", "tool calls per rollout", _metric("rstar2/calls")),
     *(
         Column(

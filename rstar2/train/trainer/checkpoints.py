@@ -7,12 +7,15 @@ checkpoints/
     model_world_size_8_rank_0.pt …    one file per rank; optim_… and extra_state_… likewise
     fsdp_config.json huggingface/     the number of ranks; the model's config and tokenizer
   global_step_20/data.pt              where in the data training is; SFT writes data_0.pt …
+  global_step_20/transfer_queue/      problems that are handed out and their rollouts; asynchronous modes only
 ```
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -56,6 +59,18 @@ def fault(checkpoint: Path) -> str | None:
             return f"{file} is missing"
         if not zipfile.is_zipfile(file):
             return f"{file} is cut short"
+    return _queue_fault(checkpoint / "transfer_queue")
+
+
+def _queue_fault(queue: Path) -> str | None:
+    """The same of VERL's queue, which is pickled; None where there is none."""
+    if queue.is_dir() and not (queue / "metadata.json").is_file():
+        return f"{queue / 'metadata.json'} is missing"
+    for file in sorted(queue.rglob("*.pkl")):
+        with file.open("rb") as opened:
+            opened.seek(-min(1, file.stat().st_size), os.SEEK_END)
+            if opened.read() != pickle.STOP:
+                return f"{file} is cut short"
     return None
 
 

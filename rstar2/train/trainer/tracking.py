@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from rstar2.errors import UserError
 from rstar2.install import pip_command
-from rstar2.train.recipe import Tracker
 
+Tracker = Literal["console", "wandb", "tensorboard"]
 PROJECT = "rstar2"
 """What trackers call all runs together."""
 _WANDB = "https://api.wandb.ai"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,6 +63,8 @@ class _ServerEngine:
         self._end_id = codec.end_id
         self._request_id = f"{group}{GROUP_ENDS}{uuid.uuid4().hex}"
         self.versions: dict[str, Any] = {}
+        self.written_by: Counter[int] = Counter()
+        """Tokens of the turns that each step's weights began."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -80,6 +83,8 @@ class _ServerEngine:
         self.versions.setdefault("min_global_steps", fields.get("min_global_steps"))
         self.versions["max_global_steps"] = fields.get("max_global_steps")
         token_ids = list(output.token_ids)
+        if fields.get("min_global_steps") is not None:
+            self.written_by[fields["min_global_steps"]] += len(token_ids)
         full = len(token_ids) >= sampling.max_tokens and token_ids[-1:] != [self._end_id]
         return Generation(token_ids, output.log_probs, "length" if full or not token_ids else "stop")
 
@@ -173,7 +178,9 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             extra_fields={
                 **engine.versions,
                 "reward_extra_info": {"acc": float(trace.correct)},
-                **to_extra_fields(trace, may_be_kept(trace, self._trace_share, self._seed)),
+                **to_extra_fields(
+                    trace, may_be_kept(trace, self._trace_share, self._seed), engine.written_by
+                ),
             },
         )
 

@@ -21,6 +21,8 @@ from rstar2.prompts import load_codec
 
 READY_S = 300.0
 """How long a server may take to load a model, or new weights."""
+_STREAM = 7_368_787
+"""Added to a seed once for each interruption, so that a turn that continues draws other numbers than when it began."""
 
 
 class CpuServer:
@@ -35,6 +37,9 @@ class CpuServer:
             folder, [load_codec(folder).end_id], max_batch=int(rollout.max_num_seqs), threads=1
         )
         self._global_steps: int | None = None
+        self._interruptions = 0
+        self._generates = asyncio.Event()
+        self._generates.set()
 
     async def ready(self) -> bool:
         return True
@@ -42,7 +47,10 @@ class CpuServer:
     async def generate(
         self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
-        top_k = int(sampling_params.get("top_k", -1))
+        await self._generates.wait()
+        top_k, seed = int(sampling_params.get("top_k", -1)), sampling_params.get("seed")
+        if seed is not None:
+            seed = (seed + _STREAM * self._interruptions) % (1 << 31)
         said = await self._engine.generate(
             list(prompt_ids),
             Sampling(
@@ -50,13 +58,14 @@ class CpuServer:
                 top_p=float(sampling_params.get("top_p", 1.0)),
                 top_k=max(top_k, 0),
                 max_tokens=int(sampling_params.get("max_tokens") or self._response_length),
-                seed=sampling_params.get("seed"),
+                seed=seed,
             ),
         )
         return TokenOutput(
             token_ids=said.token_ids,
             log_probs=said.logprobs,
-            stop_reason="completed",
+            # VERL's asynchronous client asks for the rest of an aborted turn, with what there is as its prompt.
+            stop_reason="aborted" if said.finish == "interrupted" else "completed",
             extra_fields={"global_steps": self._global_steps},
         )
 
@@ -74,14 +83,20 @@ class CpuServer:
         await self._engine.call(load)
         self._global_steps = global_steps
 
-    async def abort_all_requests(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {}
+    async def abort_all_requests(self, **_: Any) -> None:
+        """Answer every request with the tokens it has; later ones wait for `resume_generation`."""
+        self._generates.clear()
+        self._interruptions += 1
+        await self._engine.interrupt()
+
+    async def resume_generation(self) -> None:
+        self._generates.set()
 
     async def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
 
-    # The weights are loaded between two steps, so there is nothing to free, resume or profile.
-    wake_up = sleep = resume_generation = _nothing
+    # The weights are loaded between two steps, so there is nothing to free or profile.
+    wake_up = sleep = _nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
     start_profile = stop_profile = _nothing
 

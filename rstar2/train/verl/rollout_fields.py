@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -10,13 +11,20 @@ from rstar2.train.roc import Rollout
 
 _ROLLOUT = "rstar2_rollout"
 _TRACE = "rstar2_trace"
+_WRITTEN_BY = "rstar2_written_by"
 
 
-def to_extra_fields(trace: Trace, with_trace: bool) -> dict[str, Any]:
-    """What RoC needs of a rewarded trace, and the trace itself where it may be kept."""
-    # Every rollout has both keys, as VERL's queue stacks them.
+def to_extra_fields(
+    trace: Trace, with_trace: bool, written_by: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """What RoC needs of a rewarded trace, the trace itself where it may be kept, and which weights wrote it.
+
+    `written_by`: the tokens of the turns that each step's weights began.
+    """
+    # Every rollout has all keys, as VERL's queue stacks them.
     return {
         _ROLLOUT: asdict(Rollout.from_trace(trace)),
+        _WRITTEN_BY: dict(written_by or {}),
         _TRACE: trace.model_dump_json() if with_trace else None,
     }
 
@@ -24,6 +32,12 @@ def to_extra_fields(trace: Trace, with_trace: bool) -> dict[str, Any]:
 def rollout_of(extra_fields: Any) -> Rollout:
     """The rollout in a trajectory's extra fields; the queue may hand them over wrapped."""
     return Rollout(**getattr(extra_fields, "data", extra_fields)[_ROLLOUT])
+
+
+def written_by(extra_fields: Any) -> dict[int, int]:
+    """The tokens of a trajectory's turns by the step whose weights began them."""
+    found: dict[int, int] = getattr(extra_fields, "data", extra_fields)[_WRITTEN_BY]
+    return found
 
 
 def trace_of(extra_fields: Any) -> Trace | None:

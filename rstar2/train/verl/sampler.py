@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from rstar2.errors import Failure
 from rstar2.eval.settings import sample_seed
@@ -27,13 +27,15 @@ from rstar2.train.records.kept_traces import choose, write_step
 from rstar2.train.records.progress import ProgressWriter, RolloutProgress
 from rstar2.train.records.raw_metrics import raw_metrics
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
-from rstar2.train.verl.rollout_fields import rollout_of, trace_of
+from rstar2.train.verl.rollout_fields import rollout_of, trace_of, written_by
 
 POLL_S = 0.1
 """Seconds; VERL's default of 2 is most of a step's time for a small model."""
 JUDGE_POLL_S = 5.0
 EMPTY_STEPS = 10
 """Times that a step is rolled out when nothing of it can be trained on."""
+_EVICTED = ("off_policy", "rollout_failure")
+"""VERL's reasons to leave a group out, as in the names of its metrics, which are missing where there is none."""
 log = logging.getLogger(__name__)
 
 
@@ -136,6 +138,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
             in_groups.append(list(range(start, start + len(replaced))))
             start += len(replaced)
         self._raw = raw_metrics(rollouts, kept, in_groups, self._settings)
+        self._raw["rstar2/off_policy_tokens"] = self._off_policy([written_by(fields[i]) for i in kept])
         if self._traces_per_step:
             self._keep_traces(fields, rollouts, set(kept))
         tags = [batch.tags[order[i]] for i in kept]
@@ -191,6 +194,15 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 spare = chosen
         return sorted(kept or spare)
 
+    def _off_policy(self, kept: list[dict[int, int]]) -> float:
+        """The share of the kept rollouts' tokens in turns that older weights began than the step's own.
+
+        Step n's are those that step n - 1 made. A turn that was interrupted and continued counts whole.
+        """
+        total = sum(sum(tokens.values()) for tokens in kept)
+        older = sum(count for tokens in kept for made_by, count in tokens.items() if made_by < self._step - 1)
+        return older / total if total else 0.0
+
     def _nothing_to_train_on(self, times: int) -> None:
         """Say why a step is rolled out again; a Failure once that was in vain `EMPTY_STEPS` times in a row."""
         why = (
@@ -234,8 +246,59 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
     def _keep_traces(self, fields: list[Any], rollouts: list[Rollout], kept: set[int]) -> None:
         carried = {i: trace for i, each in enumerate(fields) if (trace := trace_of(each)) is not None}
         chosen = choose(rollouts, list(carried), self._traces_per_step, self._seed, self._step)
-        traces = [carried[i].model_copy(update={"kept": i in kept}) for i in chosen]
+        # A rollout's problem may have been handed out in an earlier step.
+        traces = [carried[i].model_copy(update={"kept": i in kept, "step": self._step}) for i in chosen]
         write_step(self._traces, self._step, traces)
+
+
+class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[misc]
+    """The same for VERL's asynchronous trainers.
+
+    A step takes the oldest of the groups that are finished. A group that is too old, or of which a rollout failed, is
+    left out by VERL and another problem handed out; see `trainer.modes.AsyncSettings`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._resumed = True
+        self._most_failed = EMPTY_STEPS * int(kwargs["sampler_kwargs"]["prompts"])
+        self._failed_in_a_row = 0
+
+    def sample(
+        self, global_steps: int, partition_id: str, batch_size: int
+    ) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """See `RocReplayBuffer.sample`; a Failure too where groups fail without end."""
+        if partition_id == "train" and self._resumed:
+            self._resumed = False
+            self._clear_trained(partition_id)
+        self._failed_in_a_row = 0
+        batch, metrics = super().sample(global_steps, partition_id, batch_size)
+        if partition_id == "train":
+            metrics = {f"training/{name}/evicted_samples": 0 for name in _EVICTED} | metrics
+        return batch, metrics
+
+    def _clear_trained(self, partition_id: str) -> None:
+        """Remove rollouts of no group: those of the step that a checkpoint was saved in, which it holds too."""
+        self._sync_metadata_from_transfer_queue()
+        groups = self.prompt_global_steps[partition_id]
+        trained = [key for key in self.partitions[partition_id] if _group(key) not in groups]
+        if trained:
+            tq.kv_clear(keys=trained, partition_id=partition_id)
+
+    def _evict_terminal_groups(
+        self, global_steps: int, partition_id: str, eviction_reasons: Any
+    ) -> tuple[set[str], int, int, dict[str, Any]]:
+        failed = len(eviction_reasons[2])
+        self._failed_in_a_row += failed
+        if self._failed_in_a_row > self._most_failed:
+            raise Failure(
+                f"step {global_steps}: rollouts of {self._failed_in_a_row} groups failed; the last checkpoint is kept",
+                "The trainer's log says why, at 'Error in _run_prompt'.",
+            )
+        evicted: tuple[set[str], int, int, dict[str, Any]] = super()._evict_terminal_groups(
+            global_steps, partition_id, eviction_reasons
+        )
+        return evicted
 
 
 def _group(key: str) -> str:

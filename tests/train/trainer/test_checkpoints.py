@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def save(checkpoints: Path, step: int, ranks: int = 2) -> Path:
     return checkpoint
 
 
+def save_queue(checkpoint: Path) -> Path:
+    """VERL's queue as an asynchronous mode saves it."""
+    queue = checkpoint / "transfer_queue"
+    (queue / "simple_storage").mkdir(parents=True)
+    for name in ("controller_state.pkl", "simple_storage/su_0_TQ_STORAGE_UNIT_1.pkl"):
+        (queue / name).write_bytes(pickle.dumps({"keys": ["a"] * 500, "status": "finished"}))
+    (queue / "metadata.json").write_text("{}")
+    return queue
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     for step in (10, 20, 30):
@@ -48,6 +59,22 @@ def chosen(checkpoints: Path) -> tuple[str, list[str]]:
 
 def cut(path: Path, share: float) -> None:
     os.truncate(path, int(share * path.stat().st_size))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("file", ["controller_state.pkl", "simple_storage/su_0_TQ_STORAGE_UNIT_1.pkl"])
+def test_a_queue_that_was_cut_short_passes_its_checkpoint_over(saved: Path, file: str, share: float) -> None:
+    queue = save_queue(saved / "global_step_30")
+    assert chosen(saved) == ("30", [])
+    cut(queue / file, share)
+    step, [warning] = chosen(saved)
+    assert step == "20"
+    assert f"{Path(file).name} is cut short" in warning
+
+
+def test_a_queue_that_was_not_written_to_its_end_passes_its_checkpoint_over(saved: Path) -> None:
+    (save_queue(saved / "global_step_30") / "metadata.json").unlink()
+    assert chosen(saved)[0] == "20"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])

@@ -1,0 +1,50 @@
+"""When rollouts are made: before an update, as in the paper, or ahead of it, by VERL's asynchronous trainers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rstar2.config import Strict
+
+Mode = Literal["sync", "colocate_async", "separate_async"]
+
+
+class AsyncSettings(Strict):
+    """How far rollouts run ahead of the update; without effect where `mode` is sync."""
+
+    batches_ahead: float = Field(1.0, gt=0)
+    """Problems that are handed out before the step that they are meant for, in multiples of `rollout.prompts`."""
+    max_steps: int = Field(8, ge=2)
+    """Steps that a problem's rollouts may be under way, its first and its last included."""
+    too_old: Literal["drop", "wait"] = "drop"
+    """What becomes of a problem beyond `max_steps`. drop: its rollouts are left out, and another one is handed out.
+    wait: before it would be, a step waits until they are finished."""
+    rollout_nodes: int = Field(1, ge=1)
+    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`; separate_async
+    only."""
+
+
+def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:
+    """VERL's keys of a mode."""
+    sampler = "trainer.v1.sampler"
+    if mode == "sync":
+        return {f"{sampler}.custom_sampler.name": "RocReplayBuffer"}
+    keys: dict[str, Any] = {
+        "trainer.v1.trainer_mode": mode,
+        f"trainer.v1.{mode}.num_warmup_batches": settings.batches_ahead,
+        f"{sampler}.custom_sampler.name": "RocReplayBufferAsync",
+        f"{sampler}.max_off_policy_threshold": settings.max_steps,
+        f"{sampler}.max_off_policy_strategy": settings.too_old,
+    }
+    if mode == "separate_async":
+        keys |= {
+            # RoC selects over a whole step, so a step is one update, and each is sent to the engines.
+            "trainer.v1.separate_async.parameter_sync_step": 1,
+            "actor_rollout_ref.hybrid_engine": False,
+            "actor_rollout_ref.rollout.nnodes": settings.rollout_nodes,
+            "actor_rollout_ref.rollout.n_gpus_per_node": gpus_per_node,
+            "actor_rollout_ref.rollout.checkpoint_engine.backend": "nccl",
+        }
+    return keys
