@@ -172,7 +172,9 @@ class FormatChoice:
 
     def __post_init__(self) -> None:
         if self.forced and self.named is None:
-            raise UserError("--force-format forces the format of --format, which is missing", "Name a format.")
+            raise UserError(
+                "--force-format forces the format of --format, which is missing", "Name a format."
+            )
 
 
 MODELS_OWN = FormatChoice()
