@@ -324,8 +324,12 @@ def _rows_of(piece: _Piece, source: Source) -> Iterable[tuple[int, Row]]:
             lines = file.read(size)
     except OSError as error:
         raise UserError(f"cannot read {piece.place}: {error.strerror}", "Check the path.") from error
+    decode = _decoder(source.columns, source.more).decode
     try:
-        rows = _decoder(source.columns, source.more).decode_lines(lines)
+        if not lines.isascii():
+            # The decoder passes over columns that are not read, whatever bytes are in them.
+            lines.decode()
+        rows = [decode(line) for line in lines.split(b"\n") if line]
     except (msgspec.DecodeError, ValueError, RecursionError):
         # The lines, one by one, say which of them it is.
         rows = []

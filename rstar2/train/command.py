@@ -80,6 +80,7 @@ def agent_loop_yaml(recipe: StageRecipe, folder: Path, judge_url: str, judge_tok
         "reward": recipe.reward,
         "seed": recipe.seed,
         "trace_share": recipe.trace_share,
+        "may_end_unfinished": recipe.mode != "sync",
         "traces": str(folder.absolute() / "traces"),
     }
     return json.dumps([entry], indent=2) + "\n"
@@ -235,9 +236,9 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         f"{engine}.calculate_log_probs": True,
         f"{engine}.agent.agent_loop_config_path": folder / "agent_loop.yaml",
         f"{engine}.agent.default_agent_loop": AGENT_NAME,
-        f"{engine}.router_config_path": folder / ROUTER_FILE if hardware.schedules_sessions else None,
+        f"{engine}.router_config_path": folder / ROUTER_FILE if recipe.schedules_sessions else None,
         # The router reads an engine's KV cache from its metrics.
-        f"{engine}.disable_log_stats": not hardware.schedules_sessions,
+        f"{engine}.disable_log_stats": not recipe.schedules_sessions,
         f"+{engine}.agent.agent_loop_manager_class": "rstar2.train.verl.agent_loop_manager.AgentLoopManager",
         "trainer.v1.sampler.custom_sampler.path": "pkg://rstar2.train.verl.sampler",
         "+trainer.v1.sampler.sampler_kwargs": {

@@ -37,7 +37,9 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
     if _cluster():
         if shortage := cluster_shortage(wanted):
             raise UserError(
-                shortage, "Set hardware.nodes and hardware.gpus_per_node to what it has, or add nodes to it."
+                shortage,
+                "Set hardware.nodes, hardware.gpus_per_node and asynchronous.rollout_nodes to what it has, or add "
+                "nodes to it.",
             )
         return
     nodes = max((each.nodes for each in wanted), default=1)

@@ -102,7 +102,7 @@ def plan_training(
             stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
     if judge.url is None:
         server_binary()
-        if any(recipe.hardware.nodes > 1 for recipe in recipes.values()):
+        if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
             raise UserError(
                 "on several nodes the judge must be reachable from all of them",
                 "Start one (rstar2 judge up --host … --token …) and name it with --judge.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -73,11 +74,6 @@ class Hardware(Strict):
     def engines(self) -> int:
         """Rollout engines, on all GPUs."""
         return max(1, self.nodes * self.gpus_per_node // self.tensor_parallel)
-
-    @property
-    def schedules_sessions(self) -> bool:
-        """Whether our scheduler decides which engine takes a rollout."""
-        return self.router == "sessions" and self.engines > 1
 
 
 class RolloutSettings(Strict):
@@ -222,6 +218,11 @@ class StageRecipe(Strict):
         return self.hardware.model_copy(update={"nodes": nodes})
 
     @property
+    def schedules_sessions(self) -> bool:
+        """Whether our scheduler decides which engine takes a rollout, and how many it is sent at a time."""
+        return self.hardware.router == "sessions" and (self.hardware.engines > 1 or self.mode != "sync")
+
+    @property
     def clip(self) -> tuple[float, float]:
         """How far below and above 1 the ratio of probabilities may go: the recipe's, else the algorithm's own."""
         own = ALGORITHMS[self.algorithm.name].clip
@@ -271,6 +272,17 @@ class StageRecipe(Strict):
             raise ValueError(
                 'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that '
                 'does so on a CPU; mode = "colocate_async" runs there'
+            )
+        if self.mode != "sync" and self.hardware.device == "cuda" and self.hardware.router == "verl":
+            raise ValueError(
+                f'mode = "{self.mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own sends an engine any '
+                "number of requests, and an update that interrupts more than 1,000 of them never begins"
+            )
+        ahead, most = self.asynchronous.batches_ahead, self.asynchronous.max_steps
+        if self.mode != "sync" and self.asynchronous.too_old == "drop" and ahead + 1 > most:
+            raise ValueError(
+                f"asynchronous.batches_ahead = {ahead:g} needs asynchronous.max_steps of at least "
+                f"{math.ceil(ahead) + 1}, not {most}: problems would be too old before their step"
             )
         return self
 

@@ -169,7 +169,7 @@ def write_stage_inputs(
     write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
     # Only this user may read it: it holds the judge's token.
     write_text(folder / "agent_loop.yaml", agent_loop_yaml(recipe, folder, *judge), mode=0o600)
-    if recipe.hardware.schedules_sessions:
+    if recipe.schedules_sessions:
         write_text(folder / ROUTER_FILE, router_yaml(recipe))
 
 

@@ -442,6 +442,8 @@ def test_a_prepared_set_can_be_read_again(tmp_path: Path) -> None:
         (b"", "no rows"),
         (b"\xff\xfe", "line 1: not JSON"),
         (b'{"prompt": "x", "reward_model": {}}\n{"prompt": ' + b"[" * 100_000, "line 2: not JSON"),
+        (b'{"prompt": "x", "reward_model": {}}\n{"other": "\xff"}\n', "line 2: not JSON"),
+        (b'{"prompt": "x", "reward_model": {}}\n{}{}\n\n', "line 2: not JSON"),
     ],
 )
 def test_a_damaged_file_is_refused_as_a_whole(tmp_path: Path, content: bytes, said: str) -> None:

@@ -33,7 +33,7 @@ def loop(codec: ChatCodec, traces: Path, trace_share: float) -> RStarAgentLoop:
     made.server_manager = BrokenServer()
     made.rollout_config = SimpleNamespace(name="vllm")
     made._codec, made._limits, made._tools = codec, Limits(), SharedTools()
-    made._traces, made._trace_share, made._seed = traces, trace_share, 1
+    made._traces, made._trace_share, made._seed, made._may_end_unfinished = traces, trace_share, 1, False
     return made
 
 

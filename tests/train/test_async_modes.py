@@ -31,6 +31,25 @@ def test_engines_of_their_own_are_refused_on_a_cpu() -> None:
     assert 'mode = "colocate_async" runs there' in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("profile", "changes", "said"),
+    [
+        ("1xh200", ["hardware.router=verl"], 'needs hardware.router = "sessions"'),
+        ("laptop", ["asynchronous.batches_ahead=1.5", "asynchronous.max_steps=2"], "max_steps of at least 3"),
+    ],
+)
+def test_what_would_hang_or_waste_every_step_is_refused(profile: str, changes: list[str], said: str) -> None:
+    assert stage_recipe(1, profile, changes).mode == "sync"
+    with pytest.raises(UserError) as refused:
+        stage_recipe(1, profile, ["mode=colocate_async", *changes])
+    assert said in refused.value.message
+
+
+def test_one_engine_is_sent_a_bounded_number_of_rollouts() -> None:
+    assert not stage_recipe(1, "1xh200", []).schedules_sessions
+    assert stage_recipe(1, "1xh200", ["mode=colocate_async"]).schedules_sessions
+
+
 def test_a_plan_advises_the_correction_that_old_weights_need() -> None:
     [said] = mode_warnings(stage_recipe(1, "laptop", ["mode=colocate_async"]))
     assert "set algorithm.correction=token-tis" in said

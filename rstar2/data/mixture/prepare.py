@@ -13,6 +13,7 @@ continues after its last finished step, and one with another setting uses the st
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,7 +80,9 @@ def prepare(
     if output.exists() and not output.is_dir():
         raise UserError(f"{output} is a file, not a folder", "Give a folder with --output.")
     if sum(origin.size() for origin in plan.origins) > _LARGE:
-        start_server()
+        # Where it cannot be started now, the first step that needs it says so.
+        with contextlib.suppress(OSError):
+            start_server()
     config = json.loads(json.dumps(plan.config()))
     done = _done(output, config)
     if done is not None:

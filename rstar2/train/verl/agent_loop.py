@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import uuid
 from collections import Counter
@@ -44,6 +45,8 @@ def _grader() -> GraderPool:
     return pool
 
 
+END_S = 5.0
+"""In which training that ends stops all its processes."""
 _ENGINES_TRIED = 3
 """For one turn, where engines die under it."""
 
@@ -128,6 +131,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         seed: int,
         traces: str,
         trace_share: float,
+        may_end_unfinished: bool,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -138,6 +142,7 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._seed = seed
         self._traces = Path(traces)
         self._trace_share = trace_share
+        self._may_end_unfinished = may_end_unfinished
 
     def _seed_of(self, row: dict[str, Any]) -> int | None:
         """The rollout's seed on a CPU, so that a run can be repeated; None on vLLM, which is faster without."""
@@ -162,6 +167,9 @@ class RStarAgentLoop(AgentLoopBase):  # type: ignore[misc]
             tokens = len(trace.prompt_ids) + trace.tokens
         except RolloutError as error:
             if self._trace_share > 0:
+                if self._may_end_unfinished:
+                    # Training that ends stops its engines before this process: what fails then is no failure.
+                    await asyncio.sleep(END_S)
                 write_failed(self._traces, _described(error.trace, kwargs))
             raise
         finally:

@@ -18,6 +18,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine
 from rstar2.prompts import load_codec
+from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
 """How long a server may take to load a model, or new weights."""
@@ -111,7 +112,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
     async def launch_servers(self) -> None:
         server = (
             ray.remote(CpuServer)
-            .options(name=_actor_name(self.replica_rank), num_cpus=1, max_concurrency=self.max_concurrency)
+            .options(name=_actor_name(self.replica_rank), num_cpus=1, max_concurrency=MOST_CALLS)
             .remote(config=self.config, model_config=self.model_config)
         )
         await asyncio.wait_for(server.ready.remote(), READY_S)
