@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from support.browser import Browser
@@ -30,12 +31,13 @@ def texts(browser: Browser, selector: str) -> list[str]:
 
 
 def click(browser: Browser, selector: str, words: str = "") -> None:
-    script = (
-        "const found = [...document.querySelectorAll(arguments[0])].find((node) => "
-        "node.innerText?.includes(arguments[1]) || (!arguments[1])); found.dispatchEvent("
-        "new MouseEvent('click', {bubbles: true})); return found.tagName"
+    """Click on the first element of a selector that holds these words, once there is one."""
+    found = (
+        f"[...document.querySelectorAll({json.dumps(selector)})].find((node) => "
+        f"!{json.dumps(words)} || node.innerText?.includes({json.dumps(words)}))"
     )
-    browser.run(script, selector, words)
+    browser.wait(found)
+    browser.run(f"{found}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
 
 
 def all_tooltips(browser: Browser) -> list[str]:
