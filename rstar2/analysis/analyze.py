@@ -98,13 +98,10 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             "--temperature changes nothing in what a server returns, which is at temperature 1",
             "Leave it out, or compute the entropies here: --model without --url.",
         )
-    sets = find_sets(paths)
-    models = _Models()
-    measured = []
-    for each in sets:
-        one = _Set(each, _Entropies(each, source, models))
-        one.run(on_progress)
-        measured.append(one)
+    measured = _measured(find_sets(paths), source, on_progress)
+    for path in paths:
+        if not any(one.finished for one in measured if one.set.files[0].is_relative_to(path)):
+            raise UserError(f"no finished traces in {path}", "Those of samples that failed are not analysed.")
     with_entropy = [one for one in measured if one.kind]
     if (source.model or source.url) and not with_entropy:
         named = ", ".join(map(str, paths))
@@ -128,6 +125,16 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
             *behaviour.charts([one.behaviour for one in measured], behaviour_tables[-1]),
         ],
     )
+
+
+def _measured(sets: list[TraceSet], source: EntropySource, on_progress: OnProgress) -> list[_Set]:
+    models = _Models()
+    measured = []
+    for each in sets:
+        one = _Set(each, _Entropies(each, source, models))
+        one.run(on_progress)
+        measured.append(one)
+    return measured
 
 
 class _Models:
@@ -237,6 +244,8 @@ class _Set:
         self.uncertainty = uncertainty.Uncertainty(traces.label)
         self.calls = calls.Calls(traces.label)
         self.behaviour = behaviour.Behaviour(traces.label)
+        self.finished = 0
+        """Traces without those of samples that failed."""
         self._done = 0
 
     def run(self, on_progress: OnProgress) -> None:
@@ -271,6 +280,7 @@ class _Set:
         characters: list[Any] = []
         traces = (trace for trace in read_traces(path) if trace.finish != "error")
         for window in _windows(traces):
+            self.finished += len(window)
             for trace in window:
                 self.calls.add(trace)
                 self.behaviour.add(trace)

@@ -42,7 +42,7 @@ class Calls:
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
-        self._seconds: dict[str, list[float]] = defaultdict(list)
+        self._seconds: list[float] = []
         self._tries: list[int] = []
         """Calls from a failure to the next that was right, of those that were repaired."""
 
@@ -56,7 +56,7 @@ class Calls:
             self._by_turn[turn][kind] += 1
             if trace.step is not None:
                 self._by_step[trace.step][kind] += 1
-            self._seconds["ok" if kind == "ok" else "failed"].append(call.wall_s)
+            self._seconds.append(call.wall_s)
             self.sums.add(group, "failed", call.failed)
             self.sums.add(group, f"turn {turn}", call.failed)
             if trace.correct:
@@ -96,7 +96,6 @@ class Calls:
             self.sums.estimate(cell).value
             for cell in ("lost", "tried again", "next right", "repaired", "repeated")
         )
-        seconds = [second for each in self._seconds.values() for second in each]
         return (
             self.label,
             calls,
@@ -104,8 +103,8 @@ class Calls:
             number(self.sums.estimate("failed correct").value),
             *map(number, shares),
             number(float(np.mean(self._tries))) if self._tries else None,
-            number(float(np.mean(seconds))) if seconds else None,
-            number(float(np.percentile(seconds, 95))) if seconds else None,
+            number(float(np.mean(self._seconds))) if self._seconds else None,
+            number(float(np.percentile(self._seconds, 95))) if self._seconds else None,
         )
 
     def kinds(self) -> list[Row]:

@@ -181,7 +181,7 @@ class Uncertainty:
         return {step: self.sums.estimate(f"step {step}") for step in steps}
 
     def words(self) -> list[Row]:
-        """The words with the largest lift: their share in the uncertain tokens over their share in all."""
+        """The words with the largest lift above 1: their share in the uncertain tokens over their share in all."""
         k = self.window()
         top: Counter[tuple[str, int]] = Counter()
         reflection: Counter[tuple[str, int]] = Counter()
@@ -192,9 +192,9 @@ class Uncertainty:
         share = reflection.total() / max(1, every)
         rows: list[Row] = []
         for key, count in top.items():
-            if count >= _RARE:
+            lift = (count / every) / (self._words[key] / usual)
+            if count >= _RARE and lift > 1:
                 word, kind = key
-                lift = (count / every) / (self._words[key] / usual)
                 name = "reflection" if reflection[key] > share * count else "forking"
                 row = (self.label, word, KINDS[kind], name, self._words[key], count)
                 rows.append((*row, ratio(reflection[key], count), number(lift)))

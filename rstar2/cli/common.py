@@ -37,7 +37,10 @@ Profile = Annotated[str | None, typer.Option(help="Hardware profile: laptop, or 
 Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Data = Annotated[
-    Path | None, typer.Option(help="JSON lines in place of the dataset hub.", metavar="FILE.jsonl")
+    Path | None,
+    typer.Option(
+        help="JSON lines, or for gpqa-diamond CSV too, in place of the dataset hub.", metavar="FILE"
+    ),
 ]
 ModelArgument = Annotated[
     str,

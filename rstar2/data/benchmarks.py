@@ -226,10 +226,11 @@ def _from_row(place: str, row: Mapping[str, Any], source: Source, number: str) -
     return Problem(id=name, problem=text, answer=answer)
 
 
-def load_hub(name: str, source: Source, config: str | None) -> Any:
+def load_hub(name: str, source: Source, config: str | None, file_hint: str = _FORMAT_HINT) -> Any:
     """The rows of one of a source's configs, from the hub or the local cache: a `datasets.Dataset`.
 
-    A UserError, which calls it by `name`, says that they cannot be loaded.
+    A UserError, which calls it by `name`, says that they cannot be loaded; `file_hint` says what the rows of a file in
+    their place hold.
     """
     import datasets
 
@@ -240,7 +241,7 @@ def load_hub(name: str, source: Source, config: str | None) -> Any:
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = "Without a network give the problems as a file: --data FILE.jsonl (problem, answer)."
+        hint = f"Without a network give the problems as a file: --data FILE.jsonl. {file_hint}"
         terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
         raise UserError(
             f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",

@@ -186,7 +186,7 @@ def server_tokenizer(url: str, served: Served) -> Any:
     except UserError as error:
         raise UserError(
             f"the server at {url} loaded its model from {served.root}, and no tokenizer can be loaded from there here",
-            "Name the tokenizer: --model FOLDER, or a hub id.",
+            "Name the tokenizer: --model FOLDER, or a hub id. `chat` and `eval` need none with --api chat.",
         ) from error
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class EvalPlan:
     @property
     def config(self) -> dict[str, Any]:
         """What a run's config.json holds; a run resumed with another one is refused."""
-        judged = {"judge_model": asdict(self.judge_model)} if self.judge_model else {}
+        judged = {"judge_model": self.judge_model.name} if self.judge_model else {}
         return {
             "problems": {name: fingerprint(each.problems) for name, each in self.benchmarks.items()},
             "settings": {name: each.settings.protocol() for name, each in self.benchmarks.items()},

@@ -116,6 +116,22 @@ def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> No
     assert (other.code, "text.jsonl, line 1: not a trace" in other.stderr) == (2, True)
 
 
+def test_where_no_trace_was_finished_nothing_is_written(make_trace: Any, run: Path, tmp_path: Path) -> None:
+    for folder, traces in (("empty", []), ("failed", [make_trace().model_copy(update={"finish": "error"})])):
+        with TraceWriter(tmp_path / folder / "traces.jsonl") as writer:
+            for trace in traces:
+                writer.write(trace)
+    finished = run / "eval" / "stage1" / "traces.jsonl"
+    for path in (tmp_path / "empty", tmp_path / "empty" / "traces.jsonl", tmp_path / "failed"):
+        for words in ((path,), (finished, path, "--output", tmp_path / "both")):
+            ran = rstar2("analyze", *words)
+            said = " ".join(ran.stderr.split())
+            assert (ran.code, f"no finished traces in {path}" in said) == (2, True), said
+    assert sorted(path.name for path in tmp_path.glob("**/*")) == [
+        "empty", "failed", "traces.jsonl", "traces.jsonl",
+    ]  # fmt: skip
+
+
 def test_a_name_of_a_model_without_a_server_is_refused(run: Path) -> None:
     ran = rstar2("analyze", run, "--model-name", "some")
     assert (ran.code, "Give the server with --url" in ran.stderr) == (2, True)

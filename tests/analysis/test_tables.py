@@ -106,6 +106,23 @@ def test_words_have_their_lift_and_their_class(measured: Uncertainty) -> None:
     assert 4 < words["but"]["lift"] < 6
 
 
+def test_only_words_that_are_uncertain_more_often_than_others_are_listed(
+    codec: ChatCodec, make_trace: Any
+) -> None:
+    """All tokens but `but` are as often uncertain as one another, so most words have a lift of about 0.9."""
+    reader, found = TokenReader(codec.tokenizer), Uncertainty("made")
+    drawn = np.random.default_rng(0)
+    for number in range(36):
+        trace = make_trace(problem=f"p{number}")
+        tokens = reader.read(trace)
+        entropy = drawn.uniform(0, LOW, len(tokens.words)).astype(np.float32)
+        entropy[np.array(tokens.words) == "but"] = HIGH
+        found.add(trace, tokens, entropy, None)
+    first, *others = found.words()
+    assert first[1] == "but"
+    assert [row for row in others if float(row[-1] or 0) <= 1] == []
+
+
 def test_kinds_verdicts_and_the_gap_of_a_bound_are_means(measured: Uncertainty) -> None:
     summary, _, kinds, verdicts, *_ = uncertainty.tables([measured], {"made": "exact"})
     (row,) = _rows(summary)

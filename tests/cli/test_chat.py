@@ -180,6 +180,7 @@ def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: S
     error = _refusal("--url", standin.url)
     assert "/on/another/machine, and no tokenizer can be loaded from there" in error.message
     assert "--model" in error.hint
+    assert "--api chat" in error.hint
     assert "this is question 1" in _ask(standin, "--model", str(folder), "--prompt", "Hello").stdout
 
 

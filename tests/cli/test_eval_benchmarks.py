@@ -223,12 +223,16 @@ def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
         lines = [" ".join(line.split()) for line in printed(ran).splitlines()]
         assert any(line.startswith("arena-hard, win rate 86.6 % 100.0 %") for line in lines), lines
         stored = json.loads(Path("r/config.json").read_text())["config"]["judge_model"]
-        assert stored == {"url": server.url, "name": "first"}
+        assert stored == "first"
         results = json.loads(Path("r/arena-hard/results.json").read_text())
         assert results["settings"]["judge_model"] == "first", "so that `compare` says where it differs"
+    with serving(ChatStandIn(judge, names=("first",))) as server:
+        asked = (*asked[:-1], server.url)
+        moved = rstar2(*asked)
+        assert (moved.code, len(server.asked)) == (0, 0), printed(moved)
         server.names = ("second",)
         other = rstar2(*asked)
-    assert (other.code, "judge_model.name" in printed(other)) == (2, True), printed(other)
+    assert (other.code, "judge_model" in printed(other)) == (2, True), printed(other)
 
 
 def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
@@ -252,9 +256,14 @@ def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:
     unknown = rstar2("eval", "bfcl-v5", "--model", str(harness))
     assert unknown.code == 2
     assert "bfcl-v4" in printed(unknown)
-    setup = rstar2("eval", "setup", "aime24")
-    assert setup.code == 2
-    assert "aime24 needs no harness" in printed(setup)
+    refused_setups = {
+        "aime24": "aime24 needs no harness",
+        "paper-math": "paper-math needs no harness",
+        "nonsense": "unknown benchmark: nonsense",
+    }
+    for name, said in refused_setups.items():
+        setup = rstar2("eval", "setup", name)
+        assert (setup.code, said in printed(setup)) == (2, True), printed(setup)
 
 
 def test_the_help_names_what_there_is() -> None:

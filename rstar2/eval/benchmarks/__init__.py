@@ -152,10 +152,15 @@ def needs_tokenizer(names: list[str]) -> bool:
 
 
 def harnesses_of(names: list[str]) -> list[Harness]:
-    """The harnesses of benchmarks, each once; of a group, those that its members have. UserError as of `harness_of`."""
-    members = [each for name in names for each in GROUPS.get(name, ()) if each in NAMES]
-    grouped = [harness for each in members if (harness := _loaded(each).harness)]
-    return list(dict.fromkeys([*(harness_of(name) for name in names if name not in GROUPS), *grouped]))
+    """The harnesses of benchmarks, each once; of a group, those that its members have.
+
+    UserError where a name is unknown or needs none.
+    """
+    found: list[Harness] = []
+    for name in names:
+        members = [each for each in expanded([name]) if find(each).harness is not None]
+        found += [harness_of(each) for each in members or [name]]
+    return list(dict.fromkeys(found))
 
 
 def harness_of(name: str) -> Harness:

@@ -35,7 +35,7 @@ class ChoiceProblem(Problem):
 
 def _load(given: Given, settings: EvalSettings) -> list[Problem]:
     if given.data is None:
-        rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0])
+        rows: Iterable[Mapping[str, Any]] = load_hub("gpqa-diamond", _SOURCE, _SOURCE.configs[0], _HINT)
         where = _SOURCE.hub_id
     else:
         rows, where = _read(given.data), str(given.data)

@@ -62,7 +62,7 @@ def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[
 
 def _load(given: Given, settings: EvalSettings) -> list[Problem]:
     if given.data is None:
-        rows = enumerate(load_hub("ifeval", _SOURCE, None), 1)
+        rows = enumerate(load_hub("ifeval", _SOURCE, None, _HINT), 1)
         return instruction_problems((f"{_SOURCE.hub_id}, row {number}", row) for number, row in rows)
     placed = read_objects(given.data, _HINT)
     return instruction_problems((f"{given.data}, line {number}", row) for number, row in placed)

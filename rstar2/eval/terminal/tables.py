@@ -105,7 +105,7 @@ def scores_table(name: str, scores: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def paper_table(summaries: Sequence[tuple[str, dict[str, Any]]]) -> Table | None:
     """The paper's numbers beside those of this run; None where the paper has none of the benchmarks."""
-    table = Table("", box=None, padding=(0, 3, 0, 0))
+    table = Table(Column("", overflow="fold"), box=None, padding=(0, 2, 0, 0))
     for heading in ("paper", "this run", "95 %", "difference", "95 %"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in beside_paper(summaries):

@@ -43,6 +43,26 @@ def test_the_papers_numbers_stand_beside_the_quoted_score_of_each_benchmark() ->
     ]
 
 
+def test_names_are_whole_in_a_terminal_of_80_columns() -> None:
+    results = [
+        ("gpqa-diamond", summary(0.4)),
+        ("bfcl-v3", summary(0.9, overall=(0.5, 0.4, 0.6))),
+        ("arena-hard", summary(0.9, **{"win rate": (1.0, 0.9, 1.0)})),
+    ]
+    table = paper_table(results)
+    assert table is not None
+    console = Console(width=80)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [" ".join(line.split()) for line in captured.get().splitlines()[1:]]
+    assert lines == [
+        "gpqa-diamond 60.9 % 40.0 % 30.0 – 50.0 % -20.9 [-30.9, -10.9]",
+        "bfcl-v3, overall 60.8 % 50.0 % 40.0 – 60.0 % -10.8 [-20.8, -0.8]",
+        "arena-hard, win 86.6 % 100.0 % 90.0 – 100.0 % +13.4 [+3.4, +13.4]",
+        "rate",
+    ]
+
+
 def test_there_is_no_table_where_the_paper_has_no_number() -> None:
     assert paper_table([("ifbench", summary(0.5)), ("numbers", summary(0.5))]) is None
     empty = {"accuracy": None, "problems": 0, "samples": 0, "n": 0}
