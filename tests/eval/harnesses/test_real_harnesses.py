@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -87,6 +88,19 @@ async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> N
                     differ.append((row["instruction_id_list"], answer))
     assert compared >= 200
     assert differ == []
+
+
+async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) -> None:
+    harness = harness_of("arena-hard")
+    set_up(harness)
+    async with started(harness, "arena_hard", {}, tmp_path / "log") as process:
+        words = await process.ask("words")
+    fields = {name for _, name, _, _ in Formatter().parse(words["template"]) if name is not None}
+    assert fields == {"question", "answer_1", "answer_2"}
+    assert words["template"] == words["template"].strip()
+    assert [
+        label for label in ("A>>B", "A>B", "A=B", "B>A", "B>>A") if f"[[{label}]]" not in words["system"]
+    ] == []
 
 
 def oracle(problems: list[Problem]) -> ChatStandIn:
