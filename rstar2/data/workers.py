@@ -54,7 +54,7 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
 
 
 def start_server() -> None:
-    """Start the process that the others are forked from, if it does not run; it imports while this one goes on."""
+    """Start the process that the others are forked from, if it does not run; it imports while this one continues."""
     forkserver.set_forkserver_preload(_PRELOADED)
     forkserver.ensure_running()
 

@@ -203,7 +203,7 @@ def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
     assert (ran.code, "--api-key" in ran.stderr) == (1, True), ran.stderr
     ran = rstar2(*asked, "--api-key", "secret")
     assert ran.code == 0, ran.stderr
-    # A server that has never heard of prompt_logprobs refuses the request.
+    # A server that does not know prompt_logprobs refuses the request.
     place_of(tmp_path / "traces.jsonl").unlink()
     standin.refuses = lambda prompt: True
     ran = rstar2(*asked, "--api-key", "secret")
