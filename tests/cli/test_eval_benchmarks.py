@@ -39,6 +39,7 @@ def evaluate_output_for_sample(benchmark, sample, response):
         for name, kwargs in zip(sample.instruction_id_list, sample.kwargs)
     ], None
 """
+ADAPTER = "evalscope/benchmarks/arena_hard/arena_hard_adapter.py"
 WORDS = [["one"], ["two"], ["one", "two"], ["three"], ["four"], ["ask"]]
 
 
@@ -90,11 +91,12 @@ def harness() -> Path:
 @pytest.fixture
 def arena() -> list[str]:
     """The command that measures arena-hard on three questions, but for the servers."""
-    words = 'GRADER_SYSTEM_PROMPT = "Judge."\nGRADER_TEMPLATE = "{question} A:{answer_1} B:{answer_2}"\n'
-    environment(
-        arena_hard.HARNESS,
-        {"evalscope/__init__.py": "", "evalscope/benchmarks/arena_hard/arena_hard_adapter.py": words},
+    words = (
+        "from evalscope.metrics import LLMJudge\n"
+        'GRADER_SYSTEM_PROMPT = "Judge."\n'
+        'GRADER_TEMPLATE = "{question} A:{answer_1} B:{answer_2}\\n".strip(\n)\n'
     )
+    environment(arena_hard.HARNESS, {"evalscope/__init__.py": "", ADAPTER: words})
     questions = [{"question_id": name, "turns": [{"content": f"{name}?"}]} for name in "xyz"]
     answers = [{"question_id": name, "choices": [{"turns": [{"content": "theirs"}]}]} for name in "xyz"]
     for file, rows in (("question", questions), ("baseline", answers)):
@@ -243,6 +245,21 @@ def test_a_judge_model_that_answers_nonsense_ends_the_run_in_a_line(
     assert ran.code == 1
     assert "the judge model gave no verdict such as [[A>B]]" in printed(ran)
     assert "'Both are nice.'" in printed(ran)
+
+
+def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
+    arena: list[str], model: ChatStandIn
+) -> None:
+    (packages,) = arena_hard.HARNESS.folder.glob("lib/python*/site-packages")
+    (packages / ADAPTER).write_text('GRADER_SYSTEM_PROMPT = "Judge."\n')
+    with serving(ChatStandIn(lambda body: "[[A=B]]")) as server:
+        ran = rstar2(*arena, "--url", model.url, "--run", "r", "--judge-model-url", server.url)
+    assert ran.code == 1
+    assert "the harness arena-hard gives no prompt for the judge model: KeyError" in printed(ran)
+    (log,) = Path("r").rglob("arena_hard.log")
+    assert "Its log: r/" in printed(ran)
+    assert "GRADER_TEMPLATE" in log.read_text()
+    assert model.asked == []
 
 
 def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:

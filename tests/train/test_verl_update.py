@@ -9,13 +9,16 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.optional import needs
 from support.scripted_rollouts import Group, Trained, Update, in_trainer
 
+from rstar2.analysis import forward
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.prompts import load_codec
+from rstar2.trace import read_traces
 from rstar2.train import stages
 from rstar2.train.command import CPU_ENVIRONMENT, Command
 from rstar2.train.recipe import StageRecipe, stage_recipe
@@ -67,9 +70,14 @@ def trainer() -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture(scope="module")
-def train(trainer: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Train:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tiny model is made, and the stages that train it."""
+    return tmp_path_factory.mktemp("verl")
+
+
+@pytest.fixture(scope="module")
+def train(trainer: Callable[..., Any], root: Path) -> Train:
     """`support.verl_trainer.train` of a tiny model."""
-    root = tmp_path_factory.mktemp("verl")
     trainer("make_model", root / "model")
     count = 0
 
@@ -100,9 +108,17 @@ def same(one: Update, other: Update, scale: float = 1.0, tolerance: float = 0.0)
 
 
 @pytest.fixture(scope="module")
-def plain(train: Train) -> Trained:
+def plain(train: Train, root: Path) -> Trained:
     """One step on two mixed groups of 8, of which 4 are kept."""
-    return train(recipe(2), [MIXED])
+    return train(recipe(2, "traces_per_step=16"), [MIXED], folder=root / "plain")
+
+
+def test_the_entropy_that_verl_reports_is_that_of_the_analysis(plain: Trained, root: Path) -> None:
+    """Means over the tokens of the rollouts that were trained on; VERL's is of the policy before the update."""
+    kept = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
+    assert len(kept) == 8
+    found = np.concatenate(forward.entropies(forward.load_model(root / "model"), kept))
+    assert plain.updates[0].metrics["actor/entropy"] == pytest.approx(float(found.mean()), rel=1e-5)
 
 
 def test_labels_of_tool_output_change_no_gradient(train: Train, plain: Trained) -> None:

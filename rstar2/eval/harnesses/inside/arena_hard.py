@@ -15,11 +15,12 @@ class Worker:
         assert found.submodule_search_locations
         folder = Path(next(iter(found.submodule_search_locations)))
         source = (folder / "benchmarks" / "arena_hard" / "arena_hard_adapter.py").read_text(encoding="utf-8")
+        # Evaluated, since one is a text and the other a call of its `strip`.
         values = {
-            node.targets[0].id: ast.literal_eval(node.value)
+            node.targets[0].id: eval(compile(ast.Expression(node.value), "evalscope", "eval"), {})
             for node in ast.parse(source).body
             if isinstance(node, ast.Assign)
             and isinstance(node.targets[0], ast.Name)
-            and isinstance(node.value, ast.Constant)
+            and node.targets[0].id.startswith("GRADER_")
         }
         return {"system": values["GRADER_SYSTEM_PROMPT"], "template": values["GRADER_TEMPLATE"]}
