@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ from rstar2.eval.grader.reading_rules import ReadingRule
 from rstar2.train.algorithms import ALGORITHMS, AlgorithmSettings, selection
 from rstar2.train.records.alarms import AlarmSettings
 from rstar2.train.roc import RocSettings
-from rstar2.train.trainer.modes import AsyncSettings, Mode
+from rstar2.train.trainer.modes import AsyncSettings, Mode, mode_fault
 from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
@@ -268,22 +267,9 @@ class StageRecipe(Strict):
 
     @model_validator(mode="after")
     def _mode_works(self) -> StageRecipe:
-        if self.mode == "separate_async" and self.hardware.device == "cpu":
-            raise ValueError(
-                'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that '
-                'does so on a CPU; mode = "colocate_async" runs there'
-            )
-        if self.mode != "sync" and self.hardware.device == "cuda" and self.hardware.router == "verl":
-            raise ValueError(
-                f'mode = "{self.mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own sends an engine any '
-                "number of requests, and an update that interrupts more than 1,000 of them never begins"
-            )
-        ahead, most = self.asynchronous.batches_ahead, self.asynchronous.max_steps
-        if self.mode != "sync" and self.asynchronous.too_old == "drop" and ahead + 1 > most:
-            raise ValueError(
-                f"asynchronous.batches_ahead = {ahead:g} needs asynchronous.max_steps of at least "
-                f"{math.ceil(ahead) + 1}, not {most}: problems would be too old before their step"
-            )
+        why = mode_fault(self.mode, self.asynchronous, self.hardware.device, self.hardware.router)
+        if why:
+            raise ValueError(why)
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,22 @@ async def test_it_is_kept_unless_no_traces_are_and_the_group_fails(
     traces = list(training_traces(tmp_path))
     found = [(trace.problem_id, trace.sample, trace.step, trace.gold, trace.finish) for trace in traces]
     assert found == [("sum", 3, 12, "4", "error")] * kept
+
+
+async def test_what_fails_because_training_ends_is_kept_nowhere(
+    codec: ChatCodec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.train.verl import agent_loop
+
+    async def ended(seconds: float) -> None:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(agent_loop, "asyncio", SimpleNamespace(sleep=ended))
+    unfinished = loop(codec, tmp_path / "traces", 1.0)
+    unfinished._may_end_unfinished = True
+    with pytest.raises(asyncio.CancelledError):
+        await unfinished.run({"temperature": 1.0}, **ROW)
+    assert list(training_traces(tmp_path)) == []
 
 
 async def test_all_rollouts_of_a_worker_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:

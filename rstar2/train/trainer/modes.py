@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -24,6 +25,29 @@ class AsyncSettings(Strict):
     rollout_nodes: int = Field(1, ge=1)
     """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`; separate_async
     only."""
+
+
+def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
+    """Why a mode would not work, or waste every step, on a device and with a router; empty where it works."""
+    if mode == "sync":
+        return ""
+    if mode == "separate_async" and device == "cpu":
+        return (
+            'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that does so '
+            'on a CPU; mode = "colocate_async" runs there'
+        )
+    if device == "cuda" and router == "verl":
+        return (
+            f'mode = "{mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own sends an engine any number of '
+            "requests, and an update that interrupts more than 1,000 of them never begins"
+        )
+    ahead = settings.batches_ahead
+    if settings.too_old == "drop" and ahead + 1 > settings.max_steps:
+        return (
+            f"asynchronous.batches_ahead = {ahead:g} needs asynchronous.max_steps of at least {math.ceil(ahead) + 1}, "
+            f"not {settings.max_steps}: problems would be too old before their step"
+        )
+    return ""
 
 
 def verl_keys(mode: Mode, settings: AsyncSettings, gpus_per_node: int) -> dict[str, Any]:

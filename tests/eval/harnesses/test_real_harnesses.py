@@ -303,6 +303,19 @@ async def led(
                 return result, await method.read_back(made)
 
 
+def check_every_fifth_is_wrong(
+    out: Path, problems: list[Problem], result: EvalResult, again: dict[str, float]
+) -> None:
+    """Of an oracle's results every fifth is wrong and no other, and the harness reads the same scores of them."""
+    traces = list(read_traces(out / "out" / "traces.jsonl"))
+    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
+    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
+        (trace.problem_id, trace.rule, trace.final_text, trace.extracted) for trace in traces
+    ]
+    scores = {key: score["value"] for key, score in result.summary["scores"].items()}
+    assert {category: pytest.approx(scores[category]) for category in again} == again
+
+
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
 def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     name: str, tmp_path: Path
@@ -314,13 +327,7 @@ def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     problems = some_plain(every)
     assert len(problems) == 40
     result, again = asyncio.run(led(name, problems, tmp_path, oracle(problems)))
-    traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
-    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
-    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
-        (trace.problem_id, trace.rule, trace.final_text) for trace in traces
-    ]
-    scores = {key: score["value"] for key, score in result.summary["scores"].items()}
-    assert {category: pytest.approx(scores[category]) for category in again} == again
+    check_every_fifth_is_wrong(tmp_path, problems, result, again)
     assert sorted(again) == sorted({category_of(problem) for problem in problems})
 
 
@@ -357,13 +364,7 @@ def test_calls_by_the_api_score_what_they_should(name: str, tmp_path: Path) -> N
     ]
     problems = [*single, *several[:4]]
     result, again = asyncio.run(led(name, problems, tmp_path, native_oracle(problems), native=True))
-    traces = list(read_traces(tmp_path / "out" / "traces.jsonl"))
-    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
-    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
-        (trace.problem_id, trace.rule, trace.extracted) for trace in traces
-    ]
-    scores = {key: score["value"] for key, score in result.summary["scores"].items()}
-    assert {category: pytest.approx(scores[category]) for category in again} == again
+    check_every_fifth_is_wrong(tmp_path, problems, result, again)
     assert again["multi_turn_base"] == pytest.approx(3 / 4)
 
 
