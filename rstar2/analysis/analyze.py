@@ -30,7 +30,8 @@ from rstar2.analysis.stored import TokenEntropies, concatenated, read_entropies,
 from rstar2.analysis.tables import Chart, Row, Table, interval, number, write_csv
 from rstar2.analysis.tokens import TokenReader
 from rstar2.engines.models import ask_served, local_model, server_tokenizer
-from rstar2.engines.vllm import Served, VLLMEngine
+from rstar2.engines.openai_server import Served
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError
 from rstar2.eval.target import model_hash
 from rstar2.files import write_json

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
-
-import httpx
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.models import ServerModel, ask_served
@@ -124,7 +123,6 @@ class ChatEngine(VLLMEngine):
             "max_tokens": room,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "stream": True,
         }
         if self._tools:
             body["tools"] = self._tools
@@ -141,26 +139,15 @@ class ChatEngine(VLLMEngine):
                 on_tokens(ids)
 
         turn = _Turn(give)
-        try:
-            await self._read(body, turn)
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+        async with aclosing(self._server.stream("/v1/chat/completions", body)) as choices:
+            async for choice in choices:
+                turn.add(choice)
+        turn.end()
         if turn.finish not in ("stop", "tool_calls", "length"):
-            raise self._error(f"ended a turn with: {turn.finish}", "Look in its log.")
+            raise self._server.error(f"ended a turn with: {turn.finish}", "Look in its log.")
         if turn.finish == "length":
             return Generation(written, None, "length")
         return Generation([*written, END_ID], None, "stop")
 
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
         raise EngineError(f"the chat API at {self.url} gives no log-probabilities of a prompt")
-
-    async def _read(self, body: dict[str, Any], turn: _Turn) -> None:
-        async with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            if answer.is_error:
-                self._check(answer.status_code, (await answer.aread()).decode(errors="replace"))
-            async for line in answer.aiter_lines():
-                for choice in self._choices(line):
-                    turn.add(choice)
-        if turn.finish is None:
-            raise httpx.RemoteProtocolError("the stream ended early")
-        turn.end()

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.engines.base import Engine, EngineUnavailable
+from rstar2.engines.openai_server import Served
 from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
-from rstar2.engines.vllm import Served, VLLMEngine
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
 from rstar2.prompts import (

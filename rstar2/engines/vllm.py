@@ -4,42 +4,18 @@ The prompt is sent as a list of token ids and `return_token_ids` asks for the id
 the model wrote is never tokenized again. Every sampling value is sent, because a server fills what is
 missing from the model's own generation_config.json. Log-probabilities are those at the sampling temperature
 only where the server runs with `--logprobs-mode processed_logprobs`, as `rstar2 serve` starts it.
-
-Every request is one attempt; `rstar2.engines.retry` decides whether there is another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
-from rstar2.engines.connections import OneConnectionEach
-from rstar2.errors import UserError, first_few
-
-_BUSY = frozenset({429, 500, 502, 503, 504})
-"""HTTP statuses of a server that is busy, starting or failing, which may pass."""
-_UNAUTHORIZED = 401
-_CONNECT_S = 10.0
-_MODELS_S = 10.0
-"""Seconds the list of models may take."""
-
-
-@dataclass(frozen=True)
-class Served:
-    """One model of a server, as it describes it."""
-
-    model: str
-    root: str
-    """Where the server loaded it from: a folder on its machine, or a hub id."""
-    max_len: int | None
-    """Tokens that prompt and answer may have together; None where the server does not say."""
+from rstar2.engines.base import Generation, OnTokens, Sampling
+from rstar2.engines.openai_server import OpenAIServer, Served
 
 
 @dataclass
@@ -83,20 +59,12 @@ class VLLMEngine:
         stop_token_ids: Sequence[int] = (),
         key: str | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        if not self.url.startswith(("http://", "https://")):
-            raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
+        self._server = OpenAIServer(url, key)
+        self.url = self._server.url
         self._model = model
         self._stop = list(stop_token_ids)
         self._known: Served | None = None
         self._asking = asyncio.Lock()
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
-            timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            transport=OneConnectionEach(),
-            trust_env=False,
-        )
 
     @property
     def name(self) -> str:
@@ -127,14 +95,11 @@ class VLLMEngine:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
-        try:
-            received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
+        received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
         if received.finish not in ("stop", "length"):
-            raise self._error(f"ended a turn with: {received.finish}", "Look in its log.")
+            raise self._server.error(f"ended a turn with: {received.finish}", "Look in its log.")
         if not received.token_ids:
-            raise self._error("sends no token ids", "It must be a vLLM that has return_token_ids.")
+            raise self._server.error("sends no token ids", "It must be a vLLM that has return_token_ids.")
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )
@@ -149,23 +114,19 @@ class VLLMEngine:
             "model": served.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0,
             "prompt_logprobs": k,
         }  # fmt: skip
-        try:
-            answer = await self._http.post("/v1/completions", json=body)
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
         hint = "It was asked for the log-probabilities of a prompt, prompt_logprobs, which vLLM has."
-        self._check(answer.status_code, answer.text, hint)
+        answer = await self._server.post("/v1/completions", body, hint)
         try:
-            given = answer.json()["choices"][0]["prompt_logprobs"][1:]
+            given = answer["choices"][0]["prompt_logprobs"][1:]
             rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._error("gives no log-probabilities of a prompt", hint) from error
+            raise self._server.error("gives no log-probabilities of a prompt", hint) from error
         if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
-            raise self._error(f"gives fewer than {k} log-probabilities at some positions")
+            raise self._server.error(f"gives fewer than {k} log-probabilities at some positions")
         return rows
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._server.aclose()
 
     async def served(self) -> Served:
         """The model that `generate` asks for.
@@ -175,105 +136,22 @@ class VLLMEngine:
         """
         async with self._asking:
             if self._known is None:
-                self._known = await self._ask_models()
+                self._known = await self._server.served(self._model)
             return self._known
 
-    async def _ask_models(self) -> Served:
-        try:
-            answer = await self._http.get("/v1/models", timeout=_MODELS_S)
-        except httpx.TransportError as error:
-            raise self._unavailable(error) from error
-        self._check(answer.status_code, answer.text)
-        try:
-            cards = {str(card["id"]): card for card in answer.json()["data"]}
-        except (ValueError, KeyError, TypeError) as error:
-            raise EngineError(
-                f"{self.url}/v1/models is not an OpenAI model list", "Give the URL of a vLLM server."
-            ) from error
-        held = first_few(list(cards))
-        if self._model is None and len(cards) != 1:
-            raise self._error(f"holds {len(cards)} models: {held}", "Name one of them with --model-name.")
-        model = self._model or next(iter(cards))
-        if model not in cards:
-            raise self._error(f"does not hold {model}", f"It holds: {held}.")
-        max_len = cards[model].get("max_model_len")
-        root = str(cards[model].get("root") or model)
-        return Served(model, root, None if max_len is None else int(max_len))
-
     async def _complete(self, body: dict[str, Any]) -> _Received:
-        answer = await self._http.post("/v1/completions", json=body)
-        self._check(answer.status_code, answer.text)
+        answer = await self._server.post("/v1/completions", body)
         received = _Received()
         try:
-            received.add(answer.json()["choices"][0])
-        except (ValueError, LookupError, TypeError) as error:
-            raise self._error(f"sent no completion: {answer.text[:200]}") from error
+            received.add(answer["choices"][0])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise self._server.error(f"sent no completion: {str(answer)[:200]}") from error
         return received
 
     async def _stream(self, body: dict[str, Any], on_tokens: OnTokens) -> _Received:
         received = _Received()
-        async with self._http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-            if answer.is_error:
-                self._check(answer.status_code, (await answer.aread()).decode(errors="replace"))
-            async for line in answer.aiter_lines():
-                for choice in self._choices(line):
-                    token_ids = received.add(choice)
-                    if token_ids:
-                        on_tokens(token_ids)
-        if received.finish is None:
-            raise httpx.RemoteProtocolError("the stream ended early")
+        async with aclosing(self._server.stream("/v1/completions", body)) as choices:
+            async for choice in choices:
+                if token_ids := received.add(choice):
+                    on_tokens(token_ids)
         return received
-
-    def _choices(self, line: str) -> list[dict[str, Any]]:
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
-            return []
-        try:
-            event = json.loads(data)
-        except ValueError as error:
-            raise self._error(f"streams no JSON: {data[:200]}") from error
-        if "error" in event:
-            raise self._error(f"failed: {_refusal(data)}", "Look in its log.")
-        return list(event.get("choices") or [])
-
-    def _check(self, status: int, text: str, hint: str = "") -> None:
-        if status in _BUSY:
-            raise EngineUnavailable(
-                f"the server at {self.url} cannot answer now: HTTP {status}: {_refusal(text)}"
-            )
-        if status >= 400:
-            if status == _UNAUTHORIZED:
-                hint = "Give its key with --api-key, or in RSTAR2_API_KEY."
-            raise self._error(f"refused with HTTP {status}: {_refusal(text)}", hint)
-
-    def _error(self, what: str, hint: str = "") -> EngineError:
-        return EngineError(f"the server at {self.url} {what}", hint)
-
-    def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
-        if isinstance(error, httpx.ReadTimeout):
-            message = f"the server at {self.url} accepts requests and does not answer"
-        elif isinstance(error, httpx.ConnectTimeout):
-            message = f"nothing answers at {self.url}: no connection within {_CONNECT_S:g} seconds"
-        elif isinstance(error, httpx.ConnectError):
-            message = f"nothing answers at {self.url}: {_cause(error)}"
-        else:
-            message = f"the connection to {self.url} broke: {_cause(error)}"
-        return EngineUnavailable(message, "Check that it runs: rstar2 serve MODEL starts one.")
-
-
-def _cause(error: BaseException) -> str:
-    """Why a connection failed, as the operating system says it: `connection refused`."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return (os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)).lower()
-    inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
-    inner = inner or error.__cause__ or error.__context__
-    return _cause(inner) if inner is not None else str(error) or type(error).__name__
-
-
-def _refusal(text: str) -> str:
-    """The words of an OpenAI error body, or the start of whatever came instead."""
-    try:
-        body = json.loads(text)
-        return str(body.get("error", body).get("message", text))[:500]
-    except (ValueError, AttributeError):
-        return text[:200]

@@ -196,13 +196,13 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
     with serving(ChatStandIn(lambda body: "[[A=B]]", names=("a", "b"))) as several:
         refused = {
             (): "arena-hard is graded by a judge model, and none was given",
-            ("--judge-model-url", away): f"no answer from the judge model at {away}",
+            ("--judge-model-url", away): f"no judge model answers at {away}",
             (
                 "--judge-model-url",
                 away,
                 "--judge-model-name",
                 "a",
-            ): f"no answer from the judge model at {away}",
+            ): f"no judge model answers at {away}",
             ("--judge-model-url", several.url): "holds 2 models: a, b",
         }
         for words, said in refused.items():

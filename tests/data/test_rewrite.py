@@ -129,7 +129,7 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     server.refuses_after = 7
     monkeypatch.setenv("OPENAI_API_KEY", "stopped")
     ran = prepare(sources, tmp_path / "out", *words)
-    assert (ran.code, "refuses the key: HTTP 401" in ran.stderr) == (2, True), ran.stderr
+    assert (ran.code, "refused with HTTP 401" in ran.stderr) == (2, True), ran.stderr
     (kept,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     before = kept.read_bytes().count(b"\n")
     with kept.open("ab") as torn:

@@ -88,5 +88,5 @@ def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_a
         assert "--judge-model-name" in several.value.hint
     away = f"http://127.0.0.1:{free_port()}"
     for name in (None, "named"):
-        with pytest.raises(UserError, match=f"no answer from the judge model at {away}"):
+        with pytest.raises(UserError, match=f"no judge model answers at {away}"):
             reach_judge_model(away, name, 0.2)

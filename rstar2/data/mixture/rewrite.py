@@ -13,17 +13,19 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
 from pydantic import Field
 
 from rstar2.config import Strict
 from rstar2.data.candidates import Candidates, Numbers
+from rstar2.engines.base import EngineError
+from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import RStarError, Unavailable, UserError, first_few
+from rstar2.errors import RStarError, UserError
 from rstar2.trace import drop_torn_line
 
 What = Literal["answers", "prompts"]
@@ -47,7 +49,6 @@ _WAIT_S = 300.0
 _ANSWER_S = 600.0
 """For one answer."""
 _CHECK_S = 10.0
-_BUSY = frozenset({408, 409, 429})
 
 
 class Rewrite(Strict):
@@ -73,33 +74,28 @@ class Rewritten:
 
 def check_server(url: str, model: str) -> None:
     """A UserError where no OpenAI-compatible server answers at the URL, or it lists its models without this one."""
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"not a server's URL: {url}", "Example: --rewrite http://127.0.0.1:8000 --model NAME")
+
+    async def check() -> None:
+        async with aclosing(_server(url, _CHECK_S)) as server:
+            await server.served(model)
+
     try:
-        answer = httpx.get(f"{_base(url)}/v1/models", headers=_headers(), timeout=_CHECK_S, trust_env=False)
-        names = [card["id"] for card in answer.json()["data"]] if answer.status_code == 200 else []
-    except httpx.TransportError as error:
-        raise UserError(f"nothing answers at {url}: {error}", "Is the server running?") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{url}/v1/models is no OpenAI model list", "Give an OpenAI-compatible server."
-        ) from error
-    _refuse_key(url, answer.status_code)
-    if names and model not in names:
-        raise UserError(f"the server at {url} does not hold {model}", f"It holds: {first_few(names)}.")
+        asyncio.run(check())
+    except Refused as refused:
+        # Not every server lists its models.
+        _refuse_key(refused)
+    except EngineError as error:
+        raise UserError(error.message, error.hint) from error
 
 
-def _base(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")
+def _server(url: str, answer_s: float) -> OpenAIServer:
+    wording = Wording(name_option="--model", key_hint=f"Set {KEY} to its key.")
+    return OpenAIServer(url, os.environ.get(KEY), wording, answer_s)
 
 
-def _headers() -> dict[str, str]:
-    return {"Authorization": f"Bearer {os.environ[KEY]}"} if os.environ.get(KEY) else {}
-
-
-def _refuse_key(url: str, status: int) -> None:
-    if status in (401, 403):
-        raise UserError(f"the server at {url} refuses the key: HTTP {status}", f"Set {KEY} to yours.")
+def _refuse_key(refused: Refused) -> None:
+    if refused.status in (401, 403):
+        raise UserError(refused.message, f"Set {KEY} to its key.") from refused
 
 
 class Texts:
@@ -158,7 +154,8 @@ def rewrite(
             yield from zip(wanted.tolist(), table["messages"].to_pylist(), strict=True)
 
     async def work() -> None:
-        async with _Server(url, settings) as server:
+        async with aclosing(_server(url, _ANSWER_S)) as server:
+            rewriter = _Rewriter(server, settings)
             given = jobs()
 
             async def one_after_the_other() -> None:
@@ -168,7 +165,7 @@ def rewrite(
                         texts.add(number, "", "nothing to rewrite")
                     else:
                         old = messages[place]["content"]
-                        texts.add(number, *await server.rewritten(_ASK[what], _shown(messages), old))
+                        texts.add(number, *await rewriter.rewritten(_ASK[what], _shown(messages), old))
                     on_rows(1)
 
             try:
@@ -192,53 +189,30 @@ def _shown(messages: list[dict[str, Any]]) -> str:
     return "\n\n".join(f"[{message['role']}]\n{message['content'] or ''}" for message in messages)
 
 
-class _Server:
-    """Asks an OpenAI-compatible server for one text at a time, again where it is busy."""
+class _Rewriter:
+    """Asks a server for one text at a time, again where it is busy."""
 
-    def __init__(self, url: str, settings: Rewrite) -> None:
-        self._url = url
+    def __init__(self, server: OpenAIServer, settings: Rewrite) -> None:
+        self._server = server
         self._settings = settings
         self._policy = RetryPolicy("server that rewrites", _WAIT_S)
-        limits = httpx.Limits(max_connections=_IN_FLIGHT, max_keepalive_connections=_IN_FLIGHT)
-        self._http = httpx.AsyncClient(
-            base_url=_base(url), headers=_headers(), timeout=_ANSWER_S, limits=limits, trust_env=False
-        )
-
-    async def __aenter__(self) -> _Server:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self._http.aclose()
 
     async def rewritten(self, ask: str, shown: str, old: str) -> tuple[str, str]:
         """The new text, and what is wrong with it."""
         messages = [{"role": "system", "content": ask}, {"role": "user", "content": shown}]
-        answer = await self._policy.call(
-            lambda: self._post({"model": self._settings.model, "messages": messages})
-        )
-        _refuse_key(self._url, answer.status_code)
-        if answer.status_code == 404:
-            raise UserError(
-                f"the server at {self._url} does not know {self._settings.model}: {answer.text[:200]}",
-                "Name one of its models with --model.",
-            )
+        body = {"model": self._settings.model, "messages": messages}
         try:
-            choice = answer.json()["choices"][0]
+            answer = await self._policy.call(lambda: self._server.post("/v1/chat/completions", body))
+            choice = answer["choices"][0]
             text, finish = str(choice["message"]["content"] or "").strip(), choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError):
+        except Refused as refused:
+            _refuse_key(refused)
+            if refused.status == 404:
+                raise UserError(refused.message, "Name one of its models with --model.") from refused
+            return "", "refused by the server"
+        except (LookupError, TypeError, AttributeError):
             return "", "refused by the server"
         return text, fault_of(old, text, finish, self._settings)
-
-    async def _post(self, body: dict[str, Any]) -> httpx.Response:
-        try:
-            answer = await self._http.post("/v1/chat/completions", json=body)
-        except httpx.TransportError as error:
-            raise Unavailable(
-                f"{self._url}: {error or type(error).__name__}", "Is the server running?"
-            ) from error
-        if answer.status_code in _BUSY or answer.status_code >= 500:
-            raise Unavailable(f"{self._url} answers HTTP {answer.status_code}: {answer.text[:200]}")
-        return answer
 
 
 def fault_of(old: str, new: str, finish: str | None, settings: Rewrite) -> str:

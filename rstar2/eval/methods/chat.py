@@ -7,6 +7,7 @@ is what the benchmark's scorer gets, less the reasoning.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -15,35 +16,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import httpx
-
 from rstar2.data.problem import Problem
-from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Sampling
+from rstar2.engines.base import Engine, EngineError, Sampling
+from rstar2.engines.openai_server import OpenAIServer, Refused, Wording
 from rstar2.engines.retry import RetryPolicy
-from rstar2.errors import UserError, first_few
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
 from rstar2.trace import Trace, Turn
 
 JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""
-_BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
-_CONNECT_S = 10.0
-_MODELS_S = 10.0
+_WORDING = {
+    "server": Wording(),
+    JUDGE_MODEL: Wording(JUDGE_MODEL, "--judge-model-name", "Give its key in OPENAI_API_KEY."),
+}
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
 """In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _REASONING_ENDS = ("</think>", "</reason>")
 _REASONING_STARTS = ("<think>", "<reason>")
 _ANSWER_TAGS = re.compile(r"</?answer>")
-
-
-class _TooLong(EngineError):
-    """A conversation and the tokens that its reply may have exceed the model's `context`."""
-
-    def __init__(self, message: str, context: int) -> None:
-        super().__init__(message)
-        self.context = context
 
 
 @dataclass(frozen=True)
@@ -188,57 +180,23 @@ class ServerChat:
         service: str = "server",
         key: str | None = None,
     ) -> None:
-        self.url = url.rstrip("/").removesuffix("/v1")
-        if not self.url.startswith(("http://", "https://")):
-            raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
+        key = key or os.environ.get("OPENAI_API_KEY")
+        self._server = OpenAIServer(url, key, _WORDING[service], turn_timeout_s)
+        self.url = self._server.url
         self.policy = RetryPolicy(service, wait_s)
         self.tokens = 0
         self.model = model
-        self._service = service
-        self._where = f"the {service} at {self.url}"
-        key = key or os.environ.get("OPENAI_API_KEY")
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(turn_timeout_s, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            trust_env=False,
-        )
 
     async def named(self) -> str:
         """The model's name, asked of the server where none was given; EngineError where it holds several."""
         if self.model is None:
-            self.model = await self.policy.call(self._ask_model)
+            self.model = (await self.policy.call(lambda: self._server.served(None))).model
         return self.model
 
     async def answers(self) -> None:
         """Return once the server answers, also where it refuses to list its models; ServiceGone where it does not."""
-
-        async def attempt() -> None:
-            try:
-                await self._request("GET", "/v1/models", timeout=_MODELS_S)
-            except EngineUnavailable:
-                raise
-            except EngineError:
-                return
-
-        await self.policy.call(attempt)
-
-    async def _ask_model(self) -> str:
-        answer = await self._request("GET", "/v1/models", timeout=_MODELS_S)
-        try:
-            names = [str(card["id"]) for card in answer["data"]]
-        except (KeyError, TypeError) as error:
-            raise EngineError(
-                f"{self.url}/v1/models is not an OpenAI model list", "Check the URL."
-            ) from error
-        if len(names) != 1:
-            option = "--judge-model-name" if self._service == JUDGE_MODEL else "--model-name"
-            raise EngineError(
-                f"{self._where} holds {len(names)} models: {first_few(names)}",
-                f"Name one of them with {option}.",
-            )
-        return names[0]
+        with contextlib.suppress(EngineError):
+            await self.policy.call(lambda: self._server.served(None))
 
     async def reply(
         self, messages: Sequence[Message], sampling: Sampling, tools: Sequence[Message] = ()
@@ -264,17 +222,18 @@ class ServerChat:
     async def _within_context(self, body: dict[str, Any]) -> Reply:
         try:
             return await self.policy.call(lambda: self._complete(body))
-        except _TooLong as error:
-            context = error.context
+        except Refused as refused:
+            context = _context(refused)
         try:
             first = await self.policy.call(lambda: self._complete({**body, "max_tokens": 1}))
-        except _TooLong:
+        except Refused as refused:
+            _context(refused)
             return Reply({"role": "assistant", "content": ""}, "length", 0, 0)
         room = {"max_tokens": context - first.prompt_tokens}
         return await self.policy.call(lambda: self._complete({**body, **room}))
 
     async def _complete(self, body: dict[str, Any]) -> Reply:
-        answer = await self._request("POST", "/v1/chat/completions", json=body)
+        answer = await self._server.post("/v1/chat/completions", body)
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             message = {key: value for key, value in choice["message"].items() if value is not None}
@@ -286,28 +245,17 @@ class ServerChat:
                 written=_with_calls(message),
             )
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            raise EngineError(f"{self._where} sent no chat completion") from error
-
-    async def _request(self, method: str, path: str, **options: Any) -> Any:
-        try:
-            answer = await self._http.request(method, path, **options)
-        except httpx.TransportError as error:
-            what = str(error) or type(error).__name__
-            raise EngineUnavailable(f"no answer from {self._where}: {what}", "Is it up?") from error
-        if answer.status_code in _BUSY:
-            raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {answer.status_code}")
-        if answer.status_code >= 400:
-            refusal = f"refused with HTTP {answer.status_code}: {answer.text[:300]}"
-            if context := _CONTEXT.search(answer.text):
-                raise _TooLong(f"{self._where} {refusal}", int(context[1]))
-            raise EngineError(f"{self._where} {refusal}")
-        try:
-            return answer.json()
-        except ValueError as error:
-            raise EngineError(f"{self._where} sent no JSON: {answer.text[:200]}") from error
+            raise self._server.error("sent no chat completion") from error
 
     async def aclose(self) -> None:
-        await self._http.aclose()
+        await self._server.aclose()
+
+
+def _context(refused: Refused) -> int:
+    """The model's context, which a conversation and the tokens of its reply exceed; raises another refusal again."""
+    if found := _CONTEXT.search(refused.message):
+        return int(found[1])
+    raise refused
 
 
 class ChatMethod:

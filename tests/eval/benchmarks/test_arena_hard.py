@@ -127,10 +127,10 @@ async def test_one_unreadable_judgment_is_not_verified_and_not_scored(tmp_path: 
 
 async def test_a_judge_model_that_is_away_is_named_and_no_answer_is_asked_for_twice(tmp_path: Path) -> None:
     away, model, seen = f"http://127.0.0.1:{free_port()}", answering(), []
-    with pytest.raises(ServiceGone, match=f"no answer from the judge model at {away}") as gone:
+    with pytest.raises(ServiceGone, match=f"no judge model answers at {away}") as gone:
         await measured(tmp_path, ChatStandIn(wins), model, away, seen.append)
     assert "start the same command again" in gone.value.hint
-    assert any(f"no answer from the judge model at {away}" in (each.trouble or "") for each in seen)
+    assert any(f"no judge model answers at {away}" in (each.trouble or "") for each in seen)
     asked = len(model.asked)
     assert asked
     result = await measured(tmp_path, ChatStandIn(wins), model)
