@@ -227,7 +227,7 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
         True,
     )
     row("judge: cores", lambda each: f"{each.judge.cores}")
-    row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint)} GiB")
+    row("disk: a checkpoint", lambda each: f"{_gib(each.disk.checkpoint + each.disk.queue)} GiB")
     row("  the stage", lambda each: f"{_gib(each.disk.total)} GiB", True)
     if any(each.filter_hours for each in stages.values()):
         row("hours of the filter", lambda each: f"{each.filter_hours:,.1f}")

@@ -17,6 +17,7 @@ from rstar2.train.estimate.work import (
     Step,
     filter_disk,
     filter_hours,
+    queue_disk,
     stage_disk,
     stage_judge,
     stage_step,
@@ -137,7 +138,11 @@ def estimate_run(
             step=step,
             judge=judge,
             disk=stage_disk(
-                shape, recipe.checkpoint.keep, 1 + recipe.models_on_the_way, filter_disk(recipe, given)
+                shape,
+                recipe.checkpoint.keep,
+                1 + recipe.models_on_the_way,
+                filter_disk(recipe, given),
+                queue_disk(recipe, step, given),
             ),
             hours=recipe.steps * step.seconds / 3600,
             filter_hours=before,

@@ -16,6 +16,8 @@ from rstar2.train.recipe import StageRecipe
 BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
 """Its id, mask, log-probability and text in JSON."""
+BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
+"""In VERL's queue: five integers of 8 bytes and two of 4 by position, and the rollout's trace."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Disk:
     """A model that is made of a checkpoint, in fp32: at the end of the stage, and every `checkpoint.export_every`."""
     filter: int
     """What the filter before the stage leaves."""
+    queue: int
+    """Rollouts that each checkpoint holds in addition; asynchronous modes only."""
     total: int
     """With one checkpoint being written."""
 
@@ -168,11 +172,20 @@ def stage_judge(step: Step, given: Assumptions, workers: int | None) -> Judge:
     return Judge(step.tool_calls, per_s, given.program_s, cores, workers)
 
 
-def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0) -> Disk:
-    """Disk of a stage that keeps so many checkpoints and models, with the bytes of its filter."""
+def stage_disk(shape: ModelShape, kept: int, models: int = 1, filtered: int = 0, queue: int = 0) -> Disk:
+    """Disk of a stage that keeps so many checkpoints and models, with the bytes of its filter and of a queue."""
     model = MASTER * shape.parameters
     checkpoint = (MASTER + MOMENTS) * shape.parameters
-    return Disk(checkpoint, kept, model, filtered, (kept + 1) * checkpoint + models * model + filtered)
+    total = (kept + 1) * (checkpoint + queue) + models * model + filtered
+    return Disk(checkpoint, kept, model, filtered, queue, total)
+
+
+def queue_disk(recipe: StageRecipe, step: Step, given: Assumptions) -> int:
+    """Bytes of the rollouts of a checkpoint: those of its step, and those that run ahead, at their mean length."""
+    if recipe.mode == "sync":
+        return 0
+    tokens = step.tokens + step.rollouts * given.mean_prompt_tokens
+    return int((1 + recipe.asynchronous.batches_ahead) * tokens * BYTES_OF_QUEUED_TOKEN)
 
 
 def filter_disk(recipe: StageRecipe, given: Assumptions) -> int:

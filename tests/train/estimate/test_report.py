@@ -65,6 +65,14 @@ def test_the_disk_of_a_stage_by_hand() -> None:
     assert more.total == disk.total + 3 * 4 * 14_768_307_200
 
 
+def test_a_checkpoint_of_an_asynchronous_mode_holds_the_rollouts_that_run_ahead() -> None:
+    stage = estimated("Qwen3-14B", "64xh100").stages[1]
+    ahead = estimated("Qwen3-14B", "64xh100", "mode=colocate_async", "asynchronous.batches_ahead=2").stages[1]
+    tokens = stage.step.tokens + 16_384 * 250
+    assert ahead.disk.queue == 3 * tokens * 80
+    assert ahead.disk.total == stage.disk.total + 3 * ahead.disk.queue
+
+
 def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -> None:
     estimate = estimated("Qwen3-14B", "64xmi300x", judge_workers=2)
     judge = estimate.stages[1].judge
