@@ -299,6 +299,21 @@ def test_an_asynchronous_step_takes_the_oldest_finished_groups_whole(
     assert {trace.step for trace in read_traces(tmp_path / "step-000003.jsonl")} == {3}
 
 
+def test_progress_tells_the_rollouts_of_an_asynchronous_step_from_those_that_run_ahead(
+    submit: Any, tmp_path: Path
+) -> None:
+    sampler = buffer(tmp_path, prompts=2, max_steps=8)
+    submit("whole", group("11110000"))
+    submit("running", group("111"), "running")
+    sampler._step = 5
+    sampler._sync_metadata_from_transfer_queue()
+    assert sampler._rollout_progress("train").text() == "step 5, 8 of 16 rollouts finished, 3 ahead of it"
+    submit("second", group("11110000"))
+    submit("third", group("11110000"))
+    sampler._sync_metadata_from_transfer_queue()
+    assert sampler._rollout_progress("train").text() == "step 5, 16 of 16 rollouts finished, 11 ahead of it"
+
+
 def test_a_group_that_took_too_many_steps_is_left_out_and_another_problem_handed_out(
     submit: Any, verls_queue: Any, tmp_path: Path
 ) -> None:

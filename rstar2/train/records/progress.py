@@ -26,13 +26,16 @@ class RolloutProgress:
     """Rollouts of this step that are graded."""
     wanted: int
     """Of how many; 0 while held-out problems are rolled out."""
+    ahead: int = 0
+    """Finished ones in addition, which a later step may take; asynchronous modes only."""
     judge_away_s: float = 0.0
     """Seconds that training has waited for the judge."""
 
     def text(self) -> str:
         """For people."""
         what = f"of {self.wanted} rollouts" if self.wanted else "held-out rollouts"
-        shown = f"step {self.step}, {self.finished} {what} finished"
+        more = f", {self.ahead} ahead of it" if self.ahead else ""
+        shown = f"step {self.step}, {self.finished} {what} finished{more}"
         return f"{shown}, judge away for {self.judge_away_s:.0f} s" if self.judge_away_s else shown
 
 

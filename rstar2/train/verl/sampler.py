@@ -145,12 +145,15 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
         return KVBatchMeta(partition_id=partition_id, keys=[keys[i] for i in kept], tags=tags)
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        self._progress.write(self._rollout_progress(partition_id))
+        waited: float = super()._wait_for_next_poll(partition_id, last_debug_time)
+        return waited
+
+    def _rollout_progress(self, partition_id: str) -> RolloutProgress:
         finished = len(self.partitions[partition_id])
         # With refills more than these are rolled out; how many are held out is not known here.
         wanted = 0 if partition_id == "val" else max(finished, self._wanted)
-        self._progress.write(RolloutProgress(self._step, finished, wanted))
-        waited: float = super()._wait_for_next_poll(partition_id, last_debug_time)
-        return waited
+        return RolloutProgress(self._step, finished, wanted)
 
     def _dapo_filtered_keys(self, partition_id: str) -> tuple[set[str], Counter[float]]:
         """Of the finished groups those that give no gradient, to be replaced, as far as `refill_batches` goes."""
@@ -276,6 +279,16 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
         if partition_id == "train":
             metrics = {f"training/{name}/evicted_samples": 0 for name in _EVICTED} | metrics
         return batch, metrics
+
+    def _rollout_progress(self, partition_id: str) -> RolloutProgress:
+        progress = super()._rollout_progress(partition_id)
+        if partition_id == "val":
+            return progress
+        # A step takes whole groups; what else is finished may be for a later one.
+        groups = self.finished_keys[partition_id]
+        whole = sum(_group(key) in groups for key in self.partitions[partition_id])
+        ready = min(whole, self._wanted)
+        return RolloutProgress(self._step, ready, self._wanted, ahead=progress.finished - ready)
 
     def _clear_trained(self, partition_id: str) -> None:
         """Remove rollouts of no group: those of the step that a checkpoint was saved in, which it holds too."""
