@@ -17,6 +17,7 @@ _EXCEPTION = re.compile(
 _IMPORT = re.compile(r"^\s*(?:import|from)\s+([A-Za-z_]\w*)", re.MULTILINE)
 _MOST = 12
 """Kinds of failures and modules that a table lists for each set of traces."""
+_FAILED_CORRECT = "any failure, in correct traces"
 _PAPER = (
     "in correct traces: the paper sees 10 to 15 % that stay under plain GRPO, and fewer and fewer under RoC"
 )
@@ -41,6 +42,8 @@ class Calls:
         self._imports: Counter[str] = Counter()
         self._failed_imports: Counter[str] = Counter()
         self._by_step: dict[int, Counter[str]] = defaultdict(Counter)
+        self._failed_by_step: dict[int, Counter[bool]] = defaultdict(Counter)
+        """Of calls in correct traces, whether they failed."""
         self._by_turn: dict[int, Counter[str]] = defaultdict(Counter)
         self._seconds: list[float] = []
         self._tries: list[int] = []
@@ -56,6 +59,8 @@ class Calls:
             self._by_turn[turn][kind] += 1
             if trace.step is not None:
                 self._by_step[trace.step][kind] += 1
+                if trace.correct:
+                    self._failed_by_step[trace.step][call.failed] += 1
             self._seconds.append(call.wall_s)
             self.sums.add(group, "failed", call.failed)
             self.sums.add(group, f"turn {turn}", call.failed)
@@ -120,7 +125,11 @@ class Calls:
         return [(self.label, turn, each.count, *share_interval(each)) for turn, each in rows]
 
     def steps(self) -> list[Row]:
-        return self._kinds_by(self._by_step)
+        correct = [
+            (self.label, step, _FAILED_CORRECT, failed[True], ratio(failed[True], failed.total()))
+            for step, failed in self._failed_by_step.items()
+        ]
+        return sorted([*self._kinds_by(self._by_step), *correct], key=lambda row: int(row[1] or 0))
 
     def kinds_by_turn(self) -> list[Row]:
         return self._kinds_by(self._by_turn)
@@ -188,19 +197,22 @@ def tables(sets: list[Calls]) -> list[Table]:
 
 
 def charts(sets: list[Calls], steps: Table) -> list[Chart]:
-    """For each set with training steps the share of calls of the most frequent kinds of failure."""
+    """For each set with training steps the share of failures in correct traces, and of the commonest kinds in all."""
     drawn = []
     for each in sets:
         rows = [row for row in steps.rows if row[0] == each.label and row[2] != "ok"]
         totals: Counter[Value] = Counter()
         for row in rows:
             totals[row[2]] += int(row[3] or 0)
+        del totals[_FAILED_CORRECT]
         all_steps = sorted({int(row[1] or 0) for row in steps.rows if row[0] == each.label})
         lines: list[tuple[str, list[list[Value]]]] = []
-        for kind, _ in totals.most_common(4):
+        for kind in [_FAILED_CORRECT, *(kind for kind, _ in totals.most_common(4))]:
             shares = {row[1]: row[4] for row in rows if row[2] == kind}
-            lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in all_steps]))
-        if len(all_steps) > 1 and lines:
+            # A step without correct traces has no such share; one without a kind of failure has none of it.
+            drawn_at = [step for step in all_steps if kind != _FAILED_CORRECT or step in shares]
+            lines.append((str(kind), [[step, shares.get(step, 0.0)] for step in drawn_at]))
+        if len(all_steps) > 1:
             title = f"{each.label}: failed calls by kind"
-            drawn.append({**chart(steps, title, "steps", "share", lines), "usual": f"all kinds, {_PAPER}"})
+            drawn.append({**chart(steps, title, "steps", "share", lines), "usual": f"any failure, {_PAPER}"})
     return drawn
