@@ -34,7 +34,7 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # On a busy machine a node, and a worker, start in more time than Ray allows them.
-    env |= {"RAY_raylet_start_wait_time_s": "60", "RAY_worker_register_timeout_seconds": "600"}
+    env |= {"RAY_raylet_start_wait_time_s": "40", "RAY_worker_register_timeout_seconds": "600"}
     with ExitStack() as stack:
         # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
         sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))
