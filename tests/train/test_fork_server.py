@@ -157,7 +157,7 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
 
 
 def signs(folder: Path) -> SignsOfLife:
-    return SignsOfLife(folder / "metrics.jsonl", None, 600.0)
+    return SignsOfLife(folder / "metrics.jsonl", None, 3000.0)
 
 
 def test_a_trainers_command_goes_through_the_server(server: dict[str, str], tmp_path: Path) -> None:

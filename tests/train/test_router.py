@@ -192,7 +192,7 @@ def test_as_a_ray_actor_thousands_wait_and_a_dead_engine_is_dropped(
         env={**os.environ, **ray_cluster},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert "all well" in ran.stdout, ran.stderr[-3000:]
 
