@@ -16,7 +16,7 @@ from support.waiting import wait_until
 
 from rstar2.processes import free_port, start_bound, stop_group
 
-STARTS = 5
+STARTS = 10
 _START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
 _STARTED = "Ray runtime started"
 

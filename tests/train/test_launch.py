@@ -94,8 +94,9 @@ if number <= {failures}:
 
 @pytest.mark.parametrize(("failures", "ends"), [(2, True), (100, False)])
 def test_where_ray_does_not_start_in_time_it_is_started_again_a_few_times(
-    tmp_path: Path, failures: int, ends: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, ends: bool
 ) -> None:
+    monkeypatch.setattr(launch, "time", Clock(lambda: 0.0))
     starts = tmp_path / "starts"
     code = RAY_IS_SLOW.format(starts=str(starts), failures=failures)
     with contextlib.nullcontext() if ends else pytest.raises(Failure, match="timed out during startup"):
