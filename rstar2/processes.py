@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
+_FIRST_PORT, _TRIES = 20_000, 100
+"""Ray's workers take the ports below."""
 _libc = ctypes.CDLL(None, use_errno=True)
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -109,8 +112,19 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nothing listens on now; another process may take it before you do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback address that nothing listens on now; another process may take it before you do.
+
+    It is below those that the kernel gives to connections and to whoever asks for any port, where there is room: of
+    these any may be given away at any moment.
+    """
+    range_ = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(range_.read_text().split()[0]) if range_.exists() else 0
+    tried = (
+        random.SystemRandom().sample(range(_FIRST_PORT, end), _TRIES) if end > _FIRST_PORT + _TRIES else []
+    )
+    for port in [*tried, 0]:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError("no port of the loopback address is free")

@@ -45,6 +45,10 @@ collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [*REAL_VLLM]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path))
+    for item in items:
+        if "ray_cluster" in getattr(item, "fixturenames", ()):
+            # A busy machine starts its nodes several times.
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 @pytest.hookimpl(optionalhook=True)

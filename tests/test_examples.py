@@ -22,7 +22,7 @@ def _run(name: str, *arguments: str) -> list[str]:
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=800,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()

@@ -26,9 +26,10 @@ from rstar2.train.verl import fork_client
 POLL_S = 0.25
 STOP_S = 20.0
 """How long a trainer may take to end once asked to."""
-RAY_STARTS = 5
+RAY_STARTS = 10
 _RAY_TIMED_OUT = "The current node timed out during startup"
-"""Ray gives its own processes 30 s to start, which no setting changes and a busy machine exceeds."""
+"""Ray gives its own processes 30 s to start, and of these its agents 15 s, which no setting changes and a busy machine
+exceeds."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ One run serves all tests: it is killed in SFT and in stage 2 and started again, 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +19,10 @@ from support.optional import needs
 from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan
+from rstar2.runs import open_run
 from rstar2.train.records.steps import step_metrics
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs("verl")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800), needs("verl")]
 
 SMALL = [
     "traces.count=1600",
@@ -38,7 +41,7 @@ SMALL = [
     "stage3.drop_solved=2",
     "stage3.reward=constant",
 ]
-BOUND_S = 900.0
+BOUND_S = 3600.0
 
 
 def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
@@ -71,13 +74,21 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run killed in the middle of SFT and of stage 2, and started again each time."""
     run = tmp_path_factory.mktemp("demo") / "run"
-    for phase, step in (("sft", 15), ("stage2", 2)):
-        kill_after(run, phase, step)
+    with open_run(run, "demo", demo_plan("demo", None, SMALL).config()):
+        pass
+    kill_after(run, "sft", 15, run / "sft" / "checkpoints" / "global_step_20")
+    kill_after(run, "stage2", 2, run / "stage2" / "checkpoints" / "global_step_4" / "actor")
     return run, finish(start(run), run)
 
 
-def kill_after(run: Path, phase: str, step: int) -> None:
-    """Start a run, end it as a power failure would in the step after that one, and see that nothing of it is left."""
+def kill_after(run: Path, phase: str, step: int, next_saved: Path) -> None:
+    """Start a run, end it as a power failure would after a step of a phase, and see that nothing of it is left.
+
+    However late the kill comes, the trainer is still at the checkpoint `next_saved`: what it would write there is a
+    pipe that nobody reads.
+    """
+    next_saved.mkdir(parents=True)
+    os.mkfifo(next_saved / "model_world_size_1_rank_0.pt")
     process = start(run)
     metrics = run / phase / "metrics-1.jsonl"
     try:
@@ -85,8 +96,9 @@ def kill_after(run: Path, phase: str, step: int) -> None:
         assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(300)
     wait_until(lambda: not survivors(run))
+    shutil.rmtree(next_saved)
 
 
 def survivors(run: Path) -> list[str]:
@@ -106,19 +118,16 @@ def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(killed: tuple[P
     run, _ = killed
     before, after = (steps(run / "sft" / f"metrics-{number}.jsonl") for number in (1, 2))
     assert before == list(range(1, before[-1] + 1))
-    saved = before[-1] // 10 * 10
-    # The last step that was reported may have been saved, or not yet.
-    assert after[0] in (saved + 1, saved - 9)
-    assert after == list(range(after[0], 101))
+    assert 15 <= before[-1] <= 20
+    assert after == list(range(11, 101))
     assert steps(run / "sft" / "metrics-3.jsonl") == [], "a finished SFT must not run again"
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
     before, after = (steps(run / "stage2" / f"metrics-{n}.jsonl") for n in (1, 2))
-    assert after[0] in (3, 5), "the second start must resume from the checkpoint of step 2 or 4"
-    assert after[0] <= before[-1] + 1
-    assert after[-1] == 5
+    assert before in ([1, 2], [1, 2, 3])
+    assert after == [3, 4, 5]
     assert steps(run / "stage1" / "metrics-2.jsonl") == [], "a finished stage must not run again"
 
 

@@ -21,6 +21,7 @@ SHARED = {
         "verl",
     ),
     "train/estimate/": "verl",
+    "test_same_ids.py": "verl",
     # A Ray cluster of two nodes.
     **dict.fromkeys(
         (

@@ -16,7 +16,9 @@ from support.waiting import wait_until
 
 from rstar2.processes import free_port, start_bound, stop_group
 
+STARTS = 10
 _START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
+_STARTED = "Ray runtime started"
 
 
 def _listens(port: int) -> bool:
@@ -30,9 +32,9 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     port = free_port()
     address = f"127.0.0.1:{port}"
     # Ray's clusters ask for a token, which its own commands find and `ray.init` does not.
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    # On a busy machine a node starts in more than the 30 s that Ray allows it.
-    token["RAY_raylet_start_wait_time_s"] = "200"
+    env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    # On a busy machine a node, and a worker, start in more time than Ray allows them.
+    env |= {"RAY_raylet_start_wait_time_s": "40", "RAY_worker_register_timeout_seconds": "600"}
     with ExitStack() as stack:
         # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
         sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))
@@ -43,15 +45,23 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
                 f"--num-gpus={count}",
                 "--num-cpus=4",
             ]
-            log = folder / f"node{number}.log"
-            node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=token)
-            # Asked to end, a node takes twenty seconds; killed with its group it leaves nothing either.
-            stack.callback(stop_group, node, 20, signal.SIGKILL)
+            stack.callback(_stop, _start(words, folder / f"node{number}.log", env))
+            wait_until(lambda: _listens(port))
+        yield {**env, "RAY_ADDRESS": address}
 
-            def started(log: Path = log, node: Popen[bytes] = node) -> bool:
-                assert node.poll() is None, log.read_text()[-2000:]
-                return "Ray runtime started" in log.read_text()
 
-            wait_until(started, timeout_s=240)
-            wait_until(lambda: _listens(port), timeout_s=240)
-        yield {**token, "RAY_ADDRESS": address}
+def _start(words: list[str], log: Path, env: dict[str, str]) -> Popen[bytes]:
+    """Start a node; again where it gave up its own agent, for which it waits 15 seconds whatever it is told."""
+    for _ in range(STARTS):
+        log.unlink(missing_ok=True)
+        node = start_bound([*_START, *words, "--object-store-memory=80000000"], log, env=env)
+        wait_until(lambda: node.poll() is not None or _STARTED in log.read_text())  # noqa: B023
+        if _STARTED in log.read_text():
+            return node
+        _stop(node)
+    raise AssertionError(log.read_text()[-2000:])
+
+
+def _stop(node: Popen[bytes]) -> None:
+    # Asked to end, a node takes twenty seconds; killed with its group it leaves nothing either.
+    stop_group(node, 20, signal.SIGKILL)

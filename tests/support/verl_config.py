@@ -11,9 +11,8 @@ from typing import Any
 def composed(config: str, argv: list[str]) -> Any:
     """What VERL would see: its own defaults under our command line, which names values and no groups of defaults."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    made, overrides = copy.deepcopy(_defaults(config)), OverridesParser.create().parse_overrides(argv)
+    made, overrides = copy.deepcopy(_defaults(config)), [_override(word) for word in argv]
     assert [each.key_or_group for each in overrides if "." not in str(each.key_or_group)] == []
     ConfigLoaderImpl._apply_overrides_to_config(overrides, made)
     return made
@@ -28,6 +27,14 @@ def _defaults(config: str) -> Any:
     folder = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         return compose(config_name=config)
+
+
+@cache
+def _override(word: str) -> Any:
+    """One word of a command line; most of them are in many, and hydra takes milliseconds for each."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(word)
 
 
 def accepted(argv: list[str]) -> Any:

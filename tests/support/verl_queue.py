@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-STARTS = 5
+STARTS = 10
 
 
 def start_queue() -> Any:

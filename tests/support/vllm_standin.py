@@ -47,6 +47,8 @@ class StandIn:
         """How many of the next completions are answered with 503."""
         self.delay_s = 0.0
         """Seconds before each completion, and before each streamed piece."""
+        self.answers = 1 << 30
+        """How many completions are answered; those after them wait for good."""
         self.together = 1
         """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
@@ -92,6 +94,8 @@ class StandIn:
         written, finish = self._write(body)
         if body.get("stream"):
             return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")
+        if len(self.asked) > self.answers:
+            await asyncio.Event().wait()
         self._in_flight += 1
         if self._in_flight >= self.together:
             self._all_there.set()
@@ -162,7 +166,7 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         yield standin
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=300)
         listener.close()
         assert not thread.is_alive()
 

@@ -21,7 +21,7 @@ from rstar2.train.command import stage_command
 from rstar2.train.estimate.fit import mode_warnings
 from rstar2.train.recipe import stage_recipe
 
-BOUND_S = 120.0
+BOUND_S = 600.0
 
 
 def test_engines_of_their_own_are_refused_on_a_cpu() -> None:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.waiting import wait_until
 
 from rstar2.data import builtin
 from rstar2.data.parquet import rl_rows
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.doctor.hardware import gpu_names
-from rstar2.processes import start_bound, stop_group
+from rstar2.errors import Failure
 from rstar2.train.command import stage_command
+from rstar2.train.launch import SignsOfLife, run_trainer
 from rstar2.train.recipe import stage_recipe
 from rstar2.train.stages import write_stage_inputs
 
 ASKED = 8
-TIMEOUT_S = 800.0
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @needs("verl")
 def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,11 +45,8 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     write_stage_inputs(recipe, root / "model", rows, folder, ("http://127.0.0.1:1", None))
     command = stage_command(recipe, folder, root / "model")
     log = tmp_path / "trainer.log"
-    trainer = start_bound(command.argv, log, env=command.env)
-    try:
-        wait_until(lambda: trainer.poll() is not None, TIMEOUT_S)
-    finally:
-        stop_group(trainer, 20, signal.SIGINT)
+    with pytest.raises(Failure, match="the trainer ended with exit code"):
+        run_trainer(command, log, SignsOfLife(folder / "metrics-1.jsonl", None, 3000.0), pytest.fail)
     said = log.read_text(errors="replace")
     assert "All configuration checks passed" in said
     assert f"Total available GPUs 0 is less than total desired GPUs {ASKED}" in said, said[-3000:]

@@ -77,6 +77,7 @@ def test_what_a_ray_cluster_lacks_is_said_at_once(
 ) -> None:
     for name, value in ray_cluster.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(hardware, "CLUSTER_S", 600.0)
     hardware.check_hardware([Hardware(nodes=2, gpus_per_node=2), Hardware(device="cpu")])
     for wanted, said in (
         (
