@@ -9,14 +9,16 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 
 @contextlib.contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
     """The URL at which the application answers."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    # Where the machine is slow, a client learns too late that its connection was closed for being idle.
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, timeout_keep_alive=3600)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -25,6 +27,6 @@ def served(app: ASGIApp) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=60)
+        thread.join(TIMEOUT_S)
         listener.close()
         assert not thread.is_alive()
