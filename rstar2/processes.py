@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,10 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 _PR_SET_PDEATHSIG = 1
+_PORTS = range(20_000, 32_000)
+"""Below those that the kernel gives to connections, which come and go while a server starts."""
+_END_S = 60.0
+"""How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -65,7 +71,7 @@ def start_bound(
         process.stdin.write(text.encode())
         process.stdin.close()
     except BrokenPipeError:
-        process.wait(10)
+        process.wait(_END_S)
     return process
 
 
@@ -100,7 +106,7 @@ def stop_group(
             process.wait(wait_s)
     finally:
         _signal_group(process, signal.SIGKILL)
-        process.wait(10)
+        process.wait(_END_S)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -110,7 +116,11 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 def free_port() -> int:
     """A TCP port of the loopback address that nothing listens on now; another process may take it before you do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    # Not of `random` itself: processes with the same seed would draw the same ports.
+    draw = random.SystemRandom()
+    for port in (*(draw.choice(_PORTS) for _ in range(100)), 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found: int = probe.getsockname()[1]
+            return found
+    raise OSError(errno.EADDRINUSE, "no TCP port is free")

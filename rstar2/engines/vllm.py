@@ -27,8 +27,8 @@ _BUSY = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
 _UNAUTHORIZED = 401
 _CONNECT_S = 10.0
-_MODELS_S = 10.0
-"""Seconds the list of models may take."""
+MODELS_S = 30.0
+"""Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class VLLMEngine:
 
     async def _ask_models(self) -> Served:
         try:
-            answer = await self._http.get("/v1/models", timeout=_MODELS_S)
+            answer = await self._http.get("/v1/models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
         except httpx.TransportError as error:
             raise self._unavailable(error) from error
         self._check(answer.status_code, answer.text)

@@ -108,7 +108,7 @@ class StandIn:
         if self._in_flight >= self.together:
             self._all_there.set()
         await self._all_there.wait()
-        while self.complete_until is not None and number > self.complete_until:
+        while self.complete_until is not None and number > self.complete_until:  # noqa: ASYNC110 - set by other threads
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(self.delay_s)
         self._in_flight -= 1
@@ -148,7 +148,7 @@ class StandIn:
         for number, piece in enumerate(pieces):
             if number == self.cut_after:
                 raise ConnectionAbortedError("cut, as the test asked")
-            while self.stream_until is not None and number >= self.stream_until:
+            while self.stream_until is not None and number >= self.stream_until:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(_POLL_S)
             await asyncio.sleep(self.delay_s)
             choice = self._choice(piece, finish if number == len(pieces) - 1 else None)

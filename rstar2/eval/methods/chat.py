@@ -20,6 +20,7 @@ import httpx
 from rstar2.data.problem import Problem
 from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Sampling
 from rstar2.engines.retry import RetryPolicy
+from rstar2.engines.vllm import MODELS_S
 from rstar2.errors import UserError, first_few
 from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.prompts import ChatCodec, Message
@@ -29,7 +30,7 @@ JUDGE_MODEL = "judge model"
 """What messages call a model that grades."""
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 _CONNECT_S = 10.0
-_MODELS_S = 10.0
+_MODELS_TIMEOUT = httpx.Timeout(MODELS_S, connect=_CONNECT_S)
 _CONTEXT = re.compile(r"maximum context length is (\d+) tokens")
 """In a refusal of OpenAI's API, as of vLLM's, where a conversation and the tokens of its reply do not fit."""
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -216,7 +217,7 @@ class ServerChat:
 
         async def attempt() -> None:
             try:
-                await self._request("GET", "/v1/models", timeout=_MODELS_S)
+                await self._request("GET", "/v1/models", timeout=_MODELS_TIMEOUT)
             except EngineUnavailable:
                 raise
             except EngineError:
@@ -225,7 +226,7 @@ class ServerChat:
         await self.policy.call(attempt)
 
     async def _ask_model(self) -> str:
-        answer = await self._request("GET", "/v1/models", timeout=_MODELS_S)
+        answer = await self._request("GET", "/v1/models", timeout=_MODELS_TIMEOUT)
         try:
             names = [str(card["id"]) for card in answer["data"]]
         except (KeyError, TypeError) as error:
