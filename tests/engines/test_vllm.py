@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.clock import Clock, policies_on
 from support.vllm_standin import StandIn, logprob, serving
 
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, Sampling
-from rstar2.engines.retry import RetryingEngine, RetryPolicy, ServiceGone
+from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.processes import free_port
@@ -94,23 +95,10 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
         assert len(standin.asked) == 1
 
 
-class Clock:
-    """Time that passes only while somebody sleeps, and so much that pauses are soon over."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
     """An engine whose patience no slow machine exhausts."""
-    engine, clock = RetryingEngine(_engine(standin), wait_s), Clock()
-    engine.policy = RetryPolicy("engine", wait_s, clock, clock.sleep)
+    engine = RetryingEngine(_engine(standin), wait_s)
+    engine.policy = policies_on(Clock())("engine", wait_s)
     return engine
 
 
