@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from support.commands import Ran, largest_file, rstar2
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.trace import Trace
 
@@ -88,7 +88,7 @@ def test_standard_input_is_a_file_too(tmp_path):
     with source.open() as stdin:
         piped = subprocess.run(
             [sys.executable, "-m", "rstar2", "grade", "-"],
-            stdin=stdin, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False,
+            stdin=stdin, cwd=REPOSITORY, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     assert [json.loads(line) for line in piped.stdout.splitlines()] == GRADED, piped.stderr
 
@@ -169,18 +169,13 @@ def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):
         [sys.executable, "-m", "rstar2", "grade", source, "-o", str(tmp_path / "out.jsonl")],
         cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while not any(path.suffix == ".part" for path in tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: any(path.suffix == ".part" for path in tmp_path.iterdir()))
     os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
-    while group_is_alive(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not group_is_alive(process.pid))
 
 
 def group_is_alive(group: int) -> bool:

@@ -1,14 +1,17 @@
-"""Serves an application on a free port for the length of a block, in a thread of the test's process."""
+"""Serves an application for the length of a block, in a thread of the test's process; waits for `rstar2 serve`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from support.commands import rstar2
 from support.waiting import TIMEOUT_S, wait_until
 
 
@@ -30,3 +33,16 @@ def served(app: ASGIApp) -> Iterator[str]:
         thread.join(TIMEOUT_S)
         listener.close()
         assert not thread.is_alive()
+
+
+def answering(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `rstar2 serve status` says of the only server, once that answers it in time."""
+    found: list[dict[str, Any]] = []
+
+    def answers() -> bool:
+        found[:] = json.loads(rstar2("serve", "status", "--json", env=env).stdout)
+        assert len(found) == 1
+        return bool(found[0]["state"] == "answers")
+
+    wait_until(answers)
+    return found[0]
