@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from fastapi import Request
 from support.clock import Clock, policies_on
+from support.vllm_standin import StandIn, serving
 
-from rstar2.engines.models import open_server
+from rstar2.engines.models import ask_served, open_server
 from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Unavailable
 from rstar2.processes import free_port
 
@@ -165,3 +169,24 @@ async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wai
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests and does not answer"):
             await open_server(url, wait_s=0.5)
+
+
+async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, late_s = asyncio.get_running_loop(), 0.0
+    time = loop.time
+
+    class Late(StandIn):
+        """On the client's clock, each list of models takes longer than a server that does not listen is given."""
+
+        async def _models(self, request: Request) -> Any:
+            nonlocal late_s
+            late_s += 2 * FIRST_ANSWER_S
+            return await super()._models(request)
+
+    monkeypatch.setattr(loop, "time", lambda: time() + late_s)
+    with serving(Late(lambda prompt: [])) as server:
+        engine = VLLMEngine(server.url)
+        assert (await ask_served(engine)).model == "scripted"
+        await engine.aclose()

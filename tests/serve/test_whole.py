@@ -24,7 +24,7 @@ from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.tools import tool_modules
 
-pytestmark = [needs("torch"), pytest.mark.slow]
+pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(autouse=True)
