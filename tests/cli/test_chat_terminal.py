@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.child_processes import children, lower_priority
 from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
 from support.tools import patient
 from support.vllm_standin import StandIn, recite, serving
@@ -311,19 +312,6 @@ def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: Sta
         person.shows("The answer is waited.")
         person.types("/quit")
         person.ends_with(0)
-
-
-def children(parent: int) -> list[int]:
-    """The processes that a process started."""
-    listed = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(pid) for path in listed for pid in path.read_text().split()]
-
-
-def lower_priority(process: int, priority: int) -> None:
-    """Of a process and all that it started or will start."""
-    os.setpriority(os.PRIO_PROCESS, process, priority)
-    for child in children(process):
-        lower_priority(child, priority)
 
 
 def test_a_model_of_one_question_says_so_and_suggests_some(
