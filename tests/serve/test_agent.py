@@ -69,7 +69,7 @@ def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
 

@@ -45,7 +45,9 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
         assert f"http://127.0.0.1:{port}/v1" in started.stdout
         server = answering()
         assert server["with_tools"] is True
-        with openai.OpenAI(base_url=f"{server['url']}/v1", api_key="secret", max_retries=0) as client:
+        with openai.OpenAI(
+            base_url=f"{server['url']}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S
+        ) as client:
             answer = client.chat.completions.create(
                 model=client.models.list().data[0].id,
                 messages=[{"role": "user", "content": "What is 1 + 1?"}],
@@ -59,7 +61,7 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     assert ended.code == 0, ended.stderr
     with (
         pytest.raises(openai.APIConnectionError),
-        openai.OpenAI(base_url=server["url"], api_key="x") as client,
+        openai.OpenAI(base_url=server["url"], api_key="x", timeout=TIMEOUT_S) as client,
     ):
         client.with_options(max_retries=0).models.list()
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
