@@ -289,7 +289,9 @@ def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
     standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is over as soon as the first pieces were shown."""
-    seconds, limits, written = 3600, [], []
+    seconds = 3600
+    limits: list[asyncio.Timeout] = []
+    written: list[int] = []
     timeout, tokens = asyncio.timeout, Screen.tokens
 
     def limit(delay: float | None) -> asyncio.Timeout:

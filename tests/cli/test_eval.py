@@ -171,11 +171,11 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
         return (problems, *servers, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
 
     assert run(*words("whole"))[0] == 0
-    standin.complete_until = len(standin.asked) + 30
+    standin.complete_until = answered = len(standin.asked) + 30
     process = start(*words("killed"), cwd=tmp_path)
     wait_until(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
     # All that are in flight wait, and it can ask for no more.
-    wait_until(lambda: len(standin.asked) == standin.complete_until + 4)
+    wait_until(lambda: len(standin.asked) == answered + 4)
     process.send_signal(signal.SIGKILL)
     finish(process)
     kept = lines(tmp_path / "killed" / "numbers" / "traces.jsonl")

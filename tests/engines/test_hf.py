@@ -160,7 +160,8 @@ def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:
 def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(engine: HFEngine) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=80)
     whole = [each.token_ids for each in together(engine, [sampling] * len(PROMPTS))]
-    asked, reached, go, forwards = (*(threading.Event() for _ in range(3)), itertools.count())
+    asked, reached, go = threading.Event(), threading.Event(), threading.Event()
+    forwards = itertools.count()
 
     def hold(*_: Any) -> None:
         assert asked.wait(TIMEOUT_S)

@@ -8,14 +8,13 @@ installed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import pytest
 from support.clock import Clock, policies_on
 from support.vllm_standin import StandIn, logprob, serving
 
-from rstar2.engines.base import EngineError, EngineUnavailable, Generation, Sampling
+from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
@@ -137,9 +136,11 @@ async def test_a_turn_that_takes_longer_than_allowed_is_given_up(standin: StandI
     attempts: list[list[int]] = []
 
     class Counted(VLLMEngine):
-        async def generate(self, prompt_ids: Any, *more: Any) -> Generation:
-            attempts.append(prompt_ids)
-            return await super().generate(prompt_ids, *more)
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+        ) -> Generation:
+            attempts.append(list(prompt_ids))
+            return await super().generate(prompt_ids, sampling, on_tokens)
 
     engine = RetryingEngine(Counted(standin.url), wait_s=0.0, turn_timeout_s=0.5)
     with pytest.raises(ServiceGone, match=r"did not finish a turn within 0\.5 seconds"):
