@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import os
 import random
@@ -20,6 +21,8 @@ from pydantic import BaseModel
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
 """Ray's workers take the ports below."""
+_END_S = 60.0
+"""How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -68,7 +71,7 @@ def start_bound(
         process.stdin.write(text.encode())
         process.stdin.close()
     except BrokenPipeError:
-        process.wait(10)
+        process.wait(_END_S)
     return process
 
 
@@ -103,7 +106,7 @@ def stop_group(
             process.wait(wait_s)
     finally:
         _signal_group(process, signal.SIGKILL)
-        process.wait(10)
+        process.wait(_END_S)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
@@ -127,4 +130,4 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             found: int = probe.getsockname()[1]
             return found
-    raise OSError("no port of the loopback address is free")
+    raise OSError(errno.EADDRINUSE, "no TCP port is free")

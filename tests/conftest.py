@@ -34,8 +34,9 @@ os.environ.pop("COLUMNS", None)
 importlib.import_module("rstar2.cli.common")
 
 # The same code passes or fails each time, however busy the machine; `--hypothesis-profile=search` tries others.
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("search", deadline=None)
+ANY_SPEED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("suite", **ANY_SPEED, derandomize=True)
+hypothesis.settings.register_profile("search", **ANY_SPEED)
 hypothesis.settings.load_profile("suite")
 
 

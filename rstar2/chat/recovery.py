@@ -44,11 +44,11 @@ class ContinuingEngine:
     ) -> Generation:
         """As of `Engine`, EngineUnavailable where nothing is generated for too long."""
         written: list[int] = []
-        last, failures = time.monotonic(), 0
+        away_since, failures = 0.0, 0
 
         def show(token_ids: list[int]) -> None:
-            nonlocal last, failures
-            last, failures, self._answered = time.monotonic(), 0, True
+            nonlocal failures
+            failures, self._answered = 0, True
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
@@ -66,7 +66,9 @@ class ContinuingEngine:
                 if written and self._stop_id is None:
                     raise
                 wait_s = self._wait_s if self._answered else min(self._wait_s, FIRST_ANSWER_S)
-                if time.monotonic() - last >= wait_s:
+                now = time.monotonic()
+                away_since = away_since if failures else now
+                if now - away_since >= wait_s:
                     raise
                 if failures == 0:
                     going_on = "the answer is continued" if written else "it is asked again"

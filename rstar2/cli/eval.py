@@ -93,7 +93,9 @@ JudgeWorkers = Annotated[
 Wait = Annotated[
     float,
     typer.Option(
-        min=0, help="Seconds to wait for a server that does not answer; at most 5 for one that never did."
+        min=0,
+        help="Seconds to wait for a server that does not answer; for its first answer at most 30, and 5 where "
+        "nothing listens.",
     ),
 ]
 RunFolder = Annotated[

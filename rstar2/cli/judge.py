@@ -183,7 +183,7 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        answer = httpx.get(f"{url}/status", headers=headers, timeout=5.0, trust_env=False)
+        answer = httpx.get(f"{url}/status", headers=headers, timeout=30.0, trust_env=False)
         answer.raise_for_status()
         return dict(answer.json())
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
 from rstar2.engines.models import ServerModel, ask_served
-from rstar2.engines.retry import FIRST_ANSWER_S
+from rstar2.engines.openai_server import MODELS_S
 from rstar2.engines.text_tokens import END_ID, messages_of, plain_ids, text_codec
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.tools.python_code_with_standard_io import NAME as PYTHON
@@ -30,7 +30,7 @@ _TEMPLATE_ROOM = 1024
 
 
 async def open_chat_api(
-    url: str, name: str | None, key: str | None, wait_s: float = FIRST_ANSWER_S, tool: str = PYTHON
+    url: str, name: str | None, key: str | None, wait_s: float = MODELS_S, tool: str = PYTHON
 ) -> ServerModel:
     """Ask an endpoint for its model, which is offered one tool; the arguments and errors are `open_server`'s."""
     codec = text_codec([tool])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.engines.base import Engine, EngineUnavailable
-from rstar2.engines.openai_server import Served
-from rstar2.engines.retry import FIRST_ANSWER_S, RetryPolicy
+from rstar2.engines.openai_server import MODELS_S, Served
+from rstar2.engines.retry import RetryPolicy
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
 from rstar2.install import install_command
@@ -139,7 +139,7 @@ async def open_server(
     url: str,
     name: str | None = None,
     tokenizer: str | None = None,
-    wait_s: float = FIRST_ANSWER_S,
+    wait_s: float = MODELS_S,
     choice: FormatChoice = MODELS_OWN,
     key: str | None = None,
 ) -> ServerModel:
@@ -151,7 +151,8 @@ async def open_server(
         name: which model, where the server holds several.
         tokenizer: a model, as `find_model` takes it, with the tokenizer; None takes it from where the server loaded
             the model.
-        wait_s: seconds to wait for the server's answer, at most `FIRST_ANSWER_S`.
+        wait_s: seconds to wait for the server's answer; at most `FIRST_ANSWER_S` where nothing listens, and
+            `MODELS_S` where something does.
         key: the API key, where the server asks for one.
 
     Raises:
@@ -191,12 +192,12 @@ def server_tokenizer(url: str, served: Served) -> Any:
         ) from error
 
 
-async def ask_served(engine: VLLMEngine, wait_s: float = FIRST_ANSWER_S) -> Served:
+async def ask_served(engine: VLLMEngine, wait_s: float = MODELS_S) -> Served:
     """The model that a server holds for an engine; waits and raises as `open_server`."""
 
     async def attempt() -> Served:
         try:
-            async with asyncio.timeout(min(wait_s, FIRST_ANSWER_S) or None):
+            async with asyncio.timeout(wait_s or None):
                 return await engine.served()
         except TimeoutError as error:
             raise EngineUnavailable(

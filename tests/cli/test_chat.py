@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -14,9 +15,12 @@ from typing import Any
 
 import pytest
 from support.chat_api import ChatEndpoint, solves
+from support.clock import Clock, policies_on
+from support.tools import patient
 from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner, Result
 
+from rstar2.chat.screen import Screen
 from rstar2.cli import app
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
@@ -32,9 +36,10 @@ from rstar2.trace import read_traces
 
 @pytest.fixture(scope="module")
 def folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tokenizer and no weights."""
+    """A folder with a tokenizer and a format, and no weights."""
     path = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(path)
+    save_format(patient(ours()), path)
     return path
 
 
@@ -206,7 +211,7 @@ def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
 
 
 def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", 0.2)
+    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(Clock()))
     url = f"http://127.0.0.1:{free_port()}"
     for more in ((), ("--api", "chat")):
         assert _refused("--url", url, *more) == f"nothing answers at {url}: connection refused"
@@ -275,14 +280,36 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)
-    save_format(ours().model_copy(update={"user": "Solve: {problem}"}), other)
+    save_format(patient(ours()).model_copy(update={"user": "Solve: {problem}"}), other)
     refused = _refused(*ask, str(tmp_path / "kept"), "--model", str(other))
     assert "is the transcript of a chat in another format" in refused
 
 
-def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(standin: StandIn, judge: JudgeHandle) -> None:
-    standin.delay_s = 0.1
-    asked = _ask(standin, "--judge", judge.url, "--max-seconds", "0.6", "--prompt", "Recite")
+def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
+    standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over as soon as the first pieces were shown."""
+    seconds = 3600
+    limits: list[asyncio.Timeout] = []
+    written: list[int] = []
+    timeout, tokens = asyncio.timeout, Screen.tokens
+
+    def limit(delay: float | None) -> asyncio.Timeout:
+        made = timeout(delay)
+        if delay == seconds:
+            limits.append(made)
+        return made
+
+    def shown(screen: Screen, token_ids: list[int]) -> None:
+        tokens(screen, token_ids)
+        written.extend(token_ids)
+        if len(written) == 9:
+            limits[0].reschedule(asyncio.get_running_loop().time())
+
+    monkeypatch.setattr(asyncio, "timeout", limit)
+    monkeypatch.setattr(Screen, "tokens", shown)
+    standin.stream_until = 3
+    asked = _ask(standin, "--judge", judge.url, "--max-seconds", str(seconds), "--prompt", "Recite")
     assert "out of time" in asked.stderr
     assert asked.stdout.startswith("so ")
 

@@ -8,22 +8,23 @@ import os
 import re
 import shutil
 import signal
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, Terminal, terminal
+from support.child_processes import children, lower_priority
+from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
+from support.tools import patient
 from support.vllm_standin import StandIn, recite, serving
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
-from rstar2.processes import free_port
 from rstar2.prompts import END_OF_TURN
 from rstar2.report import write_report
 from rstar2.serve.launch import answers
@@ -32,7 +33,16 @@ from rstar2.trace import read_traces
 
 pytestmark = pytest.mark.slow
 
+FORMAT = patient(ours())
+SOME_PIECES = 100
+"""Of a recitation: its first twenty words, and some more."""
 LONG = " ".join(f"word{number}" for number in range(1000))
+PRIORITY = os.getpriority(os.PRIO_PROCESS, 0)
+WAITS = f"""import os, time
+while os.getpriority(os.PRIO_PROCESS, 0) > {PRIORITY}:
+    time.sleep(0.01)
+print('waited')"""
+"""A program that ends where its priority is that of the tests, and not lower."""
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +50,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """One server for all chats; asked to run a program it does, and else it counts the questions."""
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder)
+    save_format(FORMAT, folder)
 
     def model(prompt: list[int]) -> list[int]:
         before, _, begun = tokenizer.decode(prompt).rpartition("<|im_start|>assistant\n<reason>")
@@ -47,7 +58,8 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         if output := re.search(r"<tool_response>\n(.*)\n</tool_response>", last, re.DOTALL):
             said = f"so it is</reason> <answer>The answer is \\boxed{{{output[1][:200]}}}.</answer>"
         elif asked := re.search(r"Run (.*?)(?:\n|<\|im_end)", last):
-            call = {"name": TOOL_NAME, "arguments": {"code": asked[1], "input": ""}}
+            code = WAITS if asked[1] == "what waits" else asked[1]
+            call = {"name": TOOL_NAME, "arguments": {"code": code, "input": ""}}
             said = f"I ask √ Python.</reason>\n<tool_call>{json.dumps(call)}</tool_call>"
         elif "Recite" in last:
             said = f"on and on</reason>{LONG}"
@@ -69,7 +81,7 @@ def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def standin(served: StandIn) -> Iterator[StandIn]:
     yield served
-    served.delay_s, served.cut_after = 0.0, None
+    served.stream_until, served.cut_after = None, None
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +138,7 @@ def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path:
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], standin: StandIn) -> None:
-    standin.delay_s = 0.05
+    standin.stream_until = SOME_PIECES
     with terminal(*words) as person:
         person.types("Recite")
         person.shows("word20 ")
@@ -134,7 +146,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
         person.press(CTRL_C)
         person.shows("stopped; ")
         assert "typed meanwhile" not in person.text
-        standin.delay_s = 0.0
+        standin.stream_until = None
         person.comes_to_the_prompt()
         person.press(b"half a question")
         person.comes_to(lambda: "half a question" in person.line, "what was typed")
@@ -250,32 +262,35 @@ def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
 def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_that_comes_after(
     standin: StandIn, judge: JudgeHandle
 ) -> None:
-    port, context = free_port(), multiprocessing.get_context("spawn")
+    """The first server stops in the middle of its answer; the second takes the requests that wait at its port."""
+    context = multiprocessing.get_context("spawn")
 
     @contextmanager
-    def server(delay_s: float) -> Iterator[tuple[BaseProcess, Event]]:
-        """One that has loaded, and listens when told to."""
-        loaded, begin = context.Event(), context.Event()
-        told = (standin.root, port, f"on and on</reason>{LONG}", delay_s, loaded, begin)
-        process = context.Process(target=recite, args=told)
+    def server(*told: object) -> Iterator[BaseProcess]:
+        process = context.Process(
+            target=recite, args=(standin.root, listener, f"on and on</reason>{LONG}", *told)
+        )
         process.start()
         try:
-            assert loaded.wait(TIMEOUT_S)
-            yield process, begin
+            yield process
         finally:
             process.kill()
             process.join(TIMEOUT_S)
 
-    url = f"http://127.0.0.1:{port}"
-    with server(0.02) as (first, begin), server(0.0) as (_, begin_again):
-        begin.set()
+    begin = context.Event()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        server(SOME_PIECES) as first,
+        server(None, begin),
+    ):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         wait_until(lambda: answers(url))
         with terminal("chat", "--url", url, "--judge", judge.url) as person:
             person.types("Recite")
             person.shows("word20 ")
             first.kill()
             person.shows("the answer is continued when it is back")
-            begin_again.set()
+            begin.set()
             person.shows("word999")
             person.types("/quit")
             person.ends_with(0)
@@ -285,22 +300,18 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
 
 
 def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: StandIn) -> None:
+    """The program waits for as long as its judge has a lower priority, thus until that is killed."""
     with terminal("chat", "--url", standin.url) as person:
-        person.types("Run import time; time.sleep(4); print('slept')")
-        person.shows("time.sleep(4)", 2)
-        (supervisor,) = children(person)
+        person.comes_to_the_prompt()
+        (supervisor,) = children(person.pid)
+        lower_priority(supervisor, PRIORITY + 1)
+        person.types("Run what waits")
+        person.shows("print('waited')")
         os.kill(supervisor, signal.SIGKILL)
         person.shows("the judge ended; the call is tried again")
-        person.shows("The answer is slept.")
+        person.shows("The answer is waited.")
         person.types("/quit")
         person.ends_with(0)
-
-
-def children(person: Terminal) -> list[int]:
-    """The processes that the chat started."""
-    listed = Path(f"/proc/{person.pid}/task/{person.pid}/children")
-    wait_until(lambda: listed.read_text().split())
-    return [int(pid) for pid in listed.read_text().split()]
 
 
 def test_a_model_of_one_question_says_so_and_suggests_some(
@@ -308,7 +319,7 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
 ) -> None:
     shutil.copytree(standin.root, tmp_path / "single")
     suggesting = {"one_question": True, "examples": ("Compute 6 * 7.",)}
-    save_format(ours().model_copy(update=suggesting), tmp_path / "single")
+    save_format(FORMAT.model_copy(update=suggesting), tmp_path / "single")
     with terminal(*words, "--model", str(tmp_path / "single")) as person:
         person.shows("takes one question at a time")
         person.shows("try: Compute 6 * 7.")
@@ -322,7 +333,7 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
 def test_a_chat_that_is_asked_to_end_does_so_without_a_traceback(
     words: tuple[str, ...], standin: StandIn
 ) -> None:
-    standin.delay_s = 0.05
+    standin.stream_until = SOME_PIECES
     with terminal(*words) as person:
         person.types("Recite")
         person.shows("word3 ")

@@ -100,7 +100,7 @@ def test_a_package_of_another_version_is_missing_and_the_exit_code_says_so(
     assert table.stdout.splitlines().count(install_command("laptop")) == 1
     for command in install_commands():
         assert command in table.stdout.splitlines()
-        assert subprocess.run(["bash", "-n", "-c", command], timeout=30).returncode == 0
+        assert subprocess.run(["bash", "-n", "-c", command], timeout=600).returncode == 0
 
 
 def test_a_wheel_is_installed_by_name_and_a_checkout_from_its_folder(

@@ -12,18 +12,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clock import Clock, policies_on
 from support.commands import largest_file, rstar2
 from support.made_runs import made_run
+from support.tools import patient
 from support.vllm_standin import StandIn, serving
+from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.eval.terminal.live import LiveView
+from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.prompts import ChatCodec
@@ -49,9 +53,10 @@ def problems(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path, tokenizer: Any) -> Path:
-    """A model folder of which only the tokenizer is used."""
+    """A model folder of which only the tokenizer and the format are used."""
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
+    save_format(patient(ours()), folder)
     return folder
 
 
@@ -85,9 +90,9 @@ def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 240) -> tuple[int, str, str]:
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=2 * TIMEOUT_S)
     finally:
         process.kill()
     return process.returncode, out, err
@@ -97,13 +102,6 @@ def run(*words: object) -> tuple[int, str, str]:
     """The command in this process, in the test's folder: exit code, standard output, standard error."""
     ran = rstar2("eval", *words)
     return ran.code, ran.stdout, ran.stderr
-
-
-def wait_for(condition: Callable[[], bool], timeout: float = 180) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
 
 
 def lines(path: Path) -> int:
@@ -173,14 +171,16 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
         return (problems, *servers, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
 
     assert run(*words("whole"))[0] == 0
-    standin.delay_s = 0.1
+    standin.complete_until = answered = len(standin.asked) + 30
     process = start(*words("killed"), cwd=tmp_path)
-    wait_for(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
+    wait_until(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
+    # All that are in flight wait, and it can ask for no more.
+    wait_until(lambda: len(standin.asked) == answered + 4)
     process.send_signal(signal.SIGKILL)
     finish(process)
     kept = lines(tmp_path / "killed" / "numbers" / "traces.jsonl")
     assert 10 <= kept < 2 * COUNT
-    standin.delay_s, asked = 0.0, len(standin.asked)
+    standin.complete_until, asked = None, len(standin.asked)
     code, out, err = run(*words("killed"))
     assert code == 0, err
     assert f"{kept} samples are done, {2 * COUNT - kept} to go" in err
@@ -190,17 +190,29 @@ def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
 
 
 def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
-    problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
+    problems: Path,
+    model: Path,
+    standin: StandIn,
+    tmp_path: Path,
+    judge: JudgeHandle,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     servers = ("--url", standin.url, "--judge", judge.url)
     words = (problems, *servers, "--model", model, "-n", 1, "--in-flight", 4, "--run", "r")
     traces, status = tmp_path / "r" / "numbers" / "traces.jsonl", tmp_path / "r" / "status.json"
-    standin.delay_s = 0.4
+    standin.complete_until = 12
 
     def interrupt() -> None:
-        wait_for(lambda: lines(traces) >= 4)
+        wait_until(lambda: lines(traces) >= 4 and len(standin.asked) == 16)
         os.kill(os.getpid(), signal.SIGINT)
 
+    note = LiveView.note
+
+    def noted(view: LiveView, text: str) -> None:
+        note(view, text)
+        standin.complete_until = None
+
+    monkeypatch.setattr(LiveView, "note", noted)
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
         code, out, err = run(*words)
@@ -213,47 +225,52 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert "avg@n" in out
     assert json.loads(status.read_text())["state"] == "stopped"
 
-    standin.delay_s = 60.0
+    standin.complete_until = asked = len(standin.asked)
     process = start(*words, cwd=tmp_path)
-    asked = len(standin.asked)
-    wait_for(lambda: len(standin.asked) >= asked + 4)
+    wait_until(lambda: len(standin.asked) >= asked + 4)
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "stopping" not in (line := process.stderr.readline()):
         assert line, "it ended at the first Ctrl-C"
     process.send_signal(signal.SIGINT)
-    code, _, err = finish(process, timeout=600)
+    code, _, err = finish(process)
     assert code == 130, err
     assert "Traceback" not in err
     assert lines(traces) == first
     assert json.loads(status.read_text())["state"] == "stopped"
 
-    standin.delay_s = 0.0
+    standin.complete_until = None
     assert run(*words)[0] == 0
     assert lines(traces) == COUNT
 
 
 def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
-    problems: Path, model: Path, codec: ChatCodec, tmp_path: Path, judge: JudgeHandle
+    problems: Path,
+    model: Path,
+    codec: ChatCodec,
+    tmp_path: Path,
+    judge: JudgeHandle,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("rstar2.engines.retry.RetryPolicy", policies_on(Clock()))
     answer = [*codec.tokenizer.encode("x</reason><answer>\\boxed{1}</answer>"), codec.end_id]
-    bounds = ("-n", 1, "--in-flight", 2, "--wait", 2)
+    bounds = ("-n", 1, "--in-flight", 2, "--wait", 60)
     words = ("--model", model, *bounds, "--run", "r", "--judge", judge.url, "--url")
     traces = tmp_path / "r" / "numbers" / "traces.jsonl"
     standin = StandIn(lambda prompt: answer)
-    standin.delay_s = 0.2
+    standin.complete_until = 8
     with ThreadPoolExecutor(1) as pool, ExitStack() as server:
         server.enter_context(serving(standin))
 
         def leave() -> None:
-            wait_for(lambda: lines(traces) >= 4)
+            wait_until(lambda: lines(traces) >= 4)
             server.close()
 
         left = pool.submit(leave)
         code, _, err = run(problems, *words, standin.url)
         left.result()
     assert code == 1, err
-    assert "has not answered for 2 seconds" in err
+    assert "has not answered for 60 seconds" in err
     assert "Every finished sample is kept" in err
     assert 4 <= lines(traces) < COUNT
     assert json.loads((tmp_path / "r" / "numbers" / "results.json").read_text())["complete"] is False
@@ -348,8 +365,9 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
         raise AssertionError("the benchmark was loaded first")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(Clock()))
     closed = f"http://127.0.0.1:{free_port()}"
-    code, _, err = run("aime24", "--url", closed, "--wait", 0.5)
+    code, _, err = run("aime24", "--url", closed, "--wait", 60)
     assert (code, err.splitlines()[0]) == (2, f"nothing answers at {closed}: connection refused")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.chat_standin import ChatStandIn
+from support.clock import Clock, policies_on
 from support.commands import Ran, rstar2
 from support.vllm_standin import serving
 
@@ -117,7 +118,10 @@ def model() -> Iterator[ChatStandIn]:
         yield server
 
 
-def test_a_harness_scores_and_the_same_command_adds_nothing(harness: Path, model: ChatStandIn) -> None:
+def test_a_harness_scores_and_the_same_command_adds_nothing(
+    harness: Path, model: ChatStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.eval.methods.chat.RetryPolicy", policies_on(Clock()))
     model.busy_answers = 2
     first = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--max-tokens", 64)
     assert first.code == 0, printed(first)

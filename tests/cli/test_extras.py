@@ -63,7 +63,7 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str
 
 def _rstar2(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rstar2", *words], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "rstar2", *words], env=environment, capture_output=True, text=True, timeout=600
     )
 
 

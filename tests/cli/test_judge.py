@@ -31,7 +31,7 @@ class Shell:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
             check=False,
         )
 
@@ -83,7 +83,7 @@ def test_down_ends_a_judge_whichever_version_started_it(shell: Shell, tmp_path: 
     note.write_text(json.dumps(state))
     # It is our child: without somebody who waits for it, it would stay as a zombie.
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(judge.wait, 60)
+        ended = pool.submit(judge.wait, 600)
         try:
             down = shell("down")
         finally:

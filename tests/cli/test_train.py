@@ -114,7 +114,7 @@ def test_a_refusal_is_one_message_and_exit_code_2() -> None:
         [sys.executable, "-m", "rstar2", "train", "--stage", "4", "--model", "m", "--data", "d"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert run.returncode == 2

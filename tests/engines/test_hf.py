@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
+from support.waiting import TIMEOUT_S
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 pytestmark = needs("torch")
 
 PROMPTS = [[5, 9, 300, 41], [7], list(range(20, 60)), [3, 3, 3], [100, 200, 300, 400, 500, 9, 9]]
-BOUND_S = 120.0
 GREEDY = Sampling(temperature=0.0, max_tokens=12)
 
 
@@ -160,17 +160,20 @@ def test_weights_are_replaced_between_two_steps(engine: HFEngine) -> None:
 def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(engine: HFEngine) -> None:
     sampling = Sampling(temperature=0.0, max_tokens=80)
     whole = [each.token_ids for each in together(engine, [sampling] * len(PROMPTS))]
-    reached, go, forwards = threading.Event(), threading.Event(), itertools.count()
+    asked, reached, go = threading.Event(), threading.Event(), threading.Event()
+    forwards = itertools.count()
 
     def hold(*_: Any) -> None:
+        assert asked.wait(TIMEOUT_S)
         if next(forwards) == 30:
             reached.set()
-            assert go.wait(BOUND_S)
+            assert go.wait(TIMEOUT_S)
 
     async def work() -> list[Generation]:
         tasks = [asyncio.create_task(engine.generate(ids, sampling)) for ids in PROMPTS]
         await asyncio.sleep(0)
-        assert await asyncio.to_thread(reached.wait, BOUND_S)
+        asked.set()
+        assert await asyncio.to_thread(reached.wait, TIMEOUT_S)
         interruption = asyncio.create_task(engine.interrupt())
         await asyncio.sleep(0)
         go.set()

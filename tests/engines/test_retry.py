@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+from fastapi import Request
+from support.clock import Clock, policies_on
+from support.vllm_standin import StandIn, serving
 
-from rstar2.engines.models import open_server
+from rstar2.engines.models import ask_served, open_server
 from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone
+from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Unavailable
 from rstar2.processes import free_port
-
-
-class Clock:
-    """Time that passes only while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._slept = asyncio.Condition()
-
-    def __call__(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        async with self._slept:
-            self._slept.notify_all()
-        await asyncio.sleep(0)
-
-    async def passes(self, moment: float) -> None:
-        async with self._slept:
-            await self._slept.wait_for(lambda: self.now > moment)
 
 
 class Server:
@@ -59,7 +42,7 @@ def clock() -> Clock:
 
 
 def _policy(clock: Clock, wait_s: float) -> RetryPolicy:
-    return RetryPolicy("engine", wait_s, clock, clock.sleep)
+    return policies_on(clock)("engine", wait_s)
 
 
 async def _gone(policy: RetryPolicy, request: Callable[[], Awaitable[str]]) -> str:
@@ -169,14 +152,16 @@ async def test_nothing_is_given_up_while_an_earlier_request_is_under_way(clock: 
         await later
 
 
-async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words() -> None:
+async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rstar2.engines.models.RetryPolicy", policies_on(clock))
     url = f"http://127.0.0.1:{free_port()}"
-    started = time.monotonic()
     with pytest.raises(ServiceGone) as gone:
-        await open_server(url, wait_s=0.5)
+        await open_server(url, wait_s=300.0)
     assert gone.value.message == f"nothing answers at {url}: connection refused"
     assert "rstar2 serve MODEL" in gone.value.hint
-    assert time.monotonic() - started >= 0.5
+    assert clock.now == pytest.approx(FIRST_ANSWER_S)
 
 
 async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wait() -> None:
@@ -184,3 +169,24 @@ async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wai
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests and does not answer"):
             await open_server(url, wait_s=0.5)
+
+
+async def test_a_server_that_takes_connections_has_longer_for_its_first_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, late_s = asyncio.get_running_loop(), 0.0
+    time = loop.time
+
+    class Late(StandIn):
+        """On the client's clock, each list of models takes longer than a server that does not listen is given."""
+
+        async def _models(self, request: Request) -> Any:
+            nonlocal late_s
+            late_s += 2 * FIRST_ANSWER_S
+            return await super()._models(request)
+
+    monkeypatch.setattr(loop, "time", lambda: time() + late_s)
+    with serving(Late(lambda prompt: [])) as server:
+        engine = VLLMEngine(server.url)
+        assert (await ask_served(engine)).model == "scripted"
+        await engine.aclose()

@@ -8,12 +8,13 @@ installed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+from support.clock import Clock, policies_on
 from support.vllm_standin import StandIn, logprob, serving
 
-from rstar2.engines.base import EngineError, EngineUnavailable, Sampling
+from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone
 from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import UserError
@@ -93,9 +94,16 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
         assert len(standin.asked) == 1
 
 
+def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
+    """An engine whose patience no slow machine exhausts."""
+    engine = RetryingEngine(_engine(standin), wait_s)
+    engine.policy = policies_on(Clock())("engine", wait_s)
+    return engine
+
+
 async def test_a_busy_server_is_requested_again(standin: StandIn) -> None:
     standin.busy_answers = 2
-    generation = await RetryingEngine(_engine(standin), wait_s=60).generate(PROMPT, GREEDY)
+    generation = await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY)
     assert generation.finish == "stop"
     assert len(standin.asked) == 3
 
@@ -124,18 +132,27 @@ async def test_a_server_that_goes_away_between_turns_is_one_error_with_its_addre
 
 
 async def test_a_turn_that_takes_longer_than_allowed_is_given_up(standin: StandIn) -> None:
-    standin.delay_s = 60.0
-    engine = RetryingEngine(_engine(standin), wait_s=0.0, turn_timeout_s=0.5)
+    standin.complete_until = 0
+    attempts: list[list[int]] = []
+
+    class Counted(VLLMEngine):
+        async def generate(
+            self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+        ) -> Generation:
+            attempts.append(list(prompt_ids))
+            return await super().generate(prompt_ids, sampling, on_tokens)
+
+    engine = RetryingEngine(Counted(standin.url), wait_s=0.0, turn_timeout_s=0.5)
     with pytest.raises(ServiceGone, match=r"did not finish a turn within 0\.5 seconds"):
         await engine.generate(PROMPT, GREEDY)
-    assert len(standin.asked) == 1
+    assert attempts == [PROMPT]
 
 
 async def test_a_stream_cut_before_its_first_token_is_requested_again(standin: StandIn) -> None:
     standin.cut_after = 0
     shown: list[list[int]] = []
     with pytest.raises(ServiceGone, match=f"the connection to {standin.url} broke"):
-        await RetryingEngine(_engine(standin), wait_s=0.5).generate(PROMPT, GREEDY, shown.append)
+        await _retrying(standin, wait_s=0.5).generate(PROMPT, GREEDY, shown.append)
     assert shown == []
     assert len(standin.asked) > 1
 
@@ -144,7 +161,7 @@ async def test_a_stream_cut_in_the_middle_is_never_shown_twice(standin: StandIn)
     standin.cut_after = 1
     shown: list[list[int]] = []
     with pytest.raises(EngineError, match="in the middle of a turn"):
-        await RetryingEngine(_engine(standin), wait_s=60).generate(PROMPT, GREEDY, shown.append)
+        await _retrying(standin, wait_s=60).generate(PROMPT, GREEDY, shown.append)
     assert shown == [[101, 102, 103]]
     assert len(standin.asked) == 1
 

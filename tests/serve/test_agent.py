@@ -12,7 +12,9 @@ import openai
 import pytest
 from support.optional import needs
 from support.serving import served
+from support.tools import patient
 from support.vllm_standin import StandIn, serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.agent import Limits
 from rstar2.data import builtin
@@ -32,7 +34,7 @@ SECOND = "It is 42.</reason>\n<answer>\\boxed{42}</answer>"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny") / "model"
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
-    make_tiny_model(path, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
+    make_tiny_model(path, tiny, builtin.traces(1, 60, {}), patient(builtin.FORMAT), seed=1)
     return path
 
 
@@ -67,7 +69,7 @@ def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
 
@@ -136,7 +138,9 @@ def test_a_greeting_of_the_chat_program_is_not_the_first_question(codec: ChatCod
 def test_a_client_that_sends_token_ids_is_told_what_this_server_is(url: str) -> None:
     body = {"model": "scripted", "prompt": [1, 2], "max_tokens": 1}
     headers = {"Authorization": "Bearer secret"}
-    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, trust_env=False)
+    answer = httpx.post(
+        f"{url}/v1/completions", json=body, headers=headers, trust_env=False, timeout=TIMEOUT_S
+    )
     assert answer.status_code == 404
     assert "without --with-tools" in answer.json()["error"]["message"]
 
@@ -162,7 +166,9 @@ def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str,
 def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:
     standin.asked.clear()
     for key in ({}, {"Authorization": "Bearer wrong"}):
-        answer = httpx.post(f"{url}/v1/chat/completions", json=ASKED, headers=key, trust_env=False)
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", json=ASKED, headers=key, trust_env=False, timeout=TIMEOUT_S
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert standin.asked == []
 

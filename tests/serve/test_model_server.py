@@ -13,7 +13,7 @@ import openai
 import pytest
 from support.optional import needs
 from support.serving import served
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
@@ -61,13 +61,15 @@ def url(model: Any) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
         yield client
 
 
 @pytest.fixture
 async def many(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as client:
         yield client
 
 
@@ -104,25 +106,25 @@ async def test_64_streaming_clients_each_get_their_own_answer_whole(many: openai
 async def test_a_client_that_leaves_frees_its_place(
     url: str, model: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = threading.Event()
-    stepped, step = threading.Event(), model.engine._step
+    stepped, go, step = threading.Event(), threading.Event(), model.engine._step
 
-    def slow_step() -> None:
+    def held_step() -> None:
         stepped.set()
-        held.wait(0.02)
+        assert go.wait(TIMEOUT_S)
         step()
 
-    monkeypatch.setattr(model.engine, "_step", slow_step)
+    monkeypatch.setattr(model.engine, "_step", held_step)
     body = {"prompt": PROMPT, "max_tokens": CONTEXT - 10, "stream": stream, "ignore_eos": True}
     async with httpx.AsyncClient(trust_env=False, timeout=None) as http:
         asking = asyncio.create_task(http.post(f"{url}/v1/completions", json=body))
-        await asyncio.to_thread(stepped.wait)
-        assert len(model.engine._rows) == 1
+        assert await asyncio.to_thread(stepped.wait, TIMEOUT_S)
+        [row] = model.engine._rows
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    # Its answer would have taken hundreds of steps of 0.02 seconds.
+    await asyncio.to_thread(wait_until, row.future.cancelled)
+    go.set()
     await asyncio.to_thread(wait_until, lambda: not model.engine._rows)
-    held.set()
+    assert len(row.token_ids) <= 3
 
 
 def test_choices_of_one_seed_differ_and_come_again(client: openai.OpenAI) -> None:
@@ -215,7 +217,7 @@ def test_a_conversation_is_answered_with_its_tokens_and_their_count(
 def test_a_bad_request_gets_openais_error_shape(
     url: str, path: str, body: dict[str, Any], status: int, said: str
 ) -> None:
-    answer = httpx.post(f"{url}/v1/{path}", json=body, trust_env=False)
+    answer = httpx.post(f"{url}/v1/{path}", json=body, trust_env=False, timeout=TIMEOUT_S)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -223,7 +225,7 @@ def test_a_bad_request_gets_openais_error_shape(
 
 
 def test_a_body_that_is_no_json_gets_the_same_shape(url: str) -> None:
-    answer = httpx.post(f"{url}/v1/completions", content=b"{", trust_env=False)
+    answer = httpx.post(f"{url}/v1/completions", content=b"{", trust_env=False, timeout=TIMEOUT_S)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -317,7 +319,7 @@ def test_greedy_ids_and_logprobs_are_those_of_a_plain_forward_pass(client: opena
 
 
 def test_the_folder_is_named_for_clients_that_need_the_tokenizer(url: str, model: Any) -> None:
-    [card] = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+    [card] = httpx.get(f"{url}/v1/models", trust_env=False, timeout=TIMEOUT_S).json()["data"]
     assert Path(card["root"]).is_dir()
     assert card["max_model_len"] == CONTEXT
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,18 +12,15 @@ from typing import Any
 
 import httpx
 import pytest
+from support.commands import rstar2
 from support.optional import needs
+from support.serving import answering
 from support.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.processes import free_port
 
 pytestmark = [needs("vllm_router"), pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-def _rstar2(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rstar2", "serve", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
 
 
 def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path: Path) -> None:
@@ -45,7 +41,8 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
         """Who answered a request; None where nobody did."""
         with suppress(httpx.TransportError):
             body = {"model": "x", "prompt": [1, 2, 3], "max_tokens": 1}
-            answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, trust_env=False)
+            url = f"http://127.0.0.1:{port}/v1/completions"
+            answer = httpx.post(url, json=body, trust_env=False, timeout=TIMEOUT_S)
             return dict(answer.json()) if answer.status_code == 200 else None
         return None
 
@@ -60,7 +57,8 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
             str(port),
             "--detach",
         )
-        started = _rstar2(env, *words)
+        command = [sys.executable, "-m", "rstar2", "serve", *words]
+        started = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
         assert started.returncode == 0, started.stderr
         assert "2 copies x 2 of 4 GPUs (NVIDIA H100)" in started.stderr
         seen: dict[int, str] = {}
@@ -70,8 +68,7 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
         os.kill(killed, signal.SIGKILL)
         wait_until(lambda: (who := asked()) is not None and who["pid"] == other)
         wait_until(lambda: (who := asked()) is not None and who["pid"] not in seen)
-        [server] = json.loads(_rstar2(env, "status", "--json").stdout)
-        assert (server["state"], server["restarts"]) == ("answers", 1)
+        assert answering(env)["restarts"] == 1
     finally:
-        down = _rstar2(env, "down")
-    assert down.returncode == 0, down.stderr
+        down = rstar2("serve", "down", env=env)
+    assert down.code == 0, down.stderr

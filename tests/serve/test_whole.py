@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import subprocess
@@ -12,7 +10,9 @@ from pathlib import Path
 
 import openai
 import pytest
+from support.commands import rstar2
 from support.optional import needs
+from support.serving import answering
 from support.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -20,30 +20,34 @@ from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.files import write_json
 from rstar2.formats.format import FORMAT_FILE, ours
+from rstar2.judge.service.start import JudgeHandle
 from rstar2.processes import free_port
 from rstar2.tools import tool_modules
 
-pytestmark = [needs("torch"), pytest.mark.slow]
+pytestmark = [needs("torch"), pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def _rstar2(state: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RSTAR2_STATE": str(state)}
-    command = [sys.executable, "-m", "rstar2", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S, env=env)
+@pytest.fixture(autouse=True)
+def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the servers of a test say that they run."""
+    monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
 
 
 def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    folder, state, port = tmp_path / "model", tmp_path / "state", str(free_port())
+    folder, port = tmp_path / "model", str(free_port())
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)
     make_tiny_model(folder, tiny, builtin.traces(1, 60, {}), builtin.FORMAT, seed=1)
     words = ("--engine", "transformers", "--with-tools", "--api-key", "secret", "--port", port, "--detach")
+    command = [sys.executable, "-m", "rstar2", "serve", str(folder), *words]
     try:
-        started = _rstar2(state, "serve", str(folder), *words)
+        started = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
         assert started.returncode == 0, started.stderr
         assert f"http://127.0.0.1:{port}/v1" in started.stdout
-        [server] = json.loads(_rstar2(state, "serve", "status", "--json").stdout)
-        assert (server["state"], server["with_tools"]) == ("answers", True)
-        with openai.OpenAI(base_url=f"{server['url']}/v1", api_key="secret", max_retries=0) as client:
+        server = answering()
+        assert server["with_tools"] is True
+        with openai.OpenAI(
+            base_url=f"{server['url']}/v1", api_key="secret", max_retries=0, timeout=TIMEOUT_S
+        ) as client:
             answer = client.chat.completions.create(
                 model=client.models.list().data[0].id,
                 messages=[{"role": "user", "content": "What is 1 + 1?"}],
@@ -53,18 +57,18 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
         assert answer.usage is not None
         assert answer.usage.completion_tokens <= 12
     finally:
-        ended = _rstar2(state, "serve", "down")
-    assert ended.returncode == 0, ended.stderr
+        ended = rstar2("serve", "down")
+    assert ended.code == 0, ended.stderr
     with (
         pytest.raises(openai.APIConnectionError),
-        openai.OpenAI(base_url=server["url"], api_key="x") as client,
+        openai.OpenAI(base_url=server["url"], api_key="x", timeout=TIMEOUT_S) as client,
     ):
         client.with_options(max_retries=0).models.list()
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
 
 
 def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_for_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: JudgeHandle
 ) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "published-14b.md").read_text("utf-8")
     lines = re.findall(r"^rstar2 (serve \S+/.*)$", page, re.MULTILINE)
@@ -79,15 +83,16 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     (tmp_path / "published.toml").write_text(toml)
     write_json(tmp_path / "release_tools.json", [tool.SCHEMA for tool in tool_modules().values()])
     monkeypatch.chdir(tmp_path)
-    state, port = tmp_path / "state", str(free_port())
+    port = str(free_port())
     more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]
     for line in lines:
+        with_tools = "--with-tools" in line
+        words = [word for word in shlex.split(line) if word != "--detach"] + more
+        words += ["--judge", judge.url] if with_tools else []
         try:
-            words = [word for word in shlex.split(line) if word != "--detach"]
-            started = _rstar2(state, *words, *more, "--detach")
-            assert started.returncode == 0, started.stderr
-            [server] = json.loads(_rstar2(state, "serve", "status", "--json").stdout)
-            assert (server["state"], server["with_tools"]) == ("answers", "--with-tools" in line)
+            started = rstar2(*words, "--detach")
+            assert started.code == 0, started.stderr
+            assert answering()["with_tools"] is with_tools
         finally:
-            ended = _rstar2(state, "serve", "down", "--port", port)
-        assert ended.returncode == 0, ended.stderr
+            ended = rstar2("serve", "down", "--port", port)
+        assert ended.code == 0, ended.stderr

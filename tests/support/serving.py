@@ -1,22 +1,27 @@
-"""Serves an application on a free port for the length of a block, in a thread of the test's process."""
+"""Serves an application for the length of a block, in a thread of the test's process; waits for `rstar2 serve`."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from support.waiting import wait_until
+from support.commands import rstar2
+from support.waiting import TIMEOUT_S, wait_until
 
 
 @contextlib.contextmanager
 def served(app: ASGIApp) -> Iterator[str]:
     """The URL at which the application answers."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    # Where the machine is slow, a client learns too late that its connection was closed for being idle.
+    config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1, timeout_keep_alive=3600)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -25,6 +30,19 @@ def served(app: ASGIApp) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=60)
+        thread.join(TIMEOUT_S)
         listener.close()
         assert not thread.is_alive()
+
+
+def answering(env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `rstar2 serve status` says of the only server, once that answers it in time."""
+    found: list[dict[str, Any]] = []
+
+    def answers() -> bool:
+        found[:] = json.loads(rstar2("serve", "status", "--json", env=env).stdout)
+        assert len(found) == 1
+        return bool(found[0]["state"] == "answers")
+
+    wait_until(answers)
+    return found[0]

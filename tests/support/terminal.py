@@ -25,8 +25,8 @@ from pathlib import Path
 import pyte
 from rich.style import Style
 from rich.text import Text
+from support.waiting import TIMEOUT_S
 
-TIMEOUT_S = 300.0
 CTRL_C, CTRL_D, UP, TAB, PASTE = b"\x03", b"\x04", b"\x1b[A", b"\t", b"\x1b[200~%b\x1b[201~"
 _PRELOADED = ["transformers.models.auto.tokenization_auto", "rstar2.chat.repl", "rstar2.chat.judge"]
 
@@ -63,8 +63,8 @@ class Terminal:
         context.set_forkserver_preload(_PRELOADED)
         self._process = context.Process(target=_run, args=(os.ttyname(theirs), words, dict(env), stdout))
         self._process.start()
-        # Kept until the command has opened it, or ours would see its end.
-        self._theirs = theirs
+        # Kept until the command has ended, or ours would see an end before the command has opened it.
+        self._theirs: int | None = theirs
 
     @property
     def pid(self) -> int:
@@ -102,9 +102,12 @@ class Terminal:
         return str(self._screen.display[self._screen.cursor.y]).rstrip()
 
     def read(self, wait_s: float = 0.1) -> bool:
-        """Read what the command wrote meanwhile; False where it has ended."""
+        """Read what the command wrote meanwhile; False where it has ended and all of that was read."""
+        if self._theirs is not None and not self._process.is_alive():
+            os.close(self._theirs)
+            self._theirs = None
         if not select.select([self._ours], [], [], wait_s)[0]:
-            return self._process.is_alive()
+            return True
         try:
             data = os.read(self._ours, 65536)
         except OSError:  # how a terminal ends that nothing writes to any more
@@ -151,12 +154,13 @@ class Terminal:
         if self._process.is_alive():
             self._process.kill()
         self._process.join(TIMEOUT_S)
-        os.close(self._theirs)
+        if self._theirs is not None:
+            os.close(self._theirs)
         os.close(self._ours)
 
     def _echoes(self) -> bool:
         """Whether the terminal itself shows what is typed, which no prompt and no answer lets it."""
-        return bool(termios.tcgetattr(self._theirs)[3] & termios.ECHO)
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
 
 @contextmanager

@@ -11,17 +11,24 @@ import contextlib
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing.synchronize import Event
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from support.waiting import TIMEOUT_S
 
 Model = Callable[[list[int]], list[int]]
 """Prompt token ids to the token ids that the model would write if nothing stopped it."""
+_POLL_S = 0.005
+_CONFIG: dict[str, Any] = {
+    "log_level": "critical",
+    "timeout_graceful_shutdown": 1,
+    # Where the machine is slow, a client learns too late that its connection was closed for being idle.
+    "timeout_keep_alive": 3600,
+}
 
 
 class StandIn:
@@ -47,8 +54,10 @@ class StandIn:
         """How many of the next completions are answered with 503."""
         self.delay_s = 0.0
         """Seconds before each completion, and before each streamed piece."""
-        self.answers = 1 << 30
-        """How many completions are answered; those after them wait for good."""
+        self.complete_until: int | None = None
+        """Completions after so many since the start wait for as long as this is set."""
+        self.stream_until: int | None = None
+        """Pieces of a stream after so many wait for as long as this is set."""
         self.together = 1
         """How many completions must be in flight at once before any is answered."""
         self.cut_after: int | None = None
@@ -82,6 +91,7 @@ class StandIn:
             return _error(401, "Unauthorized")
         body = await request.json()
         self.asked.append(body)
+        number = len(self.asked)
         if self.busy_answers > 0:
             self.busy_answers -= 1
             return _error(503, "warming up")
@@ -94,12 +104,12 @@ class StandIn:
         written, finish = self._write(body)
         if body.get("stream"):
             return StreamingResponse(self._pieces(written, finish), media_type="text/event-stream")
-        if len(self.asked) > self.answers:
-            await asyncio.Event().wait()
         self._in_flight += 1
         if self._in_flight >= self.together:
             self._all_there.set()
         await self._all_there.wait()
+        while self.complete_until is not None and number > self.complete_until:  # noqa: ASYNC110 - set by other threads
+            await asyncio.sleep(_POLL_S)
         await asyncio.sleep(self.delay_s)
         self._in_flight -= 1
         choice = self._choice(written, finish)
@@ -133,12 +143,14 @@ class StandIn:
             choice["token_ids"] = token_ids
         return choice
 
-    def _pieces(self, written: list[int], finish: str) -> Iterator[str]:
+    async def _pieces(self, written: list[int], finish: str) -> AsyncIterator[str]:
         pieces = [written[start : start + 3] for start in range(0, len(written), 3)]
         for number, piece in enumerate(pieces):
             if number == self.cut_after:
                 raise ConnectionAbortedError("cut, as the test asked")
-            time.sleep(self.delay_s)
+            while self.stream_until is not None and number >= self.stream_until:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(self.delay_s)
             choice = self._choice(piece, finish if number == len(pieces) - 1 else None)
             yield f"data: {json.dumps({'object': 'text_completion', 'choices': [choice]})}\n\n"
         yield 'data: {"object": "text_completion", "choices": [], "usage": {}}\n\n'
@@ -159,23 +171,25 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
     """Serve it on a free port of this machine for the length of the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     standin.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = uvicorn.Server(uvicorn.Config(standin.app, log_level="critical", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(standin.app, **_CONFIG))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
         yield standin
     finally:
         server.should_exit = True
-        thread.join(timeout=300)
+        thread.join(TIMEOUT_S)
         listener.close()
         assert not thread.is_alive()
 
 
-def recite(folder: str, port: int, text: str, delay_s: float, loaded: Event, begin: Event) -> None:
+def recite(
+    folder: str, listener: socket.socket, text: str, stream_until: int | None, begin: Event | None = None
+) -> None:
     """Serve a model that writes one text, or what is left of it, in this process until it is killed.
 
-    `folder` holds the tokenizer of a format whose turns begin in a thought. It says that it has loaded, and listens
-    when told to.
+    `folder` holds the tokenizer of a format whose turns begin in a thought. With `begin` it loads, and accepts
+    connections when told to.
     """
     from rstar2.prompts import END_OF_TURN, load_tokenizer
 
@@ -187,7 +201,7 @@ def recite(folder: str, port: int, text: str, delay_s: float, loaded: Event, beg
         return list(tokenizer.encode(text[len(written) :] + END_OF_TURN))
 
     standin = StandIn(model, max_model_len=100_000)
-    standin.root, standin.delay_s = folder, delay_s
-    loaded.set()
-    begin.wait()
-    uvicorn.run(standin.app, host="127.0.0.1", port=port, log_level="critical")
+    standin.root, standin.stream_until = folder, stream_until
+    if begin is not None:
+        begin.wait()
+    uvicorn.Server(uvicorn.Config(standin.app, **_CONFIG)).run(sockets=[listener])

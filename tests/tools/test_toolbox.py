@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.tools import patient
+from support.waiting import TIMEOUT_S
 
 from rstar2.agent import parse_calls
 from rstar2.formats.format import Format, ours, read_format
@@ -35,22 +37,27 @@ def own_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]
 
 @pytest.fixture
 async def client(own_judge: JudgeHandle) -> AsyncIterator[JudgeClient]:
-    async with JudgeClient(own_judge.url, own_judge.token, wait_s=120.0) as opened:
+    async with JudgeClient(own_judge.url, own_judge.token, wait_s=2 * TIMEOUT_S) as opened:
         yield opened
 
 
 @pytest.fixture
 def fmt() -> Format:
-    """Both tools, with a time limit that no machine is too slow for."""
-    found = read_format("release")
-    limits = found.limits.model_copy(update={"seconds": 60.0, "characters": 1000})
+    """Both tools."""
+    found = patient(read_format("release"))
+    limits = found.limits.model_copy(update={"characters": 1000})
     return found.model_copy(update={"layout": "plain", "limits": limits})
+
+
+@pytest.fixture(autouse=True)
+def _closed_however_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rstar2.tools.jupyter_code.CLOSE_S", TIMEOUT_S)
 
 
 async def all_closed(client: JudgeClient) -> None:
     """Wait until no worker holds a session, by heartbeats that are sent after this was called."""
     now = time.time()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + TIMEOUT_S
     async with aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"{client.url}/status") as answer:

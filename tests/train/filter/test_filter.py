@@ -186,7 +186,7 @@ def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp
     verdicts = tmp_path / VERDICTS
     words = [sys.executable, "-c", KILLED, str(tmp_path), *(each.url for each in servers)]
     for each in servers:
-        each.answers = 3
+        each.complete_until = 3
     process = subprocess.Popen(words)
     wait_until(lambda: verdicts.exists() and verdicts.read_bytes().count(b"\n") == 6)
     process.send_signal(signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp
     before = list(read_verdicts(verdicts))
     assert len(before) == 6
     for each in servers:
-        each.answers = 1 << 30
+        each.complete_until = None
     assert subprocess.run(words, timeout=600).returncode == 0
     after = list(read_verdicts(verdicts))
     assert after[: len(before)] == before

@@ -1,0 +1,56 @@
+"""A chat waits for a server that went away, from when that was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from rstar2.chat.recovery import ContinuingEngine
+from rstar2.engines.base import EngineUnavailable, Generation, OnTokens, Sampling
+
+END = 9
+
+
+class Breaks:
+    """Writes two tokens and is silent for a minute of `now`; then the connection breaks, once or for good."""
+
+    name = "breaks"
+
+    def __init__(self, for_good: bool) -> None:
+        self.for_good = for_good
+        self.now = 0.0
+        self.asked: list[list[int]] = []
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asked.append(list(prompt_ids))
+        if len(self.asked) == 1:
+            assert on_tokens is not None
+            on_tokens([1, 2])
+        elif not self.for_good:
+            return Generation([3, END], None, "stop")
+        self.now += 60.0
+        raise EngineUnavailable("it broke")
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+async def test_the_wait_begins_when_a_server_is_seen_to_be_away_and_not_with_its_last_token(
+    for_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, said = Breaks(for_good), list[str]()
+    monkeypatch.setattr("rstar2.chat.recovery.time", SimpleNamespace(monotonic=lambda: server.now))
+    engine = ContinuingEngine(server, END, said.append, wait_s=30.0)
+    if for_good:
+        with pytest.raises(EngineUnavailable):
+            await engine.generate([7], Sampling(max_tokens=10), lambda _: None)
+    else:
+        generated = await engine.generate([7], Sampling(max_tokens=10), lambda _: None)
+        assert generated.token_ids == [1, 2, 3, END]
+    assert server.asked == [[7], [7, 1, 2]]
+    assert said == ["it broke; the answer is continued when it is back"]

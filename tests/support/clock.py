@@ -1,0 +1,34 @@
+"""A clock for retry policies, on which no machine is too slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from rstar2.engines.retry import RetryPolicy
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, who does so for no real time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._slept = asyncio.Condition()
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        async with self._slept:
+            self._slept.notify_all()
+        await asyncio.sleep(0)
+
+    async def passes(self, moment: float) -> None:
+        async with self._slept:
+            await self._slept.wait_for(lambda: self.now > moment)
+
+
+def policies_on(clock: Clock) -> Callable[..., RetryPolicy]:
+    """What makes retry policies on a clock, of a service and a wait in its seconds."""
+    return lambda service, wait_s: RetryPolicy(service, wait_s, clock, clock.sleep)
