@@ -6,7 +6,8 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
-OPEN_S = 30.0
+OPEN_S = 120.0
+"""How long it may take to open a session, beyond other waits: the first in a worker has it load all libraries."""
 
 
 class JudgeSession:

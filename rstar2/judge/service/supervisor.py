@@ -38,7 +38,7 @@ from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartRep
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
 
-START_S = 60.0
+START_S = 180.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECK_EVERY_S = 0.1
