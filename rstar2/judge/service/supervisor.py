@@ -227,7 +227,7 @@ class Supervisor:
     def _in_redis(self, what: str, act: Callable[[redis.Redis], object]) -> bool:
         """Do something in Redis, unless it is away. → whether it was done."""
         try:
-            with sync_client(self.redis_url, timeout_s=1.0) as client:
+            with sync_client(self.redis_url) as client:
                 act(client)
         except redis.RedisError as error:
             log.warning("could not %s: %s", what, error)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from support.waiting import TIMEOUT_S, wait_until
 
+from rstar2.judge.sandbox import tiers
+from rstar2.judge.sandbox.inside.program import NONCE
+from rstar2.judge.sandbox.jail import wait_readable
+from rstar2.judge.sandbox.run import wait_for_end
 from rstar2.judge.sandbox.sandbox import Sandbox
+from rstar2.judge.sandbox.streams import Streams
 from rstar2.judge.sandbox.zygote_kinds import zygote_kind_for
 from rstar2.judge.schema import MAX_OUTPUT_BYTES, MAX_OUTPUT_JSON_BYTES, RunRequest, RunResult
 
@@ -120,6 +127,17 @@ def test_a_program_is_killed_at_its_limit_and_not_before(strict: Sandbox, code: 
     result = run(strict, code, timeout_s=0.2)
     assert result.outcome == "timeout"
     assert 0.2 <= result.wall_s < 60
+
+
+def test_a_program_that_ended_in_time_did_so_however_late_its_worker_looks(strict: Sandbox) -> None:
+    jail = strict._open_jail()
+    kind = strict._prepare_zygote(jail, "bare", 64)
+    with contextlib.closing(Streams("", tiers.program_host_uid(jail.spec))) as streams:
+        code = "print('done')"
+        key = strict._start_process(jail, kind, streams, 64, bytes(NONCE), code)["key"]
+        assert wait_readable(jail.zygote_socket(kind), TIMEOUT_S)
+        end = wait_for_end(jail, kind, key, streams, deadline=time.monotonic() - 1)
+        assert (end.limit, end.exit_code, streams.stdout.text()) == (None, 0, "done\n")
 
 
 def test_another_thread_can_end_the_program_that_runs_and_only_that(landlock: Sandbox) -> None:

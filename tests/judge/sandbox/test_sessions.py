@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.sandbox import session as session_module
 from rstar2.judge.sandbox import tiers
+from rstar2.judge.sandbox.jail import wait_readable
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
@@ -68,6 +70,33 @@ def test_a_cell_over_its_time_is_interrupted_and_its_state_kept(
         if is_kept:
             return
     pytest.fail(f"the session {session.reason}")
+
+
+class LateClock:
+    """The time of a worker that is stopped after it has sent a cell, until that was answered, and for long."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._calls = 0
+        self._late_s = 0.0
+        self.sleep = time.sleep
+
+    def monotonic(self) -> float:
+        self._calls += 1
+        # It looks when the cell begins, before it sends it, and then.
+        if self._calls == 3:
+            assert wait_readable(self._session._channel, TIMEOUT_S)
+            self._late_s = 2 * TIMEOUT_S
+        return time.monotonic() + self._late_s
+
+
+def test_a_cell_that_was_answered_in_time_was_so_however_late_its_worker_looks(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "time", LateClock(session))
+    result = cell(session, "6 * 7")
+    assert (result.outcome, result.value) == ("ok", "42")
+    assert result.wall_s > TIMEOUT_S
 
 
 def test_a_cell_that_does_not_stop_ends_its_session(session: Session) -> None:

@@ -268,7 +268,7 @@ def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client, limited_ju
         began = time.monotonic()
         idle, waits = open_session(one, idle_s=idle_s), open_session(one, idle_s=idle_s)
         path, key = f"/v1/sessions/{waits}/cells", f"idle-{time.time_ns()}"
-        with busy(limited_judge, one), ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, busy(limited_judge, one):
             waiting = pool.submit(again, one, path, {"code": "1", "timeout_s": TIMEOUT_S}, key)
             wait_until(lambda key=key: state(limited_judge, key))  # type: ignore[misc]
             asked_at = time.monotonic()

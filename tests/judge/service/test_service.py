@@ -123,9 +123,9 @@ def test_more_calls_than_the_queue_holds_are_all_answered(limited_judge: JudgeHa
     judge = limited_judge
     before = Counter(status_when(judge, lambda found: not unfinished(found))["outcomes"])
     with SyncJudgeClient(judge.url, judge.token) as client:
-        results = client.run_many([RunRequest(code=f"print({i})", timeout_s=TIMEOUT_S) for i in range(12)])
-    assert [result.stdout for result in results] == [f"{i}\n" for i in range(12)]
-    assert Counter(status(judge)["outcomes"]) - before == {"ok": 12}
+        results = client.run_many([RunRequest(code=f"print({i})", timeout_s=TIMEOUT_S) for i in range(7)])
+    assert [result.stdout for result in results] == [f"{i}\n" for i in range(7)]
+    assert Counter(status(judge)["outcomes"]) - before == {"ok": 7}
 
 
 @pytest.mark.slow
