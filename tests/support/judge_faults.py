@@ -45,7 +45,10 @@ def command(pid: int) -> str:
 
 def parts(judge: JudgeHandle, name: str) -> list[int]:
     """The processes of one judge whose command line holds `name`."""
-    return [pid for pid in descendants(judge.pid) if name in command(pid)]
+    found = [pid for pid in descendants(judge.pid) if name in command(pid)]
+    # What one of them has forked bears its name until it becomes another program.
+    forked = {child for pid in found for child in descendants(pid)}
+    return [pid for pid in found if pid not in forked]
 
 
 def alive(pids: list[int]) -> list[int]:
