@@ -34,7 +34,9 @@ def dial(judge: JudgeHandle, headers: dict[str, str] | None = None) -> ClientCon
     connection.settimeout(TIMEOUT_S)
     connection.connect((address.hostname, address.port))
     connection.settimeout(None)
-    return connect(url, sock=connection, additional_headers=headers, max_size=None, max_queue=1, proxy=None)
+    # It would end a connection on which it reads nothing for long, as it finds no answer to its pings.
+    more = {"max_size": None, "max_queue": 1, "ping_interval": None, "open_timeout": TIMEOUT_S}
+    return connect(url, sock=connection, additional_headers=headers, proxy=None, **more)
 
 
 @pytest.fixture
