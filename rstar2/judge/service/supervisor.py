@@ -302,7 +302,7 @@ class Supervisor:
         if self.api.process.poll() is not None:
             raise Failure("the judge's HTTP process ended while it started", f"see {self.logs / 'api.log'}")
         try:
-            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 

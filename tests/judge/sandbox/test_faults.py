@@ -45,8 +45,12 @@ def _parts(before: set[int]) -> tuple[int, int]:
 
 
 def _started_at(pid: int) -> int:
-    """In clock ticks since the machine started; numbers of processes begin again at some point."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    """In clock ticks since the machine started; numbers of processes begin again at some point. For one that has ended,
+    later than any."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return sys.maxsize
 
 
 def _kill(pid: int) -> None:

@@ -198,17 +198,17 @@ def test_a_slow_body_that_goes_on_and_a_slow_program_are_waited_for(strict_limit
     # Again where this process had to wait for a processor, so that we were silent for too long.
     while silent_s >= READ_S:
         assert time.monotonic() < deadline
-        silent_s = 0.0
+        silent_s, sent_at = 0.0, time.monotonic()
         with begun(strict_limits, head.encode()) as connection:
-            sent_at = time.monotonic()
             try:
                 for start in range(0, len(body), 2):
                     time.sleep(0.05)
-                    connection.sendall(body[start : start + 2])
                     silent_s, sent_at = max(silent_s, time.monotonic() - sent_at), time.monotonic()
+                    connection.sendall(body[start : start + 2])
+                silent_s = max(silent_s, time.monotonic() - sent_at)
                 answer = connection.recv(65536)
             except (ConnectionResetError, BrokenPipeError):
-                answer = b""
+                silent_s, answer = max(silent_s, time.monotonic() - sent_at), b""
         if answer.startswith(b"HTTP/1.1 200"):
             return
     pytest.fail(f"{answer!r} though never silent for more than {silent_s:.2f} s")
@@ -306,15 +306,16 @@ def test_a_text_that_is_no_utf8_ends_its_connection_with_a_line_in_the_log(
 ) -> None:
     url = limited_judge.url.replace("http", "ws", 1) + "/v1/runs/stream"
     headers = with_token(limited_judge)
+    log = Path(limited_judge.folder) / "logs" / "api.log"
+    before = log.stat().st_size
     with connect(url, proxy=None, additional_headers=headers, open_timeout=TIMEOUT_S) as stream:
         stream.send(b"\xff\xff", text=True)
         with pytest.raises(ConnectionClosed) as closed:
             stream.recv(timeout=TIMEOUT_S)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1007
-    log = Path(limited_judge.folder) / "logs" / "api.log"
-    wait_until(lambda: "Invalid UTF-8" in log.read_text())
-    assert "Traceback" not in log.read_text()
+    wait_until(lambda: b"Invalid UTF-8" in log.read_bytes()[before:])
+    assert b"Traceback" not in log.read_bytes()[before:]
 
 
 def test_what_ends_a_connection_before_its_answer_writes_no_traceback(strict_limits: JudgeHandle) -> None:
