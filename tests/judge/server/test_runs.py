@@ -187,7 +187,7 @@ def test_status_counts_what_was_run(http: httpx.Client, judge: JudgeHandle) -> N
     assert after["outcomes"]["ok"] == before + 1
     assert len(after["workers"]) == 2
     assert after["queue"] == 0
-    # A worker that has not been heard of for a while does not count as one.
+    # A worker whose heartbeat is late does not count for a while.
     status_when(judge, lambda found: found["num_workers"] == 2)
 
 

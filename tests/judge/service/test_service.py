@@ -133,7 +133,7 @@ def test_a_token_is_asked_for(limited_judge: JudgeHandle) -> None:
     judge = limited_judge
     program = {"code": "1"}
     assert httpx.post(f"{judge.url}/v1/runs", json=program, timeout=TIMEOUT_S).status_code == 401
-    # A worker that has not been heard of for a while does not count as one.
+    # A worker whose heartbeat is late does not count for a while.
     wait_until(lambda: httpx.get(f"{judge.url}/health", timeout=TIMEOUT_S).status_code == 200)
     with SyncJudgeClient(judge.url, judge.token) as client:
         assert client.run(RunRequest(code="7", timeout_s=TIMEOUT_S)).value == "7"
@@ -311,7 +311,7 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
 
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
-        # As if it were heard of all the time.
+        # As if its heartbeats came all the time.
         state = {"isolation": "landlock", "at": time.time() + 3600}
         assert client.execute_command(*required_isolation.require("judge", "strict")) == ""
         assert client.execute_command(*required_isolation.register("weak", state)) == "strict"
