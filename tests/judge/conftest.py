@@ -17,6 +17,7 @@ from rstar2.judge.service.start import JudgeHandle, start_service, stop_service
 
 TOKEN = "s3cret"
 MAX_QUEUED = 3
+MAX_BODY_BYTES = 12 << 20
 
 
 @pytest.fixture
@@ -27,11 +28,13 @@ def http(judge: JudgeHandle) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def limited_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge with one worker that asks for TOKEN and queues MAX_QUEUED programs."""
+    """A judge with one worker that asks for TOKEN, queues MAX_QUEUED programs and receives MAX_BODY_BYTES at once.
+
+    It waits long for what a test is about to send.
+    """
     folder = str(tmp_path_factory.mktemp("limited"))
-    settings = ServiceSettings(
-        folder=folder, workers=1, token=TOKEN, preload=False, limits=ServerLimits(max_queued=MAX_QUEUED)
-    )
+    limits = ServerLimits(max_queued=MAX_QUEUED, max_body_bytes=MAX_BODY_BYTES, read_s=TIMEOUT_S)
+    settings = ServiceSettings(folder=folder, workers=1, token=TOKEN, preload=False, limits=limits)
     process, handle = start_service(settings)
     yield handle
     stop_service(process)

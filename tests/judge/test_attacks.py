@@ -11,6 +11,7 @@ import httpx
 import pytest
 from support.attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
 from support.judge_faults import parts
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle, running_judge
@@ -23,7 +24,7 @@ class OverHttp:
     """What the attack runner uses in place of a sandbox."""
 
     def __init__(self, url: str) -> None:
-        self.client = httpx.Client(base_url=url, timeout=300.0, trust_env=False)
+        self.client = httpx.Client(base_url=url, timeout=2 * TIMEOUT_S, trust_env=False)
 
     def run(self, request: RunRequest, run_id: str) -> RunResult:
         body = json.dumps({"runs": [request.model_dump(warnings=False)]})
@@ -56,7 +57,7 @@ def judge(surroundings: Surroundings, tmp_path_factory: pytest.TempPathFactory) 
         [worker] = parts(handle, "rstar2.judge.worker.main")
         assert b"RSTAR2_CANARY_SECRET=CANARY" in Path(f"/proc/{worker}/environ").read_bytes()
         # The heaviest zygote answers when all are there: no more processes come after it.
-        warm = RunRequest(code="import pandas", timeout_s=120)
+        warm = RunRequest(code="import pandas", timeout_s=TIMEOUT_S)
         assert OverHttp(handle.url).run(warm, "warm").outcome == "ok"
         yield handle
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 from support.judge_faults import done_by, run_through, status_when, wait_heartbeats
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.judge.service.start import running_judge
@@ -30,7 +31,7 @@ class Net:
 
 
 def sh(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
+    subprocess.run(words, check=True, capture_output=True, timeout=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def net() -> Iterator[Net]:
             sh("ip", "-n", name, "link", "set", device, "up")
         yield Net(name)
     finally:
-        subprocess.run(["ip", "netns", "del", name], check=False, timeout=20)
+        subprocess.run(["ip", "netns", "del", name], check=False, timeout=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -65,16 +66,17 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
     server.stdin.write(config.encode())
     server.stdin.close()
     url = f"redis://:{password}@{HERE}:7391/0"
-    deadline = time.monotonic() + 10
-    with redis.Redis.from_url(url) as probe:
-        while time.monotonic() < deadline:
-            try:
-                probe.ping()
-                break
-            except redis.ConnectionError:
-                time.sleep(0.05)
-    yield url
-    stop_group(server, 10)
+
+    def answers() -> bool:
+        with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(url) as probe:
+            return bool(probe.ping())
+        return False
+
+    try:
+        wait_until(answers)
+        yield url
+    finally:
+        stop_group(server, TIMEOUT_S)
 
 
 @pytest.mark.slow
@@ -94,4 +96,4 @@ def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None
             done = done_by(wait_heartbeats(judge))
             assert (len(done), sum(done)) == (2, count)
         finally:
-            stop_group(there, 60)
+            stop_group(there, TIMEOUT_S)

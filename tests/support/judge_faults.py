@@ -45,7 +45,10 @@ def command(pid: int) -> str:
 
 def parts(judge: JudgeHandle, name: str) -> list[int]:
     """The processes of one judge whose command line holds `name`."""
-    return [pid for pid in descendants(judge.pid) if name in command(pid)]
+    found = [pid for pid in descendants(judge.pid) if name in command(pid)]
+    # What one of them has forked bears its name until it becomes another program.
+    forked = {child for pid in found for child in descendants(pid)}
+    return [pid for pid in found if pid not in forked]
 
 
 def alive(pids: list[int]) -> list[int]:
@@ -113,12 +116,8 @@ def wait_heartbeats(judge: JudgeHandle, count: int = 2) -> dict[str, Any]:
     )
 
 
-def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
-    """Run programs while a fault happens and after it, and check that each is answered once and rightly.
-
-    → how many there were.
-    """
-    outcomes = Counter(status(judge)["outcomes"])
+def run_during(judge: JudgeHandle, fault: Callable[[], None]) -> list[RunResult]:
+    """Run programs while a fault happens and after it, and check that each is answered rightly. → the results."""
     over = threading.Event()
 
     def load() -> list[RunResult]:
@@ -126,7 +125,9 @@ def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
         while True:
             is_last = over.is_set()
             numbers = range(len(results), len(results) + AT_ONCE)
-            results += client.run_many([RunRequest(code=PROGRAM.format(number)) for number in numbers])
+            codes = [PROGRAM.format(number) for number in numbers]
+            # Their limit counts on while a worker is frozen.
+            results += client.run_many([RunRequest(code=code, timeout_s=TIMEOUT_S) for code in codes])
             if is_last:
                 return results
 
@@ -142,6 +143,13 @@ def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
     assert {result.outcome for result in results} == {"ok"}
     assert [result.stdout for result in results] == [f"{number}\n" for number in range(len(results))]
     assert len({result.id for result in results}) == len(results)
+    return results
+
+
+def run_through(judge: JudgeHandle, fault: Callable[[], None]) -> int:
+    """The same, where also each is to be counted once. → how many there were."""
+    outcomes = Counter(status_when(judge, lambda found: not unfinished(found))["outcomes"])
+    results = run_during(judge, fault)
     found = status_when(judge, lambda found: not unfinished(found))
     assert Counter(found["outcomes"]) - outcomes == {"ok": len(results)}
     return len(results)

@@ -99,7 +99,7 @@ class OrdinaryUser:
             with contextlib.suppress(BrokenPipeError):
                 assert self._process.stdin is not None
                 self._process.stdin.close()
-            self._process.wait(30)
+            self._process.wait(600)
         self._folder.cleanup()
 
 

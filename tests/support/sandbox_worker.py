@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.inside import syscalls
@@ -53,6 +55,10 @@ class SandboxWorker:
     def begin(self, code: str, **options: object) -> None:
         """Have it run a program; `end` returns the result."""
         self._send(run={"code": code, **options})
+
+    def has_ended(self) -> bool:
+        """Whether the program that was begun has."""
+        return bool(select.select([self.process.stdout], [], [], 0)[0])
 
     def end(self) -> RunResult:
         return RunResult.model_validate(self._answer())
@@ -125,7 +131,7 @@ def _serve(sandbox: Sandbox) -> None:
                     session = None
             case {"cell": code}:
                 assert session is not None
-                answer = session.run_cell(code, 60.0, "a-cell").model_dump()
+                answer = session.run_cell(code, TIMEOUT_S, "a-cell").model_dump()
         print(json.dumps(answer), flush=True)
 
 

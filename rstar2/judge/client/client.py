@@ -15,7 +15,7 @@ from rstar2.judge.client.connection import Connection
 from rstar2.judge.client.http import JudgeError, describe, request
 from rstar2.judge.schema import RunRequest, RunResult
 
-HEALTH_S = 5.0
+HEALTH_S = 20.0
 T = TypeVar("T")
 
 

@@ -6,7 +6,9 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
 from rstar2.judge.schema import MAX_TIMEOUT_S, CellRequest, CellResult, SessionInfo, SessionRequest
 
-OPEN_S = 30.0
+OPEN_S = 120.0
+"""How long it may take to open a session, beyond other waits: the first in a worker has it load all libraries."""
+CLOSE_S = 30.0
 
 
 class JudgeSession:
@@ -46,6 +48,6 @@ class JudgeSession:
     async def __aexit__(self, *_: object) -> None:
         if self.info is not None:
             # 404: it has ended already.
-            path, wait_s = f"/v1/sessions/{self.info.id}", self.wait_s + OPEN_S
+            path, wait_s = f"/v1/sessions/{self.info.id}", self.wait_s + CLOSE_S
             await self.client.request("DELETE", path, "", wait_s, str, accepted=404)
             self.info = None

@@ -15,7 +15,7 @@ import redis
 from rstar2.errors import Failure, UserError
 from rstar2.processes import free_port, start_bound, stop_group
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 5.0
 SOCKET_PATH_BYTES = 107
 """The longest path of a local socket. Source: unix(7)."""

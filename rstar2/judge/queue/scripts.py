@@ -88,6 +88,13 @@ published whole, done, NO_FINGERPRINT, then entry, id, result, outcome, queue_s,
 → names and numbers by turns: `stored`, how many of these results count (the others had one already, or were
 cancelled); `unfinished`, how many programs the queue holds; `workers`, how many share them."""
 
+STATES = """
+local found = {}
+for i, state in ipairs(KEYS) do found[i] = redis.call('GETRANGE', state, 16, 15 + ARGV[1]) end
+return found
+"""
+"""KEYS states. ARGV how many characters of each at most. → them, without fingerprint; empty where there is none."""
+
 CANCEL = """
 local state = redis.call('GET', KEYS[1]) or ''
 local stream, entry = string.match(string.sub(state, 17), '^@(%S+) (%S+)$')

@@ -176,6 +176,11 @@ def get_state(run_id: str) -> Command:
     return ("GETRANGE", state_key(run_id), FINGERPRINT_CHARS, -1)
 
 
+def short_states(run_ids: Sequence[str]) -> Command:
+    """→ the states of programs without fingerprints, as far as a state that is no longer than what is published."""
+    return ("EVAL", scripts.STATES, len(run_ids), *map(state_key, run_ids), DONE_INLINE_CHARS + 1)
+
+
 def is_result(state: str | None) -> TypeGuard[str]:
     """Whether a state, without its fingerprint, is a result."""
     return state is not None and state.startswith("{")

@@ -19,7 +19,7 @@ from rstar2.judge.sandbox import rootfs
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.schema import RunRequest, RunResult
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 120.0
 _MEMORY_MB = 256
 _SECRET_MODE = 0o666
 

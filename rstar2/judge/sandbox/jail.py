@@ -25,11 +25,11 @@ from rstar2.judge.sandbox.inside import wire
 from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.sandbox.zygote_kinds import PARENTS, ZygoteKind
 
-_BUILD_TIMEOUT_S = 30.0
-_PRELOAD_TIMEOUT_S = 120.0
-REPLY_TIMEOUT_S = 5.0
+_BUILD_TIMEOUT_S = 120.0
+_PRELOAD_TIMEOUT_S = 300.0
+REPLY_TIMEOUT_S = 30.0
 """How long a zygote may take to answer, or to report a program it was told to kill."""
-CLEAN_TIMEOUT_S = 20.0
+CLEAN_TIMEOUT_S = 60.0
 """How long a zygote may take to remove what a program left."""
 _NO_PROGRAM = 0
 """The key of messages about no program; programs' keys start at 1."""

@@ -112,15 +112,7 @@ def wait_for_end(
     started = reading = aborted = False
     try:
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0 and limit is not None:
-                raise JailLost(f"the {kind} zygote does not answer")
-            if limit is None and (left <= 0 or streams.flooded or aborted):
-                limit = "timeout" if left <= 0 else "output_limit" if streams.flooded else "refused"
-                started = jail.has_read_all(kind)
-                jail.send(kind, {"op": "kill", "key": key})
-                left = REPLY_TIMEOUT_S
-                deadline = time.monotonic() + left
+            left = max(0.0, deadline - time.monotonic())
             events = poll.poll((left if reading else min(left, _FIRST_READ_S)) * 1000)
             if not reading and not events:
                 reading = True
@@ -134,7 +126,16 @@ def wait_for_end(
                 elif (report := jail.receive_report(kind, key)) is not None:
                     streams.drain()
                     return ProgramEnd.of(report, limit)
+            # Only after a look at what came meanwhile: on a busy machine this process may be late itself.
+            if limit is not None and left == 0:
+                raise JailLost(f"the {kind} zygote does not answer")
+            if limit is None and (left == 0 or streams.flooded or aborted):
+                limit = "timeout" if left == 0 else "output_limit" if streams.flooded else "refused"
+                started = jail.has_read_all(kind)
+                jail.send(kind, {"op": "kill", "key": key})
+                deadline = time.monotonic() + REPLY_TIMEOUT_S
     except JailLost as error:
         if not started:
             raise
+        streams.drain()
         return ProgramEnd(limit, -_SIGKILL, 0.0, problem=str(error))

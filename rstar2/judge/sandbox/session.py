@@ -18,11 +18,12 @@ from rstar2.judge.sandbox.streams import Streams, parse_report
 from rstar2.judge.sandbox.zygote_kinds import ZygoteKind
 from rstar2.judge.schema import Outcome, RunResult
 
-_INTERRUPT_GRACE_S = 0.08
-"""How long a cell may take to end after it was interrupted, before its whole session is killed."""
+_INTERRUPT_GRACE_S = 1.0
+"""How long a cell may take to end after it was interrupted, before its whole session is killed: on a busy machine it
+may have to wait for a processor first."""
 _POLL_INTERVAL_S = 0.001
 _FORGED = "the session ended: its code wrote where the answers to its cells go"
-_KILL_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 30.0
 
 
 @dataclass
@@ -172,15 +173,7 @@ class Session:
         limit: Outcome | None = None
         received = b""
         while True:
-            left = deadline - time.monotonic()
-            if self._streams.flooded:
-                return _CellEnd(limit="output_limit")
-            if left <= 0 and limit is not None:
-                return _CellEnd(limit=limit)
-            if left <= 0:
-                limit, left = "timeout", _INTERRUPT_GRACE_S
-                deadline = time.monotonic() + left
-                self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
+            left = max(0.0, deadline - time.monotonic())
             for fd, event in poll.poll(left * 1000):
                 if fd == control.fileno():
                     if (report := self._jail.receive_report(self._kind, self._key)) is not None:
@@ -200,6 +193,15 @@ class Session:
                         return _CellEnd(limit=limit, kill_reason=_FORGED)
                     elif (answer := parse_report(received, nonce)) is not None:
                         return _CellEnd(*answer, limit=limit)
+            if self._streams.flooded:
+                return _CellEnd(limit="output_limit")
+            # Only after a look at what came meanwhile: on a busy machine this process may be late itself.
+            if left == 0 and limit is not None:
+                return _CellEnd(limit=limit)
+            if left == 0:
+                limit = "timeout"
+                deadline = time.monotonic() + _INTERRUPT_GRACE_S
+                self._jail.send(self._kind, {"op": "interrupt", "key": self._key})
 
     def _wait_until_idle(self, cell: _CellEnd, deadline: float) -> None:
         """Wait until the process that has answered waits for the next cell, as its zygote sees it.
@@ -208,6 +210,7 @@ class Session:
         """
         deadline = max(deadline, time.monotonic() + _INTERRUPT_GRACE_S)
         while True:
+            is_late = time.monotonic() > deadline
             op = "cpu" if self._cgroup.cpu_time_fd >= 0 else "cpu of all"
             report = self._jail.query(self._kind, op, self._key, "cpu_s")
             cell.cpu_s = float(report["cpu_s"])
@@ -217,7 +220,7 @@ class Session:
             if report["waits"]:
                 cell.kill_reason = _FORGED if self._channel_has_data() else ""
                 return
-            if time.monotonic() > deadline:
+            if is_late:
                 cell.kind, cell.limit = "", cell.limit or "timeout"
                 return
             time.sleep(_POLL_INTERVAL_S)

@@ -46,6 +46,8 @@ STABLE_S = 10.0
 """A loop that ran for so long without an error is retried quickly again."""
 RECENT = 2000
 STATES_AT_ONCE = 1000
+RESULTS_AT_ONCE = 16
+"""Long results fetched in one exchange: each takes megabytes, and after a pause there can be thousands."""
 log = logging.getLogger(__name__)
 
 
@@ -237,13 +239,9 @@ class Dispatcher:
 
     async def stored_results(self, ids: Sequence[str]) -> dict[str, str]:
         """Results as JSON by id, of those that are still in Redis; RedisError where it does not answer."""
-        states = await self._states(ids)
-        return {run_id: state for run_id, state in states.items() if queue.is_result(state)}
-
-    async def _states(self, ids: Sequence[str]) -> dict[str, str | None]:
         states = await self.client.mget([queue.state_key(run_id) for run_id in ids])
         bare = [state and state[queue.FINGERPRINT_CHARS :] for state in states]
-        return dict(zip(ids, bare, strict=True))
+        return {run_id: state for run_id, state in zip(ids, bare, strict=True) if queue.is_result(state)}
 
     def _resolve(self, run_id: str, result: str) -> None:
         run = self.waiting.get(run_id)
@@ -334,8 +332,13 @@ class Dispatcher:
             self.on_finished(notice.queue_s, notice.wall_s)
         self.finished += len(notices)
         self.recent.extend((notice.queue_s, notice.wall_s) for notice in notices)
-        if not_inline:
-            for run_id, result in (await self.stored_results(not_inline)).items():
+        await self._fetch_results(not_inline)
+
+    async def _fetch_results(self, ids: Sequence[str]) -> None:
+        """Hand out results that are in Redis."""
+        for start in range(0, len(ids), RESULTS_AT_ONCE):
+            found = await self.stored_results(ids[start : start + RESULTS_AT_ONCE])
+            for run_id, result in found.items():
                 self._resolve(run_id, result)
 
     async def _sweep_loop(self) -> None:
@@ -357,15 +360,18 @@ class Dispatcher:
     async def _check_states(self, runs: Sequence[PendingRun]) -> None:
         """Fetch results whose notice was missed, and enqueue again what Redis has forgotten."""
         sent = [run for run in runs if run.sent_at is not None and not run.result.done()]
+        long: list[str] = []
         for start in range(0, len(sent), STATES_AT_ONCE):
             chunk = sent[start : start + STATES_AT_ONCE]
-            states = await self._states([run.id for run in chunk])
-            for run in chunk:
-                state = states[run.id]
-                if queue.is_result(state):
+            states = await self.client.execute_command(*queue.short_states([run.id for run in chunk]))
+            for run, state in zip(chunk, states, strict=True):
+                if len(state) > queue.DONE_INLINE_CHARS:
+                    long.append(run.id)
+                elif queue.is_result(state):
                     self._resolve(run.id, state)
-                elif state in (None, queue.CANCELLED) and not run.result.done():
+                elif state in ("", queue.CANCELLED) and not run.result.done():
                     self._send_soon(run)
+        await self._fetch_results(long)
 
     def _give_up(self, run_id: str, outcome: Outcome, reason: str) -> None:
         self._resolve(run_id, RunResult(id=run_id, outcome=outcome, stderr=reason).model_dump_json())

@@ -19,7 +19,7 @@ from rstar2.judge.service.logs import private_log
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.processes import stop_group
 
-START_S = 80.0
+START_S = 200.0
 """And a second a worker."""
 STOP_S = 25.0
 SECRETS = frozenset({"RSTAR2_JUDGE_TOKEN", "RSTAR2_JUDGE_REDIS"})

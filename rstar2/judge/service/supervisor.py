@@ -38,7 +38,7 @@ from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartRep
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
 
-START_S = 60.0
+START_S = 180.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECK_EVERY_S = 0.1
@@ -227,7 +227,7 @@ class Supervisor:
     def _in_redis(self, what: str, act: Callable[[redis.Redis], object]) -> bool:
         """Do something in Redis, unless it is away. → whether it was done."""
         try:
-            with sync_client(self.redis_url, timeout_s=1.0) as client:
+            with sync_client(self.redis_url) as client:
                 act(client)
         except redis.RedisError as error:
             log.warning("could not %s: %s", what, error)
@@ -302,7 +302,7 @@ class Supervisor:
         if self.api.process.poll() is not None:
             raise Failure("the judge's HTTP process ended while it started", f"see {self.logs / 'api.log'}")
         try:
-            return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
+            return httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 

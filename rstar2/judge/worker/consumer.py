@@ -35,8 +35,9 @@ FIRST_RETRY_S = 0.05
 LONGEST_RETRY_S = 0.25
 REMIND_S = 60.0
 """How often a lost connection is logged while it is lost."""
-HUNG_S = 30.0
-"""A program that is not over so long after its limit means that the sandbox itself hangs."""
+HUNG_S = 300.0
+"""A program that is not over so long after its limit means that the sandbox itself hangs: longer than a jail takes to
+be built again, and a zygote to load its libraries, on a slow machine."""
 log = logging.getLogger(__name__)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.optional import needs
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.service.start import JudgeHandle
 
@@ -25,6 +26,13 @@ def assistant(judge: JudgeHandle) -> Any:
     return Client(mcp_server(judge.url, judge.token))
 
 
+async def opened(client: Any) -> str:
+    """The id of a new session."""
+    done = await client.call_tool("open_session")
+    assert not done.is_error, done.content
+    return str(done.structured_content["id"])
+
+
 async def test_the_tools_say_what_they_take(judge: JudgeHandle) -> None:
     async with assistant(judge) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -35,8 +43,10 @@ async def test_the_tools_say_what_they_take(judge: JudgeHandle) -> None:
 
 async def test_a_program_runs_with_input_and_says_how_it_ended(judge: JudgeHandle) -> None:
     async with assistant(judge) as client:
-        done = await client.call_tool("run_python", {"code": "print(input())\n6 * 7", "stdin": "hello\n"})
-        failed = await client.call_tool("run_python", {"code": "1 / 0"})
+        done = await client.call_tool(
+            "run_python", {"code": "print(input())\n6 * 7", "stdin": "hello\n", "timeout_s": TIMEOUT_S}
+        )
+        failed = await client.call_tool("run_python", {"code": "1 / 0", "timeout_s": TIMEOUT_S})
         endless = await client.call_tool("run_python", {"code": "while True: pass", "timeout_s": 0.2})
     result = done.structured_content
     assert not done.is_error
@@ -48,7 +58,7 @@ async def test_a_program_runs_with_input_and_says_how_it_ended(judge: JudgeHandl
 
 async def test_a_session_keeps_its_variables_until_it_is_closed(judge: JudgeHandle) -> None:
     async with assistant(judge) as client:
-        id = (await client.call_tool("open_session")).structured_content["id"]
+        id = await opened(client)
         await client.call_tool("run_cell", {"session_id": id, "code": "x = 41"})
         done = await client.call_tool("run_cell", {"session_id": id, "code": "x + 1"})
         await client.call_tool("close_session", {"session_id": id})
@@ -60,8 +70,8 @@ async def test_a_session_keeps_its_variables_until_it_is_closed(judge: JudgeHand
 
 async def test_sessions_left_open_end_with_the_server(judge: JudgeHandle) -> None:
     async with assistant(judge) as client:
-        id = (await client.call_tool("open_session")).structured_content["id"]
-    async with httpx.AsyncClient(base_url=judge.url, trust_env=False) as http:
+        id = await opened(client)
+    async with httpx.AsyncClient(base_url=judge.url, timeout=TIMEOUT_S, trust_env=False) as http:
         cell = (await http.post(f"/v1/sessions/{id}/cells", json={"code": "1"})).json()
     assert (cell["outcome"], cell["session_alive"]) == ("lost", False)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.queue import redis_connection
 from rstar2.judge.queue.embedded_redis import SOCKET_PATH_BYTES, EmbeddedRedis
@@ -52,11 +53,13 @@ async def test_an_error_is_raised_and_leaves_the_connection_in_order(server: Emb
 async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
     server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(redis_connection, "REPLY_S", 1.0)
+    monkeypatch.setattr(redis_connection, "REPLY_S", TIMEOUT_S)
     commands = RedisConnection(server.url)
     assert await commands.execute(named(echo("before"))) == {0: "before"}
-    with frozen(server), pytest.raises(redis.TimeoutError):
-        await commands.execute(named(echo("late")))
+    with monkeypatch.context() as patch, frozen(server):
+        patch.setattr(redis_connection, "REPLY_S", 1.0)
+        with pytest.raises(redis.TimeoutError):
+            await commands.execute(named(echo("late")))
     assert await commands.execute(named(echo("after"))) == {0: "after"}
     task = asyncio.create_task(commands.execute(named(("BLPOP", "nothing", 0))))
     await asyncio.sleep(0.05)
@@ -68,11 +71,15 @@ async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
 
 
 def test_the_same_without_an_event_loop(server: EmbeddedRedis) -> None:
-    with redis.Redis.from_url(server.local_url, decode_responses=True, socket_timeout=1.0) as client:
+    url = server.local_url
+    with redis.Redis.from_url(url, decode_responses=True, socket_timeout=TIMEOUT_S) as client:
         commands = SyncRedisConnection(client)
         assert commands.execute(named(echo("a"), echo("b"))) == {0: "a", 1: "b"}
         with pytest.raises(redis.ResponseError):
             commands.execute(named(("EVAL", "no lua", 0), echo("c")))
+        assert commands.execute(named(echo("before"))) == {0: "before"}
+        # This connection only: the next one has as long again.
+        commands._connection._sock.settimeout(1.0)
         with frozen(server), pytest.raises(redis.TimeoutError):
             commands.execute(named(echo("late")))
         assert commands.execute(named(echo("after"))) == {0: "after"}
@@ -91,7 +98,7 @@ async def test_subscription_come_in_order_and_a_broken_connection_is_told(server
             await asyncio.sleep(0)
             client.client_kill_filter(_type="pubsub")
             with pytest.raises(redis.RedisError):
-                await asyncio.wait_for(waits, 10)
+                await asyncio.wait_for(waits, TIMEOUT_S)
     await subscription.close()
 
 
@@ -101,10 +108,7 @@ async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRe
     waits = asyncio.create_task(subscription.next())
     for _ in range(3):
         await subscription.check()
-        for _ in range(1000):
-            if not subscription.awaits_pong:
-                break
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: not subscription.awaits_pong)
     assert not waits.done()
     with frozen(server):
         await subscription.check()
@@ -112,7 +116,7 @@ async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRe
         assert not waits.done()
         await subscription.check()
         with pytest.raises(redis.RedisError):
-            await asyncio.wait_for(waits, 10)
+            await asyncio.wait_for(waits, TIMEOUT_S)
     await subscription.close()
 
 

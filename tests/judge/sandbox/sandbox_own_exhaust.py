@@ -25,7 +25,7 @@ import os, time
 made = 0
 try:
     for _ in range(2000):
-        if os.fork() == 0: time.sleep(30); os._exit(0)
+        if os.fork() == 0: time.sleep(90); os._exit(0)
         made += 1
     print('PWNED', made)
 except OSError: print('capped')
@@ -41,7 +41,7 @@ import threading, time
 made = 0
 try:
     for _ in range(3000):
-        threading.Thread(target=time.sleep, args=(20,), daemon=True).start(); made += 1
+        threading.Thread(target=time.sleep, args=(90,), daemon=True).start(); made += 1
     print('PWNED', made)
 except (RuntimeError, MemoryError): print('capped')
 """,
@@ -243,7 +243,7 @@ case(
 )
 case(
     "signal/alarm",
-    "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, .2)\ntime.sleep(20)",
+    "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, .2)\ntime.sleep(90)",
     "killed",
     within=SOON_S,
 )
@@ -251,7 +251,7 @@ case(
 # Daemons.
 case(
     "daemon/holds the pipe",
-    "import os, time\nprint('a', flush=True)\nif os.fork() == 0:\n    time.sleep(60)",
+    "import os, time\nprint('a', flush=True)\nif os.fork() == 0:\n    time.sleep(90)",
     "ok",
     "a\n",
     within=SOON_S,
@@ -266,7 +266,7 @@ if os.fork() == 0:
     os.setpgid(0, 0)
     if os.fork() == 0:
         for fd in range(3): os.close(fd)
-        time.sleep(60)
+        time.sleep(90)
     os._exit(0)
 os.wait()
 print('gone')
@@ -279,7 +279,7 @@ print('gone')
 )
 case(
     "daemon/shell",
-    "import subprocess\nsubprocess.Popen('sleep 60 & sleep 61', shell=True)\nprint('x')",
+    "import subprocess\nsubprocess.Popen('sleep 90 & sleep 91', shell=True)\nprint('x')",
     "ok",
     "x\n",
     within=SOON_S,

@@ -16,6 +16,7 @@ from sandbox_own import ANY, CASES, NOT_IN_LANDLOCK, PROCESSES
 from support import attacks
 from support.attacks import Case, Surroundings, read_cases, run_case
 from support.ordinary_user import OrdinaryUser
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult
@@ -40,7 +41,7 @@ def _shared_cases() -> list[object]:
 def _with_all_zygotes(sandbox: Sandbox) -> Sandbox:
     sandbox.start_zygotes()
     # The largest zygote answers when all are there: tests that count processes must not see more appear.
-    assert sandbox.run(RunRequest(code="import pandas", timeout_s=120), "first").outcome == "ok"
+    assert sandbox.run(RunRequest(code="import pandas", timeout_s=TIMEOUT_S), "first").outcome == "ok"
     while sandbox.profile_next_zygote():
         pass
     return sandbox
@@ -73,7 +74,7 @@ def test_a_process_that_stays_behind_fails_its_case(
             pass
 
         def run(self, request: RunRequest, run_id: str) -> RunResult:
-            left.append(subprocess.Popen(["sleep", "30"]))
+            left.append(subprocess.Popen(["sleep", "600"]))
             return RunResult(id=run_id, outcome="ok")
 
     monkeypatch.setattr(attacks, "_SURVIVOR_S", 0.1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.host import cpu_affinity
 from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes
@@ -110,11 +111,11 @@ def test_programs_may_use_all_cpus_in_a_rebuilt_jail_too(pool: str, tmp_path: Pa
     def check() -> None:
         # From the first zygote, from one that it forks, and in a session.
         for code in (look, f"import re\n{look}"):
-            result = sandbox.run(RunRequest(code=code, timeout_s=60), "a")
+            result = sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a")
             assert result.value == str(sorted(ALL)), result
         assert len(os.sched_getaffinity(0)) == 1
         session = sandbox.open_session(kind="bare")
-        assert session.run_cell(look, 60.0, "c").value == str(sorted(ALL))
+        assert session.run_cell(look, TIMEOUT_S, "c").value == str(sorted(ALL))
 
     try:
         sandbox.set_affinity(CpuAffinity(pool))

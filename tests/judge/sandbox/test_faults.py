@@ -10,18 +10,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.attacks import descendants
-from support.waiting import wait_until
+from support.held_programs import HELD, programs, release_until
+from support.judge_faults import alive
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.sandbox import run
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
-_HELLO = RunRequest(code="print('hello')")
+_HELLO = RunRequest(code="print('hello')", timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture
@@ -42,8 +45,12 @@ def _parts(before: set[int]) -> tuple[int, int]:
 
 
 def _started_at(pid: int) -> int:
-    """In clock ticks since the machine started; numbers of processes begin again at some point."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    """In clock ticks since the machine started; numbers of processes begin again at some point. For one that has ended,
+    later than any."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return sys.maxsize
 
 
 def _kill(pid: int) -> None:
@@ -54,21 +61,22 @@ def _kill(pid: int) -> None:
     end = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGKILL)
-        assert select.select([end], [], [], 30)[0], f"process {pid} outlived its kill by 30 s"
+        assert select.select([end], [], [], TIMEOUT_S)[0], f"process {pid} outlives its kill"
     finally:
         os.close(end)
 
 
-def _meanwhile(*steps: Callable[[], object]) -> threading.Thread:
-    """Take steps in another thread: a step that is a condition is waited for."""
+def _meanwhile(*steps: Callable[[], object]) -> Future[None]:
+    """Take steps in another thread: a step that is a condition is waited for. → what raises if one fails."""
 
     def take() -> None:
         for step in steps:
             wait_until(lambda step=step: step() is not False)  # type: ignore[misc]
 
-    thread = threading.Thread(target=take)
-    thread.start()
-    return thread
+    with_thread = ThreadPoolExecutor(1)
+    taken = with_thread.submit(take)
+    with_thread.shutdown(wait=False)
+    return taken
 
 
 @pytest.mark.slow
@@ -79,9 +87,25 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
     victim = _parts(before)[which]
-    killer = _meanwhile(lambda: _runs(sandbox, "a"), lambda: os.kill(victim, signal.SIGKILL))
-    result = sandbox.run(RunRequest(code="import time; time.sleep(1); print('done')"), "a")
-    killer.join()
+    first: set[int] = set()
+    over = threading.Event()
+
+    def has_begun() -> bool:
+        first.update(set(programs(os.getpid())) - before)
+        return bool(first)
+
+    killer = _meanwhile(
+        has_begun,
+        lambda: _runs(sandbox, "a"),
+        lambda: os.kill(victim, signal.SIGKILL),
+        lambda: not alive(list(first)),
+        lambda: release_until(over.is_set, os.getpid()),
+    )
+    try:
+        result = sandbox.run(RunRequest(code=f"{HELD}print('done')", timeout_s=TIMEOUT_S), "a")
+    finally:
+        over.set()
+    killer.result()
     assert (result.outcome, result.stdout) == ("ok", "done\n")
     assert sandbox.run(_HELLO, "b").stdout == "hello\n"
     sandbox.close()
@@ -112,19 +136,21 @@ def test_a_program_without_namespaces_dies_with_its_zygote(landlock: Sandbox, tm
         lambda: wrote(1),
         lambda: os.kill(zygote, signal.SIGKILL),
         lambda: wrote(2),
+        lambda: _runs(sandbox, "a"),
         lambda: sandbox.abort("a"),
     )
     stays = """
 import os, time
 print(os.listdir('.'), flush=True)
 with open('pid', 'w') as file: file.write(str(os.getpid()))
-time.sleep(120)
+time.sleep(600)
 """
-    again = sandbox.run(RunRequest(code=stays, timeout_s=120), "a")
-    killer.join()
+    again = sandbox.run(RunRequest(code=stays, timeout_s=TIMEOUT_S), "a")
+    killer.result()
     assert (again.outcome, again.stdout) == ("refused", "[]\n")
     sandbox.close()
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and _works_in(pid, tmp_path)]
+    # The first was killed by the kernel, which takes its time where the machine is busy.
+    wait_until(lambda: not [pid for pid in os.listdir("/proc") if pid.isdigit() and _works_in(pid, tmp_path)])
 
 
 def _works_in(pid: str, folder: Path) -> bool:
@@ -140,7 +166,7 @@ def test_a_heavier_zygote_that_is_killed_comes_back(strict: Sandbox, tmp_path: P
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
     inside = set(descendants(_parts(before)[1]))
-    code = RunRequest(code="import numpy as np; print(np.arange(2).sum())", timeout_s=60)
+    code = RunRequest(code="import numpy as np; print(np.arange(2).sum())", timeout_s=TIMEOUT_S)
     assert sandbox.run(code, "a").stdout == "1\n"
     for pid in descendants(_parts(before)[1]) - inside:
         with contextlib.suppress(ProcessLookupError):  # what is left of the program goes by itself
@@ -162,8 +188,8 @@ def test_a_zygote_that_does_not_answer_is_replaced(
     sandbox._open_jail()
     os.kill(_parts(before)[1], signal.SIGSTOP)
     aborter = _meanwhile(lambda: _runs(sandbox, "a"), lambda: sandbox.abort("a"))
-    result = sandbox.run(RunRequest(code="print('again')", timeout_s=60), "a")
-    aborter.join()
+    result = sandbox.run(RunRequest(code="print('again')", timeout_s=TIMEOUT_S), "a")
+    aborter.result()
     assert (result.outcome, result.stdout) == ("ok", "again\n")
     sandbox.close()
     assert descendants(os.getpid()) <= before
@@ -175,9 +201,9 @@ def test_a_session_of_a_lost_jail_says_so(strict: Sandbox, tmp_path: Path) -> No
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
     session = sandbox.open_session(kind="bare")
-    assert session.run_cell("1", 20, "c").value == "1"
+    assert session.run_cell("1", TIMEOUT_S, "c").value == "1"
     _kill(_parts(before)[1])
-    result = session.run_cell("2", 20, "c")
+    result = session.run_cell("2", TIMEOUT_S, "c")
     assert result.outcome == "lost"
     assert "lost" in result.stderr
     assert sandbox.run(_HELLO, "a").stdout == "hello\n"
@@ -221,7 +247,7 @@ sandbox = Sandbox(Path({str(tmp_path)!r}), tier="strict")
 sandbox.start()
 sandbox.open_session(kind="bare")
 print("up", flush=True)
-sandbox.run(RunRequest(code="import os, time\\nos.fork()\\ntime.sleep(60)", timeout_s=60), "a")
+sandbox.run(RunRequest(code="import os, time\\nos.fork()\\ntime.sleep(600)", timeout_s={TIMEOUT_S}), "a")
 """
     worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=_REPOSITORY)
     assert worker.stdout is not None
@@ -254,11 +280,11 @@ for i in range(200):
     open(f'a{i}/b/c/f', 'w').write('x' * 9999)
 """
     look = "import os\nprint([os.listdir(p) for p in ('/box', '/tmp', '/var/tmp', '/dev/shm')])"
-    empty = sandbox.run(RunRequest(code=look), "b").stdout
+    empty = sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "b").stdout
     assert "a0" not in empty
     for _ in range(2):
-        assert sandbox.run(RunRequest(code=fill), "a").outcome == "ok"
-    assert sandbox.run(RunRequest(code=look), "b").stdout == empty
+        assert sandbox.run(RunRequest(code=fill, timeout_s=TIMEOUT_S), "a").outcome == "ok"
+    assert sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "b").stdout == empty
 
 
 _HIDDEN_FILES = """
@@ -278,13 +304,13 @@ for _ in range(40):
 def test_files_that_are_freed_late_end_no_session_and_reach_no_program(sandbox: Sandbox) -> None:
     jail = sandbox._open_jail()
     session = sandbox.open_session(kind="bare")
-    assert session.run_cell("x = 5", 20, "c").outcome == "ok"
+    assert session.run_cell("x = 5", TIMEOUT_S, "c").outcome == "ok"
     look = "import os\ns = os.statvfs('/tmp')\nprint(s.f_blocks - s.f_bfree)"
-    empty = sandbox.run(RunRequest(code=look), "a").stdout
+    empty = sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout
     for _ in range(3):
-        assert sandbox.run(RunRequest(code=_HIDDEN_FILES), "a").outcome == "ok"
-        assert sandbox.run(RunRequest(code=look), "a").stdout == empty
-    assert session.run_cell("x", 20, "c").value == "5"
+        assert sandbox.run(RunRequest(code=_HIDDEN_FILES, timeout_s=TIMEOUT_S), "a").outcome == "ok"
+        assert sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout == empty
+    assert session.run_cell("x", TIMEOUT_S, "c").value == "5"
     assert sandbox._open_jail() is jail
 
 
@@ -299,10 +325,10 @@ def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on
     sandbox.start()
     zygote = _parts(before)[1]
     look = "import os\ns = os.statvfs('/tmp')\nprint(os.listdir('/tmp'), s.f_files - s.f_ffree)"
-    empty = sandbox.run(RunRequest(code=look), "a").stdout
+    empty = sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout
     session = sandbox.open_session(kind="bare")
-    assert session.run_cell("x = 5\nopen('/tmp/mine', 'w').close()", 20, "c").outcome == "ok"
-    numeric = RunRequest(code="import numpy\nopen('/tmp/left', 'w').write('x')", timeout_s=60)
+    assert session.run_cell("x = 5\nopen('/tmp/mine', 'w').close()", TIMEOUT_S, "c").outcome == "ok"
+    numeric = RunRequest(code="import numpy\nopen('/tmp/left', 'w').write('x')", timeout_s=TIMEOUT_S)
     assert sandbox.run(numeric, "a").outcome == "ok"
     folder = os.open(f"/proc/{zygote}/root/tmp", os.O_PATH)
     # As a user the jail knows: its file system takes no files of others.
@@ -315,15 +341,16 @@ def test_a_scratch_space_that_cannot_be_emptied_is_replaced_and_sessions_live_on
         os.setegid(0)
     os.write(held, bytes(1 << 20))
     for code in ("open('/tmp/a', 'w').write('x')", "import numpy\nopen('/tmp/b', 'w').write('x')"):
-        assert sandbox.run(RunRequest(code=code), "a").outcome == "ok"
-        assert sandbox.run(RunRequest(code=look), "a").stdout == empty
+        assert sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").outcome == "ok"
+        assert sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout == empty
     assert caplog.text.count("scratch space is replaced") == 1
-    assert session.run_cell("import os\nx, os.path.exists('/tmp/mine')", 20, "c").value == "(5, True)"
+    assert session.run_cell("import os\nx, os.path.exists('/tmp/mine')", TIMEOUT_S, "c").value == "(5, True)"
     os.close(held)
     os.close(folder)
     sandbox.close()
 
 
+_LOOK = RunRequest(code="import os\nprint(os.listdir('.'))", timeout_s=TIMEOUT_S)
 _MANY_FOLDERS = """
 import os
 for i in range(100):
@@ -338,14 +365,14 @@ while True: pass
 def test_what_a_program_leaves_makes_its_end_no_later(request: pytest.FixtureRequest, tier: str) -> None:
     sandbox: Sandbox = request.getfixturevalue(tier)
     before = sandbox._open_jail()
-    for timeout_s in (0.5, 5.0, 50.0):
+    for timeout_s in (0.5, 5.0, 50.0, TIMEOUT_S):
         result = sandbox.run(RunRequest(code=_MANY_FOLDERS, timeout_s=timeout_s), "a")
         if result.stdout:
             break
     # Its zygote has yet to report that all of it is removed; the next program waits for that.
     assert before._cleaning is not None
     assert (result.outcome, result.stdout) == ("timeout", "made\n")
-    assert sandbox.run(RunRequest(code="import os\nprint(os.listdir('.'))"), "b").stdout == "[]\n"
+    assert sandbox.run(_LOOK, "b").stdout == "[]\n"
     assert sandbox._jail is before
 
 
@@ -361,13 +388,14 @@ def test_a_program_that_was_killed_is_not_run_again_if_its_zygote_stops_answerin
     assert sandbox._spec is not None
     killer = _meanwhile(
         Path(sandbox._spec["work_dir"], "begun").exists,
+        lambda: _runs(sandbox, "a"),
         lambda: os.kill(zygote, signal.SIGSTOP),
         lambda: monkeypatch.setattr(run, "REPLY_TIMEOUT_S", 0.3),
         lambda: sandbox.abort("a"),
     )
     code = "print('once', flush=True)\nopen('begun', 'w').close()\nwhile True: pass"
-    result = sandbox.run(RunRequest(code=code, timeout_s=60), "a")
-    killer.join()
+    result = sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a")
+    killer.result()
     assert (result.outcome, result.stdout) == ("refused", "once\n")
     monkeypatch.undo()
     assert sandbox.run(_HELLO, "b").stdout == "hello\n"

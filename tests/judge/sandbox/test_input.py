@@ -15,7 +15,7 @@ from rstar2.judge.schema import RunRequest, RunResult
 
 _LONG = 30_000
 _MANY_PIPES, _LARGEST_PIPE = 100, 1 << 20
-_TIMEOUT_S = 60
+_TIMEOUT_S = 250
 
 
 def _run(sandbox: Sandbox, code: str, stdin: str) -> RunResult:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox import sandbox as sandbox_module
 from rstar2.judge.sandbox.inside.prefault import open_rings
@@ -97,7 +98,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
 
 
 def run(sandbox: Sandbox, code: str) -> str:
-    result = sandbox.run(RunRequest(code=code), "0")
+    result = sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "0")
     assert result.outcome == "ok", result
     return result.stdout
 
@@ -137,9 +138,9 @@ def test_a_program_that_ends_while_its_zygote_is_profiled_costs_nothing_else(
     made = Sandbox(tmp_path, minimum="landlock")
     made.start()
     session = made.open_session(kind="bare")
-    session.run_cell("x = 42", 10, "0")
+    session.run_cell("x = 42", TIMEOUT_S, "0")
     assert made.profile_next_zygote()
-    assert session.run_cell("x", 10, "1").value == "42"
+    assert session.run_cell("x", TIMEOUT_S, "1").value == "42"
     assert run(made, "print(6 * 7)") == "42\n"
     made.close()
 

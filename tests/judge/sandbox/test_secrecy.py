@@ -7,6 +7,7 @@ import secrets
 
 import pytest
 from support.ordinary_user import OrdinaryUser, ThisUser
+from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest
@@ -64,7 +65,7 @@ def _plant(sandbox: Sandbox) -> None:
         return f"{_MARK}-{where}-{secrets.token_hex(8)}"
 
     def run(code: str, stdin: str = "") -> None:
-        result = sandbox.run(RunRequest(code=code, stdin=stdin, timeout_s=60), "planting")
+        result = sandbox.run(RunRequest(code=code, stdin=stdin, timeout_s=TIMEOUT_S), "planting")
         assert result.outcome in ("ok", "error"), result
 
     for size in range(5, 165, 5):
@@ -78,20 +79,25 @@ def _plant(sandbox: Sandbox) -> None:
         run(f"print('{secret('output')}')\n'{secret('value')}' * 99")
     session = sandbox.open_session(kind="bare")
     for _ in range(5):
-        assert session.run_cell(f"y = '{secret('cell')}'\nprint(y * 99)\ny", 60, "planting").outcome == "ok"
-        assert session.run_cell(f"open('{secret('cellfile')}', 'w').write(y)", 60, "cell").outcome == "ok"
+        assert (
+            session.run_cell(f"y = '{secret('cell')}'\nprint(y * 99)\ny", TIMEOUT_S, "planting").outcome
+            == "ok"
+        )
+        assert (
+            session.run_cell(f"open('{secret('cellfile')}', 'w').write(y)", TIMEOUT_S, "cell").outcome == "ok"
+        )
     session.close()
 
 
 def _scan(sandbox: Sandbox, in_session: bool) -> str:
     if in_session:
         session = sandbox.open_session(kind="bare")
-        result = session.run_cell(_SCAN, 120, "scan")
+        result = session.run_cell(_SCAN, TIMEOUT_S, "scan")
         session.close()
     else:
         # Its own source is short, so as not to take the place in memory of what is looked for.
         code = "import sys\nexec(sys.stdin.read())"
-        result = sandbox.run(RunRequest(code=code, stdin=_SCAN, timeout_s=120), "scan")
+        result = sandbox.run(RunRequest(code=code, stdin=_SCAN, timeout_s=TIMEOUT_S), "scan")
     assert result.outcome == "ok", result.stderr
     return result.stdout
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
+from support.waiting import TIMEOUT_S
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import seccomp, tiers
@@ -125,7 +126,10 @@ def test_strict_holds_for_root_where_user_namespaces_are_refused(
     _weaken(monkeypatch, user_namespace=False)
     sandbox = Sandbox(tmp_path, tier="strict")
     sandbox.start()
-    assert int(sandbox.run(RunRequest(code="import os; print(os.getuid())"), "a").stdout) > 1_000_000
+    assert (
+        int(sandbox.run(RunRequest(code="import os; print(os.getuid())", timeout_s=TIMEOUT_S), "a").stdout)
+        > 1_000_000
+    )
     assert any("User namespaces are refused" in line for line in sandbox.exceptions())
     sandbox.close()
 
@@ -149,8 +153,8 @@ def test_strict_holds_without_landlock_and_control_groups_and_says_so(
 def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_nothing(tmp_path: Path) -> None:
     sandbox = Sandbox(tmp_path, tier="none", minimum="none")
     sandbox.start()
-    code = "import os, time\npid = os.fork()\nif pid == 0:\n    os.setsid()\n    time.sleep(60)\nprint(pid)"
-    result = sandbox.run(RunRequest(code=code), "a")
+    code = "import os, time\npid = os.fork()\nif pid == 0:\n    os.setsid()\n    time.sleep(600)\nprint(pid)"
+    result = sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a")
     assert (result.outcome, result.isolation) == ("ok", "none")
     assert "without any confinement" in sandbox.exceptions()[0]
     assert not Path(f"/proc/{int(result.stdout)}").exists()
@@ -159,7 +163,7 @@ def test_none_runs_programs_sweeps_what_they_leave_and_says_that_it_confines_not
 
 def _write_and_read(sandbox: Sandbox) -> tuple[str, list[str]]:
     code = "open('a', 'w').write('x')\nprint(open('a').read())"
-    return sandbox.run(RunRequest(code=code), "a").stdout, sandbox.exceptions()
+    return sandbox.run(RunRequest(code=code, timeout_s=TIMEOUT_S), "a").stdout, sandbox.exceptions()
 
 
 @pytest.mark.slow

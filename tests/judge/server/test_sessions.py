@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 import redis
-from support.judge_faults import parts
-from support.waiting import TIMEOUT_S
+from support.held_programs import HELD, release_until
+from support.judge_faults import parts, status_when
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.client import JudgeClient
 from rstar2.judge.client.http import JudgeError
@@ -24,6 +28,7 @@ from rstar2.judge.client.session import OPEN_S, JudgeSession
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.schema import CellRequest, CellResult, SessionRequest
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.judge.worker.local_queue import LONG_S
 
 pytestmark = pytest.mark.slow  # A session has all libraries, which each worker loads for the first one.
 
@@ -36,7 +41,7 @@ def open_session(http: httpx.Client, **limits: Any) -> str:
 
 
 def cell(http: httpx.Client, session: str, code: str, **more: Any) -> dict[str, Any]:
-    answer = http.post(f"/v1/sessions/{session}/cells", json={"code": code, **more})
+    answer = http.post(f"/v1/sessions/{session}/cells", json={"code": code, "timeout_s": TIMEOUT_S, **more})
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found
@@ -77,47 +82,95 @@ def test_sessions_of_one_worker_do_not_see_each_other(http: httpx.Client) -> Non
 def test_a_cell_is_not_run_twice_under_one_key(http: httpx.Client) -> None:
     session = open_session(http)
     cell(http, session, "n = 0")
-    headers = {"Idempotency-Key": f"cell-{time.time_ns()}"}
+    headers, body = (
+        {"Idempotency-Key": f"cell-{time.time_ns()}"},
+        {"code": "n += 1\nn", "timeout_s": TIMEOUT_S},
+    )
     for _ in range(2):
-        answer = http.post(f"/v1/sessions/{session}/cells", json={"code": "n += 1\nn"}, headers=headers)
+        answer = http.post(f"/v1/sessions/{session}/cells", json=body, headers=headers)
         assert answer.json()["value"] == "1"
 
 
-def hang_up(url: str, path: str, body: dict[str, Any], key: str, after_s: float) -> None:
-    """Ask, and close the connection before the answer comes."""
-    headers = {"Idempotency-Key": key}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}{path}", json=body, headers=headers, timeout=after_s, trust_env=False)
+@contextmanager
+def asked(judge: JudgeHandle, path: str, body: dict[str, Any], key: str) -> Iterator[None]:
+    """A request on a connection that is closed at the end of the block, before the answer is read."""
+    address, text = httpx.URL(judge.url), json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: {key}\r\n"
+    head += f"Authorization: Bearer {judge.token}\r\nContent-Length: {len(text)}\r\n\r\n"
+    with socket.create_connection((address.host, address.port or 80), timeout=TIMEOUT_S) as connection:
+        connection.sendall(head.encode() + text)
+        yield
+
+
+def state(judge: JudgeHandle, key: str) -> str:
+    """The state of a cell, or program, in the queue; empty where there is none."""
+    with redis.Redis.from_url(judge.redis_url, decode_responses=True) as client:
+        return str(client.execute_command(*queue.get_state(key)))
+
+
+def is_delivered(judge: JudgeHandle, key: str) -> bool:
+    """Whether a worker has a cell, or has run it."""
+    found = state(judge, key)
+    if not found.startswith("@"):
+        return queue.is_result(found)
+    stream, entry = found[1:].split()
+    with redis.Redis.from_url(judge.redis_url) as client:
+        return bool(client.xpending_range(stream, queue.GROUP, entry, entry, 1))
 
 
 def again(http: httpx.Client, path: str, body: dict[str, Any], key: str) -> httpx.Response:
     return http.post(path, json=body, headers={"Idempotency-Key": key})
 
 
-@pytest.mark.parametrize("later_s", [0.0, 1.2], ids=["while it runs", "when it has ended"])
+@pytest.mark.parametrize("is_over", [False, True], ids=["while it runs", "when it has ended"])
 def test_a_cell_whose_connection_broke_is_not_run_again(
-    http: httpx.Client, judge: JudgeHandle, later_s: float
+    http: httpx.Client, judge: JudgeHandle, is_over: bool
 ) -> None:
     session = open_session(http)
     cell(http, session, "n = 0")
     path, key = f"/v1/sessions/{session}/cells", f"broken-{time.time_ns()}"
-    body = {"code": "import time\nn += 1\ntime.sleep(1)\nn"}
-    hang_up(judge.url, path, body, key, 0.4)
-    time.sleep(0.2 + later_s)
-    assert again(http, path, body, key).json()["value"] == "1"
+    body = {"code": f"n += 1\n{HELD}n", "timeout_s": TIMEOUT_S}
+
+    def has_ended() -> bool:
+        return queue.is_result(state(judge, key))
+
+    with asked(judge, path, body, key):
+        wait_until(lambda: is_delivered(judge, key))
+    if is_over:
+        release_until(has_ended, judge.pid)
+    with ThreadPoolExecutor(1) as pool:
+        asks_again = pool.submit(again, http, path, body, key)
+        release_until(has_ended, judge.pid)
+        assert asks_again.result().json()["value"] == "1"
     assert cell(http, session, "n")["value"] == "1"
 
 
-def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(http: httpx.Client, judge: JudgeHandle) -> None:
-    session = open_session(http)
-    cell(http, session, "n = 0")
-    path = f"/v1/sessions/{session}/cells"
+@contextmanager
+def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
+    """Keep the only worker of a judge busy with a program that waits for the end of the block."""
+    key = f"busy-{time.time_ns()}"
     with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(cell, http, session, "import time; time.sleep(2)")
-        time.sleep(0.3)
-        hang_up(judge.url, path, {"code": "n += 1"}, f"waits-{time.time_ns()}", 0.3)
-        assert busy.result()["outcome"] == "ok"
-    assert cell(http, session, "n")["value"] == "0"
+        running = pool.submit(again, http, "/v1/runs", {"code": HELD, "timeout_s": TIMEOUT_S}, key)
+        try:
+            # From then on it fetches nothing: what it has fetched can no longer be taken back.
+            status_when(judge, lambda found: any(each["running_s"] > LONG_S for each in found["workers"]))
+            yield
+        finally:
+            release_until(running.done, judge.pid)
+        assert running.result().json()["outcome"] == "ok"
+
+
+def test_a_cell_that_still_waits_is_taken_back_by_hanging_up(
+    one: httpx.Client, limited_judge: JudgeHandle
+) -> None:
+    session = open_session(one)
+    cell(one, session, "n = 0")
+    path, key = f"/v1/sessions/{session}/cells", f"waits-{time.time_ns()}"
+    with busy(limited_judge, one):
+        with asked(limited_judge, path, {"code": "n += 1"}, key):
+            wait_until(lambda: state(limited_judge, key))
+        wait_until(lambda: state(limited_judge, key) == queue.CANCELLED)
+    assert cell(one, session, "n")["value"] == "0"
 
 
 def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge: JudgeHandle) -> None:
@@ -126,7 +179,7 @@ def test_a_cell_that_the_queue_forgot_is_not_run_again(http: httpx.Client, judge
     path, key = f"/v1/sessions/{session}/cells", f"forgotten-{time.time_ns()}"
     values = []
     for _ in range(2):
-        values.append(again(http, path, {"code": "n += 1\nn"}, key).json()["value"])
+        values.append(again(http, path, {"code": "n += 1\nn", "timeout_s": TIMEOUT_S}, key).json()["value"])
         with redis.Redis.from_url(judge.redis_url) as client:
             client.delete(queue.state_key(key))
     assert values == ["1", "1"]
@@ -163,7 +216,7 @@ def test_earlier_cells_are_not_run_again(http: httpx.Client) -> None:
 def test_a_cell_over_its_time_is_interrupted_and_the_state_survives(http: httpx.Client) -> None:
     session = open_session(http)
     cell(http, session, "x = 5")
-    result = cell(http, session, "import time\ntime.sleep(60)", timeout_s=0.5)
+    result = cell(http, session, "import time\ntime.sleep(600)", timeout_s=0.5)
     assert (result["outcome"], result["session_alive"]) == ("timeout", True)
     assert 0.5 <= result["wall_s"] < 60
     assert cell(http, session, "x")["value"] == "5"
@@ -189,29 +242,44 @@ def test_an_idle_session_ends(http: httpx.Client) -> None:
 
 def test_an_old_session_ends_however_busy(http: httpx.Client) -> None:
     session = open_session(http, total_s=2)
-    ends = time.monotonic() + 30
-    while (result := cell(http, session, "1"))["session_alive"] and time.monotonic() < ends:
+    ends = time.monotonic() + TIMEOUT_S
+    while (result := cell(http, session, "1"))["session_alive"]:
+        assert time.monotonic() < ends
         time.sleep(0.2)
     assert "open for its 2 s" in result["session_end"]
 
 
 def test_a_cell_ends_with_its_sessions_time(http: httpx.Client) -> None:
-    session = open_session(http, total_s=2)
-    result = cell(http, session, "import time\ntime.sleep(30)", timeout_s=20)
-    assert (result["outcome"], result["session_alive"]) == ("timeout", False)
-    assert "open for its 2 s" in result["session_end"]
-    assert result["wall_s"] < 20
+    # Longer where the session is over before its cell could begin.
+    for total_s in (2, 10, 60):
+        session = open_session(http, total_s=total_s)
+        result = cell(http, session, "import time\ntime.sleep(600)")
+        assert f"open for its {total_s} s" in result["session_end"]
+        assert not result["session_alive"]
+        if result["outcome"] != "lost":
+            break
+    assert result["outcome"] == "timeout"
+    assert result["wall_s"] < TIMEOUT_S
 
 
-def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client) -> None:
-    idle, waits = open_session(one, idle_s=2), open_session(one, idle_s=2)
-    with ThreadPoolExecutor(1) as pool:
-        busy = pool.submit(one.post, "/v1/runs", json={"code": "import time; time.sleep(4.2)"})
-        time.sleep(0.3)
-        result = cell(one, waits, "1")
-        assert (result["value"], busy.result().status_code) == ("1", 200)
-    assert result["queue_s"] > 2.5
-    assert "idle for 2 s" in cell(one, idle, "1")["session_end"]
+def test_waiting_for_a_busy_worker_is_not_idleness(one: httpx.Client, limited_judge: JudgeHandle) -> None:
+    # Longer where the cell could not be asked for in time.
+    for idle_s in (2, 8, 32):
+        began = time.monotonic()
+        idle, waits = open_session(one, idle_s=idle_s), open_session(one, idle_s=idle_s)
+        path, key = f"/v1/sessions/{waits}/cells", f"idle-{time.time_ns()}"
+        with ThreadPoolExecutor(1) as pool, busy(limited_judge, one):
+            waiting = pool.submit(again, one, path, {"code": "1", "timeout_s": TIMEOUT_S}, key)
+            wait_until(lambda key=key: state(limited_judge, key))  # type: ignore[misc]
+            asked_at = time.monotonic()
+            wait_until(lambda idle_s=idle_s, since=asked_at: time.monotonic() > since + 1.1 * idle_s)  # type: ignore[misc]
+            if is_in_time := asked_at - began < idle_s:
+                break
+    assert is_in_time
+    result = waiting.result().json()
+    assert result["value"] == "1"
+    assert result["queue_s"] > idle_s
+    assert f"idle for {idle_s} s" in cell(one, idle, "1")["session_end"]
 
 
 def test_a_key_holds_for_one_cell_of_one_session(http: httpx.Client) -> None:
@@ -219,7 +287,8 @@ def test_a_key_holds_for_one_cell_of_one_session(http: httpx.Client) -> None:
     one, other = open_session(http), open_session(http)
 
     def ask(session: str, code: str) -> httpx.Response:
-        return http.post(f"/v1/sessions/{session}/cells", json={"code": code}, headers=headers)
+        body = {"code": code, "timeout_s": TIMEOUT_S}
+        return http.post(f"/v1/sessions/{session}/cells", json=body, headers=headers)
 
     assert ask(one, "1").json()["value"] == "1"
     assert ask(one, "2").status_code == ask(other, "1").status_code == 422
@@ -264,10 +333,10 @@ async def test_the_client_keeps_many_sessions_apart(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client:
 
         async def count(start: int) -> str | None:
-            async with JudgeSession(client, SessionRequest(memory_mb=512)) as session:
-                await session.run(CellRequest(code=f"x = {start}"))
+            async with JudgeSession(client, SessionRequest(memory_mb=512), wait_s=TIMEOUT_S) as session:
+                await session.run(CellRequest(code=f"x = {start}", timeout_s=TIMEOUT_S))
                 for _ in range(3):
-                    result = await session.run(CellRequest(code="x += 1\nx"))
+                    result = await session.run(CellRequest(code="x += 1\nx", timeout_s=TIMEOUT_S))
                 return result.value
 
         assert await asyncio.gather(*(count(10 * i) for i in range(8))) == [str(10 * i + 3) for i in range(8)]
@@ -292,16 +361,22 @@ async def test_the_client_asks_again_on_a_broken_connection_and_the_cell_runs_on
 
     async with await asyncio.start_server(pass_on, "127.0.0.1") as proxy:
         url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-        async with JudgeClient(url) as client, JudgeSession(client) as session:
-            await session.run(CellRequest(code="n = 0"))
+        async with JudgeClient(url) as client, JudgeSession(client, wait_s=TIMEOUT_S) as session:
+            assert session.info is not None
+            stream = queue.cells_stream(session.info.id.rpartition(".")[0])
+            await session.run(CellRequest(code="n = 0", timeout_s=TIMEOUT_S))
             waiting = asyncio.create_task(
-                session.run(CellRequest(code="import time\nn += 1\ntime.sleep(1)\nn"))
+                session.run(CellRequest(code=f"n += 1\n{HELD}n", timeout_s=TIMEOUT_S))
             )
-            await asyncio.sleep(0.4)
-            for writer in open_ends:
+            with redis.Redis.from_url(judge.redis_url) as queued:
+                await asyncio.to_thread(wait_until, lambda: queued.xpending(stream, queue.GROUP)["pending"])
+            broken = list(open_ends)
+            for writer in broken:
                 writer.transport.abort()
+            await asyncio.to_thread(wait_until, lambda: len(open_ends) > len(broken))
+            await asyncio.to_thread(release_until, waiting.done, judge.pid)
             assert (await waiting).value == "1"
-            assert (await session.run(CellRequest(code="n"))).value == "1"
+            assert (await session.run(CellRequest(code="n", timeout_s=TIMEOUT_S))).value == "1"
 
 
 async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
@@ -315,7 +390,7 @@ async def test_a_session_is_given_up_when_no_judge_answers_in_time() -> None:
         async with JudgeClient(url) as client:
             session = JudgeSession(client, wait_s=0.3 - OPEN_S)
             with pytest.raises(JudgeError, match="in time"):
-                await asyncio.wait_for(session.__aenter__(), 10)
+                await asyncio.wait_for(session.__aenter__(), TIMEOUT_S)
 
 
 def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one: httpx.Client) -> None:
@@ -330,5 +405,6 @@ def test_a_worker_that_dies_tells_its_sessions(limited_judge: JudgeHandle, one: 
 
 
 async def _opens_again(judge: JudgeHandle) -> None:
-    async with JudgeClient(judge.url, judge.token) as client, JudgeSession(client) as session:
-        assert (await session.run(CellRequest(code="2"))).value == "2"
+    client = JudgeClient(judge.url, judge.token)
+    async with client, JudgeSession(client, wait_s=TIMEOUT_S) as session:
+        assert (await session.run(CellRequest(code="2", timeout_s=TIMEOUT_S))).value == "2"

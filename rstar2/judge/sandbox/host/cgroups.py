@@ -19,6 +19,8 @@ from rstar2.judge.sandbox.inside.processes import group_cpu_seconds
 
 _ROOT = Path("/sys/fs/cgroup")
 _PREFIX = "rstar2-"
+_REMOVE_S = 20.0
+"""How long processes that were killed may take to leave a group."""
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control")
 _V2 = ("memory.max", "memory.current", "memory.events")
 """Files of a memory group: its limit, what is in use, and how often the kernel killed."""
@@ -178,7 +180,7 @@ class Cgroup:
         for fd in {self._counter, self.cpu_time_fd} - {-1}:
             os.close(fd)
         self._counter = self.cpu_time_fd = -1
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + _REMOVE_S
         for path in self._paths():
             while path.exists() and time.monotonic() < deadline:
                 try:

@@ -1,0 +1,47 @@
+"""What the HTTP process does with results whose notices it missed, as when it had to stand still."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from rstar2.judge.queue import tasks as queue
+from rstar2.judge.queue.embedded_redis import EmbeddedRedis
+from rstar2.judge.schema import RunResult
+from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, PendingRun
+
+
+async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=1 << 30)
+    names = [f"run{number}" for number in range(5 * RESULTS_AT_ONCE)]
+    runs = [dispatcher.submit(PendingRun(name, "{}", timeout_s=10.0)) for name in names]
+    states = {
+        name: RunResult(id=name, outcome="ok", stdout="x" * (number % 2 * 3000)).model_dump_json()
+        for number, name in enumerate(names)
+    }
+    states[names[0]] = f"@{queue.TASKS} 1-1"
+    del states[names[1]]
+    fetched: list[int] = []
+    mget = dispatcher.client.mget
+
+    async def count(keys: list[str]) -> object:
+        fetched.append(len(keys))
+        return await mget(keys)
+
+    monkeypatch.setattr(dispatcher.client, "mget", count)
+    dispatcher.unsent.clear()
+    for run in runs:
+        run.sent_at = time.monotonic()
+    with redis.Redis.from_url(server.url) as client:
+        for name, state in states.items():
+            client.set(queue.state_key(name), queue.NO_FINGERPRINT + state)
+    await dispatcher._check_states(runs)
+    assert [run.result.done() for run in runs[:2]] == [False, False]
+    assert [run.id for run in dispatcher.unsent] == [names[1]]
+    assert [run.result.result() for run in runs[2:]] == [states[name] for name in names[2:]]
+    assert max(fetched) <= RESULTS_AT_ONCE
+    await dispatcher.close()
