@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from support.commands import rstar2
 from support.vllm_standin import StandIn, serving
-from support.waiting import wait_long_for_first_answers
 
 from rstar2.analysis.stored import place_of, read_entropies
 from rstar2.eval.target import model_hash
@@ -173,9 +172,7 @@ def test_traces_without_token_ids_are_left_out_of_the_entropies_and_alone_are_na
 
 
 @pytest.fixture
-def standin(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    wait_long_for_first_answers(monkeypatch)
-
+def standin() -> Iterator[StandIn]:
     class WithoutStops(StandIn):
         def _write(self, body: dict[str, Any]) -> tuple[list[int], str]:
             return [1], "length"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from support.vllm_standin import StandIn, serving
-from support.waiting import wait_long_for_first_answers
 
 from rstar2.analysis import forward, server
 from rstar2.analysis.entropy import entropy_bounds, kept_surprisal
@@ -123,8 +122,7 @@ class _Knowing(StandIn):
 
 
 @pytest.fixture
-def knowing(model: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Knowing]:
-    wait_long_for_first_answers(monkeypatch)
+def knowing(model: Any) -> Iterator[_Knowing]:
     with serving(_Knowing(model)) as started:
         yield started
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from support.commands import Ran, rstar2
-from support.waiting import wait_long_for_first_answers
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.mixture.rewrite import Rewrite, fault_of
 
@@ -70,7 +70,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    wait_long_for_first_answers(monkeypatch)
+    """With bounds of the client that a machine that stands still for a while does not pass."""
+    monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()

@@ -9,7 +9,7 @@ import pytest
 from support.chat_api import ChatEndpoint, solves
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import StandIn, serving
-from support.waiting import TIMEOUT_S, wait_long_for_first_answers
+from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
@@ -17,11 +17,6 @@ from rstar2.files import write_json
 from rstar2.formats.format import FORMAT_FILE, ours, save_format
 from rstar2.processes import free_port
 from rstar2.prompts import MODELS_OWN, FormatChoice
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait_long_for_first_answers(monkeypatch)
 
 
 def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(

@@ -19,7 +19,6 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from support.waiting import TIMEOUT_S
 
 Model = Callable[[list[int]], list[int]]
 """Prompt token ids to the token ids that the model would write if nothing stopped it."""
@@ -163,7 +162,7 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
         yield standin
     finally:
         server.should_exit = True
-        thread.join(TIMEOUT_S)
+        thread.join(timeout=10)
         listener.close()
         assert not thread.is_alive()
 
