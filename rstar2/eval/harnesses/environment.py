@@ -28,7 +28,8 @@ import base64, hashlib, importlib.metadata, importlib.util, json, sys
 found, wrong = {}, ""
 for each in importlib.metadata.distributions():
     found[each.name.lower().replace("_", "-")] = each.version
-    for file in [] if wrong else each.files or []:
+    files = [] if wrong else each.files or []
+    for file in (file for file in files if file.suffix != ".pyc"):
         path = each.locate_file(file)
         if not path.exists():
             wrong = f"{each.name} lacks {file}"
