@@ -79,7 +79,10 @@ def test_tool_output_in_conversations_is_what_the_judge_shows(judge: JudgeHandle
 
     async def shown() -> dict[str, str]:
         client = JudgeClient(judge.url)
-        async with Toolbox(client, builtin.FORMAT).opened() as tools:
+        # On a busy machine the programs of a moment take longer than a model's may.
+        limits = builtin.FORMAT.limits.model_copy(update={"seconds": 300.0})
+        patient = builtin.FORMAT.model_copy(update={"limits": limits})
+        async with Toolbox(client, patient).opened() as tools:
             name = builtin.FORMAT.tool_names[0]
             calls = await asyncio.gather(*(tools.run(name, {"code": code}) for code in programs))
         await client.aclose()

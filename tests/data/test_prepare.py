@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.source_rows import ROWS
-from support.waiting import wait_until
 
 from rstar2.data.mixture import prepare as module
 from rstar2.data.mixture.card import Card
 from rstar2.data.mixture.look import count_tokens, difference, open_prepared
 from rstar2.data.mixture.prepare import prepare
 from rstar2.data.mixture.recipe import MixturePlan, mixtures, plan_mixture
+from rstar2.data.reading import PIECE_ROWS
 from rstar2.errors import Failure, UserError
 
 BENCHMARK = "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop."
@@ -194,22 +195,53 @@ def test_data_that_no_preparation_of_this_folder_wrote_is_not_replaced(tmp_path:
     assert (out / "data.parquet").read_text() == "mine"
 
 
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rstar2.data.mixture.prepare import prepare
+from rstar2.data.mixture.recipe import plan_mixture
+
+source, out, event, number = sys.argv[1:]
+
+class Killed:
+    left = int(number)
+
+    def start(self, title): ...
+
+    def rows(self, count):
+        self.came("rows")
+
+    def finish(self, text):
+        self.came("finish")
+
+    def came(self, name):
+        self.left -= name == event
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+prepare(plan_mixture([source], [], {}, [], []), Path(out), Killed())
+"""
+"""A preparation that is killed when the progress is told so often of such an event."""
+
+
 @pytest.mark.slow
 def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> None:
-    rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(20_000)]
-    source = jsonl(tmp_path / "many.jsonl", rows)
-    command = [sys.executable, "-m", "rstar2", "data", "prepare", str(source), "--output"]
-    done = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
+    rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(2 * PIECE_ROWS + 9)]
+    source = tmp_path / "many.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), source)
+    prepare(plan(source), tmp_path / "whole", Silent())
     out = tmp_path / "killed"
-    for pattern in (".work/.read-*.part", ".work/read-*.json", ".work/filter-*.parquet"):
-        started = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda pattern=pattern: any(out.glob(pattern)), 120)
-        started.send_signal(signal.SIGKILL)
-        assert started.wait(60) == -signal.SIGKILL
+    for event, number, left in (
+        ("rows", 2, ".work/.read-*.part"),
+        ("finish", 1, ".work/read-*.json"),
+        ("finish", 2, ".work/filter-*.parquet"),
+    ):
+        words = [sys.executable, "-c", KILLED, str(source), str(out), event, str(number)]
+        killed = subprocess.run(words, capture_output=True, text=True, timeout=600)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert any(out.glob(left))
         assert not (out / "card.json").exists()
-    done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
+    prepare(plan(source), out, Silent())
     assert files(out) == files(tmp_path / "whole")
 
 

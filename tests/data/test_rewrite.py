@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from support.commands import Ran, rstar2
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.mixture.rewrite import Rewrite, fault_of
 
@@ -20,6 +21,9 @@ OLD = "This is the answer that the set came with, before a model wrote another o
 
 class Server(ThreadingHTTPServer):
     """An OpenAI-compatible server that rewrites: `write` gives a new text, and why it ended, from the shown one."""
+
+    request_queue_size = 128
+    """Connections that wait to be accepted; one more than there is room for is tried again after a second."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -65,7 +69,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """With bounds of the client that a machine that stands still for a while does not pass."""
+    monkeypatch.setattr("rstar2.data.mixture.rewrite._CHECK_S", TIMEOUT_S)
+    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, args=(0.05,))
         thread.start()

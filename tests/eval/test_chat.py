@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError, Generation, OnTokens, Sampling
@@ -65,7 +66,7 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
         codec, f"hm</reason>\n<tool_call>{json.dumps(call)}</tool_call><tool_call>broken</tool_call>"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    chat = EngineChat(engine, codec, 5, 60)
+    chat = EngineChat(engine, codec, TIMEOUT_S, TIMEOUT_S)
     first = await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert '"add"' in engine.prompt
     assert first.finish == "tool_calls"
@@ -85,7 +86,7 @@ async def test_a_models_own_calls_become_those_of_the_api_and_go_back_through_th
 async def test_the_trace_has_the_calls_that_a_server_tells_apart() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     with serving(ChatStandIn(lambda body: {"content": None, "tool_calls": [call]})) as server:
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     (turn,) = trace_of(Problem("simple_0", "?", "2"), 0, [reply], 0.1).turns
     assert turn.text == '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -97,7 +98,7 @@ async def test_functions_that_the_models_template_drops_are_no_wrong_answer() ->
         codec.tokenizer, codec.format.model_copy(update={"template": NO_TOOLS, "tools": []}), "own"
     )
     schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
-    chat = EngineChat(Writes(knows_none, "hm"), knows_none, 5, 60)
+    chat = EngineChat(Writes(knows_none, "hm"), knows_none, TIMEOUT_S, TIMEOUT_S)
     with pytest.raises(EngineError, match="chat template drops the function add") as dropped:
         await chat.reply([{"role": "user", "content": "1+1?"}], GREEDY, [schema])
     assert "--native-calls" in dropped.value.hint
@@ -108,10 +109,10 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
     server = ChatStandIn(lambda body: "fine")
     server.busy_answers = 1
     with serving(server):
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
             assert (reply.text, reply.tokens, chat.tokens) == ("fine", 7, 7)
-        async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", 5, 60)) as chat:
+        async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", TIMEOUT_S, TIMEOUT_S)) as chat:
             with pytest.raises(EngineError, match="refused with HTTP 404"):
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
@@ -123,7 +124,7 @@ async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
     server = ChatStandIn(lambda body: "fine")
     server.context = context
     with serving(server):
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
     assert (reply.text, reply.finish) == (said, "stop" if said else "length")
     assert [body["max_tokens"] for body in server.asked] == asked
@@ -132,7 +133,7 @@ async def test_a_reply_gets_the_tokens_that_the_context_has_room_for(
 async def test_one_of_several_models_must_be_named() -> None:
     for names, held in {"ab": "2 models: a, b", "abcdefgh": "8 models: a, b, c, d, e and 3 more"}.items():
         with serving(ChatStandIn(lambda body: "fine", names=tuple(names))) as server:
-            async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+            async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
                 with pytest.raises(EngineError) as several:
                     await chat.named()
         assert several.value.message == f"the server at {server.url} holds {held}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.tools import SharedTools
-from support.waiting import wait_until
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.benchmarks import read_problems
 from rstar2.data.problem import Problem
@@ -56,6 +56,8 @@ class SeededEngine:
         """A problem that is answered only when all others are written."""
         self.others_written: Callable[[], bool] = lambda: True
         self.dies_after: int | None = None
+        self.on_asked: Callable[[int], None] = lambda asked: None
+        """Called with how often it was asked, each time."""
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
@@ -71,6 +73,7 @@ class SeededEngine:
         if question == self.slow:
             await asyncio.to_thread(wait_until, self.others_written)
         self.asked += 1
+        self.on_asked(self.asked)
         assert sampling.seed is not None
         await asyncio.sleep(0.0005 * (sampling.seed % 7))
         right = sampling.seed % 3 != 0
@@ -224,7 +227,9 @@ async def test_an_engine_that_comes_back_costs_nothing_but_time(
             engine.dies_after, engine.down = None, False
 
     await run(
-        tmp_path / "rough", settings=SETTINGS.model_copy(update={"wait_s": 60}), on_progress=on_progress
+        tmp_path / "rough",
+        settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}),
+        on_progress=on_progress,
     )
     assert stable(tmp_path / "rough") == stable(tmp_path / "calm")
     assert any(progress.trouble == "connection refused" for progress in seen)
@@ -253,7 +258,7 @@ async def test_a_problem_the_engine_refuses_leaves_the_others_alone(
 ) -> None:
     engine.refuses = PROBLEMS[3].problem
     with pytest.raises(Failure, match="4 of 48 samples failed: the prompt is too long"):
-        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": 60.0}))
+        await run(tmp_path, settings=SETTINGS.model_copy(update={"wait_s": TIMEOUT_S}))
     done = {trace.problem_id for trace in read_traces(tmp_path / "traces.jsonl")}
     assert done == {problem.id for problem in PROBLEMS} - {"p3"}
 
@@ -271,6 +276,7 @@ async def test_a_lost_tool_call_is_run_again(
     plain: ChatCodec, grader: GraderPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rstar2.engines.retry._LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr("rstar2.engines.retry.FIRST_ANSWER_S", TIMEOUT_S)
     tools = EchoTools()
     tools.lost = ATTEMPTS - 1
     (result,) = await evaluate(
@@ -279,7 +285,7 @@ async def test_a_lost_tool_call_is_run_again(
         codec=plain,
         tools=tools,
         grader=grader,
-        settings=EvalSettings(samples=1, in_flight=1, wait_s=30),
+        settings=EvalSettings(samples=1, in_flight=1, wait_s=TIMEOUT_S),
     )
     assert result.summary["lost_calls"] == 0
     assert result.summary["calls_per_trace"] == 1.0
@@ -290,12 +296,15 @@ async def test_stop_finishes_what_is_in_flight_and_starts_nothing(
 ) -> None:
     stop = asyncio.Event()
 
-    def on_progress(progress: Progress) -> None:
-        stop.set()
+    def on_asked(asked: int) -> None:
+        if asked == 10:
+            stop.set()
 
-    result = await run(tmp_path, stop=stop, on_progress=on_progress)
+    engine.on_asked = on_asked
+    result = await run(tmp_path, stop=stop)
     assert not result.complete
-    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked < 48
+    assert len(list(read_traces(tmp_path / "traces.jsonl"))) == engine.asked
+    assert 10 <= engine.asked < 10 + SETTINGS.in_flight
 
 
 async def test_a_full_disk_is_reported_in_words_and_keeps_what_fits(

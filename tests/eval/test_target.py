@@ -9,6 +9,7 @@ import pytest
 from support.chat_api import ChatEndpoint, solves
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import StandIn, serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError
 from rstar2.eval.target import Target, open_target, reach_judge_model, reach_server
@@ -28,7 +29,7 @@ def test_a_run_s_model_that_a_server_names_by_its_folder_has_the_run_s_name(
     standin.root = str(folder)
     with serving(standin):
         target = Target(None, standin.url, None, False)
-        opened = open_target(target, [], 1, reach_server(target, 5.0))
+        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
     assert opened.identity["name"] == "demo-stage3"
 
 
@@ -40,7 +41,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
 
     def identity(choice: FormatChoice) -> dict[str, Any]:
         target = Target(None, standin.url, format=choice)
-        return open_target(target, [], 1, reach_server(target, 5.0)).identity
+        return open_target(target, [], 1, reach_server(target, TIMEOUT_S)).identity
 
     with serving(standin):
         own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
@@ -54,7 +55,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
 def test_a_model_behind_a_chat_endpoint_says_in_the_results_what_is_not_exact() -> None:
     with serving(ChatEndpoint(solves)) as endpoint:
         target = Target(url=f"{endpoint.url}/v1", api="chat")
-        opened = open_target(target, [], 1, reach_server(target, 5.0))
+        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
     assert (opened.identity["name"], opened.identity["api"]) == ("scripted", "chat")
     assert "four bytes of text count as a token" in opened.identity["inexact"][0]
     for wrong in ({"model": "m"}, {"format": FormatChoice("release")}, {"url": None, "oracle": True}):
@@ -70,9 +71,9 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
     standin.root, standin.key = str(tmp_path), "secret"
     with serving(standin):
         target = Target(url=standin.url, api_key="secret")
-        opened = open_target(target, [], 1, reach_server(target, 5.0))
+        opened = open_target(target, [], 1, reach_server(target, TIMEOUT_S))
         with pytest.raises(UserError, match="HTTP 401") as refused:
-            reach_server(Target(url=standin.url), 5.0)
+            reach_server(Target(url=standin.url), TIMEOUT_S)
     assert "--api-key" in refused.value.hint
     assert opened.server is not None
     assert opened.server.key == "secret"
@@ -80,11 +81,11 @@ def test_a_server_with_a_key_is_measured_and_without_it_the_option_is_named(
 
 def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_anything_is_asked() -> None:
     with serving(ChatStandIn(lambda body: "fine")) as server:
-        assert reach_judge_model(server.url, None, 5.0) == "scripted"
-        assert reach_judge_model(f"{server.url}/without-a-list", "named", 5.0) == "named"
+        assert reach_judge_model(server.url, None, TIMEOUT_S) == "scripted"
+        assert reach_judge_model(f"{server.url}/without-a-list", "named", TIMEOUT_S) == "named"
     with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
         with pytest.raises(UserError, match=r"the judge model at .* holds 2 models: a, b") as several:
-            reach_judge_model(server.url, None, 5.0)
+            reach_judge_model(server.url, None, TIMEOUT_S)
         assert "--judge-model-name" in several.value.hint
     away = f"http://127.0.0.1:{free_port()}"
     for name in (None, "named"):

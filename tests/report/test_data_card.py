@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.browser import Browser
 from support.commands import rstar2
-from support.report_page import all_tooltips, open_report, texts
+from support.report_page import all_tooltips, await_drawing, open_report, texts
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_the_page_shows_counts_reasons_examples_licences_and_lengths(
     assert "answers: 1 and 2" in examples
     assert "How long is the diagonal <b>x</b>?" in examples
     assert "every morning aya goes for a nine kilometre" in "\n".join(texts(browser, "details table"))
-    browser.wait("document.querySelector('.plots svg').children.length")
+    await_drawing(browser)
     assert any(tip.endswith("1 problems") for tip in all_tooltips(browser))
     assert browser.errors() == []
 

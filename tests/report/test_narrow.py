@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.browser import Browser
 from support.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
-from support.report_page import open_report, texts
+from support.report_page import await_drawing, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.trace import TraceWriter, read_traces
@@ -68,10 +68,10 @@ def test_no_page_scrolls_sideways_on_a_telephone(
     for tab in range(max(1, len(texts(narrow, ".tabs button")))):
         narrow.run("document.querySelectorAll('.tabs button')[arguments[0]]?.click()", tab)
         narrow.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
-        narrow.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        await_drawing(narrow)
         if texts(narrow, ".row"):
-            narrow.wait("document.querySelector('.trace .problem')")
             narrow.run("document.querySelector('tbody tr[tabindex]')?.click()")  # a chip for its problem
+            await_drawing(narrow)
         wide = narrow.run(
             "return [...document.querySelectorAll('body *')].filter((node) => "
             "node.getBoundingClientRect().right > innerWidth + 1)"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.browser import Browser
 from support.made_runs import made_run
-from support.report_page import open_report, search_for, texts
+from support.report_page import open_page, open_report, search_for, texts
 
 from rstar2.files import read_json, write_json
 from rstar2.report import write_report
@@ -23,6 +23,7 @@ WATCH = """
   window.open = 0;
   window.mostOpen = 0;
   window.turns = 0;
+  window.onUnpacking = () => {};
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = () => { window.turns += 1; port2.postMessage(0); };
   port2.postMessage(0);
@@ -30,6 +31,7 @@ WATCH = """
     window.open += 1;
     window.mostOpen = Math.max(window.mostOpen, window.open);
     window.unpackings.push([window.turns, document.querySelector(".count")?.innerText ?? ""]);
+    queueMicrotask(window.onUnpacking);
     return new original(kind);
   };
   const json = Response.prototype.json;
@@ -101,8 +103,7 @@ def _with_turn(trace: Trace, sample: int, turn: Turn) -> Trace:
 def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_the_page_work_between(
     watched: Browser, large: Path
 ) -> None:
-    watched.open(f"{large.as_uri()}#1")
-    watched.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
+    open_page(watched, f"{large.as_uri()}#1")
     before = watched.run("return unpackings.length")
     watched.run("window.mostOpen = 0")
     search_for(watched, "needle")
@@ -120,12 +121,22 @@ def test_a_search_of_ten_thousand_traces_unpacks_one_chunk_at_a_time_and_lets_th
 
 
 def test_other_words_end_a_search_that_is_under_way(watched: Browser, large: Path) -> None:
-    watched.open(f"{large.as_uri()}#1")
-    watched.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
+    open_page(watched, f"{large.as_uri()}#1")
     chunks = watched.run("return document.querySelectorAll('[id^=chunk-]').length")
     before = watched.run("return unpackings.length")
-    for words in ("n", "ne", "nee", "need", "needle"):
-        search_for(watched, words)
+    # Each search but the last has begun and has not ended when the next words come.
+    watched.run("""
+      const input = document.querySelector(".filters input");
+      const waiting = ["n", "ne", "nee", "need", "needle"];
+      window.onUnpacking = () => {
+        const words = waiting.shift();
+        if (words === undefined) return;
+        input.value = words;
+        input.dispatchEvent(new Event("input"));
+      };
+      onUnpacking();
+    """)
+    watched.wait("document.querySelector('.filters input').value === 'needle'")
     assert found(watched) == 1
     assert watched.run("return unpackings.length") - before < 2 * chunks
     assert watched.errors() == []

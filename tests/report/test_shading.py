@@ -85,6 +85,7 @@ def test_a_switch_shades_the_tokens_and_stays_on_for_the_next_trace(browser: Bro
         "return ['.forking', '.reflection'].map((name) => document.querySelectorAll(`.tokens ${name}`).length)"
     )
     assert marks == [1, len(trace.turns) - 1]
+    browser.run("document.querySelector('.trace').replaceChildren()")
     click(browser, ".row[aria-current=false]")
     browser.wait("document.querySelectorAll('.tokens').length > 0")
     click(browser, ".shade")

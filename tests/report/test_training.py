@@ -26,7 +26,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_plot_names_both_axes(browser: Browser, run: Path) -> None:
     open_report(browser, run)
-    browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
     names = browser.run(
         "return [...document.querySelectorAll('.plots svg')].map((svg) => "
         "[...svg.querySelectorAll('.axis')].map((node) => node.textContent))"
@@ -46,7 +45,6 @@ def test_curves_mark_where_each_stage_begins_and_count_whole_steps(browser: Brow
                 path = arm / "stage1" / "metrics-1.jsonl"
                 path.write_text("".join(path.read_text().splitlines(keepends=True)[:steps]))
         open_report(browser, run)
-        browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
         curves = browser.run(
             "return [...document.querySelectorAll('.plots.small svg')].filter((svg) => "
             "[...svg.querySelectorAll('.axis')].some((node) => node.textContent === 'steps')).map((svg) => "
@@ -105,6 +103,7 @@ def test_kept_rollouts_have_a_tab_with_step_reward_and_use(browser: Browser, run
     assert "22 of 22 traces" in texts(browser, ".count")[0]
     assert "stage1/traces" in texts(browser, "main p.muted")[0]
     assert texts(browser, ".row .what")[0].startswith("step 1 · rl-001 · 1")
+    browser.wait("document.querySelector('.trace .sample')")
     facts = texts(browser, ".trace .sample")[0]
     assert "step 1 · reward " in facts
     assert "used for the update" in facts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.browser import Browser
 from support.made_runs import made_run, staged_run, unfinished_run
-from support.report_page import all_tooltips, click, texts
+from support.report_page import all_tooltips, await_drawing, click, open_page, texts
 
 from rstar2.data.problem import Problem
 from rstar2.files import write_json
@@ -31,8 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Browser, run: Path) -> Browser:
     """The browser with the run's page just opened."""
-    browser.open((run / "report.html").as_uri())
-    browser.wait("document.body.dataset.ready")
+    open_page(browser, (run / "report.html").as_uri())
     return browser
 
 
@@ -120,8 +119,7 @@ def test_the_other_benchmark_is_one_click_away(page: Browser) -> None:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_words_are_readable_in_light_and_dark(page: Browser, run: Path, theme: str) -> None:
     page.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-    page.open((run / "report.html").as_uri())
-    page.wait("document.body.dataset.ready && document.querySelector('.trace .part')")
+    open_page(page, (run / "report.html").as_uri())
     # WCAG's contrast of text against the nearest painted background, over everything in the viewer and cards.
     lowest = page.run("""
       const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
@@ -191,8 +189,7 @@ def test_a_sample_that_was_asked_otherwise_shows_what_it_was_asked(browser: Brow
 
 def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Path) -> None:
     staged_run(tmp_path)
-    browser.open(write_report(tmp_path).as_uri())
-    browser.wait("document.body.dataset.ready")
+    open_page(browser, write_report(tmp_path).as_uri())
     assert [text.split("\t")[0].strip() for text in texts(browser, ".phases tbody tr")] == [
         "sft",
         "stage1",
@@ -206,8 +203,7 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
 
 def test_a_run_without_traces_still_opens(browser: Browser, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"kind": "train", "config": {"stage": 1}})
-    browser.open(write_report(tmp_path).as_uri())
-    browser.wait("document.body.dataset.ready")
+    open_page(browser, write_report(tmp_path).as_uri())
     assert browser.errors() == []
 
 
@@ -244,14 +240,13 @@ def test_every_fold_tab_trace_and_tooltip_shows_values(
 ) -> None:
     folder = make(tmp_path / "run")
     made_run(folder, "math500", problems=4, samples=2, seed=1)
-    browser.open(write_report(folder).as_uri())
-    browser.wait("document.body.dataset.ready")
+    open_page(browser, write_report(folder).as_uri())
     shown = []
     facts = ""
     for tab in range(len(texts(browser, ".tabs button"))):
         browser.run("document.querySelectorAll('.tabs button')[arguments[0]].click()", tab)
         browser.run("for (const fold of document.querySelectorAll('details')) fold.open = true")
-        browser.wait("[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length)")
+        await_drawing(browser)
         facts += "\n".join(texts(browser, "dl"))
         shown += [*texts(browser, "body"), *(tooltips := all_tooltips(browser))]
         assert all(tooltips)

@@ -8,6 +8,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+TOKENS = 7
+"""Of every reply."""
 Script = Callable[[dict[str, Any]], str | dict[str, Any]]
 """A request's body to the text of the reply, or to its whole message."""
 
@@ -47,5 +49,5 @@ class ChatStandIn:
         said = self.script(body)
         message = {"content": said} if isinstance(said, str) else said
         choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+        usage = {"prompt_tokens": 5, "completion_tokens": TOKENS, "total_tokens": 5 + TOKENS}
         return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})

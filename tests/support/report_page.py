@@ -12,8 +12,24 @@ from rstar2.report import write_report
 
 def open_report(browser: Browser, run: Path) -> None:
     """Write a run's page and open it."""
-    browser.open(write_report(run).as_uri())
+    open_page(browser, write_report(run).as_uri())
+
+
+def open_page(browser: Browser, address: str) -> None:
+    """Open a page, until all that is shown without a click is there."""
+    browser.open(address)
     browser.wait("document.body.dataset.ready")
+    await_drawing(browser)
+
+
+def await_drawing(browser: Browser) -> None:
+    """Wait until every plot is drawn and the trace that is chosen is shown; both come after what they stand in."""
+    browser.wait(
+        "[...document.querySelectorAll('.plots svg')].every((svg) => svg.children.length || !svg.checkVisibility())"
+    )
+    browser.wait(
+        "!document.querySelector('.row[aria-current=true]') || document.querySelector('.trace .problem')"
+    )
 
 
 def search_for(browser: Browser, words: str) -> None:

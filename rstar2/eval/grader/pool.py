@@ -27,6 +27,8 @@ from rstar2.eval.grader.grade import Given, Verdict, as_text, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
+_LEAST_WALL_S = 300.0
+"""Its own start is in that time, which on a busy machine takes long."""
 
 
 class _Stopped(Exception):
@@ -41,7 +43,7 @@ class _Worker:
     """One child process and its two pipes; used by one thread at a time."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._wall_s = max(WALL_FACTOR * timeout_s, 30.0)
+        self._wall_s = max(WALL_FACTOR * timeout_s, _LEAST_WALL_S)
         self._busy = threading.Lock()
         env = dict(os.environ)
         source = str(Path(rstar2.__file__).parents[1])

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ import base64, hashlib, importlib.metadata, importlib.util, json, sys
 found, wrong = {}, ""
 for each in importlib.metadata.distributions():
     found[each.name.lower().replace("_", "-")] = each.version
-    files = [] if wrong or each.name in ("pip", "setuptools") else each.files or []
+    files = [] if wrong else each.files or []
     for file in (file for file in files if file.suffix != ".pyc"):
         path = each.locate_file(file)
         if not path.exists():
@@ -96,17 +97,19 @@ def set_up(harness: Harness) -> bool:
         return False
     shutil.rmtree(harness.folder, ignore_errors=True)
     try:
-        harness.folder.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(harness.folder, symlinks=True, with_pip=True)
+        harness.folder.mkdir(parents=True)
+        venv.create(harness.folder, symlinks=True)
+        uv = _installer(harness)
     except (OSError, subprocess.CalledProcessError) as error:
         raise Failure(f"cannot make {harness.folder}: {error}", "Is the folder writable?") from error
-    _install(harness, "pip", [INSTALLER])
+    # NLTK refuses to read data files that are hard links into a cache.
+    install = [uv, "pip", "install", "--link-mode", "copy", "--python", str(harness.python)]
     overrides = harness.folder / "left_out.txt"
     write_text(overrides, "".join(f"{name}; python_version < '3'\n" for name in harness.left_out))
     if harness.packages:
-        _install(harness, "uv", ["--override", str(overrides), *harness.packages])
+        _install(harness, [*install, "--override", str(overrides)], harness.packages)
     if harness.data_packages:
-        _install(harness, "uv", ["--no-deps", *harness.data_packages])
+        _install(harness, [*install, "--no-deps"], harness.data_packages)
     seen = _look(harness)
     if seen["absent"] or seen["wrong"]:
         raise Failure(
@@ -171,17 +174,25 @@ def _fault_of(seen: dict[str, Any]) -> str | None:
     return seen["wrong"] or None
 
 
-def _install(harness: Harness, installer: str, packages: Sequence[str]) -> None:
-    python = str(harness.python)
-    commands = {
-        "pip": [python, "-m", "pip", "install", "--disable-pip-version-check"],
-        # NLTK refuses to read data files that are hard links into a cache.
-        "uv": [python, "-m", "uv", "pip", "install", "--link-mode", "copy", "--python", python],
-    }
-    command = [*commands[installer], *packages]
+def _installer(harness: Harness) -> str:
+    """The program that installs, beside the environments; it is fetched once for all of them."""
+    uv = environments_folder() / INSTALLER.replace("==", "-")
+    if not uv.exists():
+        with tempfile.TemporaryDirectory(dir=uv.parent) as folder:
+            venv.create(folder, symlinks=True, with_pip=True)
+            pip = [f"{folder}/bin/python", "-m", "pip", "install", "--disable-pip-version-check"]
+            _install(harness, pip, [INSTALLER])
+            os.replace(f"{folder}/bin/uv", uv)
+    return str(uv)
+
+
+def _install(harness: Harness, command: Sequence[str], packages: Sequence[str]) -> None:
+    """Run an installer's command with these packages at its end, and write what it says to the harness's log."""
     with (harness.folder / _LOG).open("ab") as log:
         try:
-            made = subprocess.run(command, stdout=log, stderr=log, timeout=_INSTALL_S, check=False)
+            made = subprocess.run(
+                [*command, *packages], stdout=log, stderr=log, timeout=_INSTALL_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Failure(f"cannot install {' '.join(packages)}: {error}", _see_log(harness)) from error
     if made.returncode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_standin import ChatStandIn
+from support.chat_standin import TOKENS, ChatStandIn
 from support.vllm_standin import serving
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.engines.retry import ServiceGone
 from rstar2.errors import Failure, UserError
 from rstar2.eval.benchmarks import Given, find
 from rstar2.eval.benchmarks.arena_hard import ArenaMethod
-from rstar2.eval.methods.chat import JUDGE_MODEL, ServerChat
+from rstar2.eval.methods.chat import JUDGE_MODEL, Reply, ServerChat
 from rstar2.eval.progress import Services
 from rstar2.eval.runner import EvalResult, OnProgress, Part, run_parts
 from rstar2.eval.settings import EvalSettings
@@ -24,7 +26,7 @@ from rstar2.processes import free_port
 from rstar2.trace import read_traces
 
 WORDS = {"system": "Judge.", "template": "Q {question}\nFIRST {answer_1}\nSECOND {answer_2}\n"}
-SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=5)
+SETTINGS = EvalSettings(samples=1, temperature=0.0, wait_s=TIMEOUT_S)
 
 
 def files(folder: Path, count: int = 8) -> Given:
@@ -57,20 +59,36 @@ def answering() -> ChatStandIn:
     return ChatStandIn(lambda body: "<think>hm</think>mine")
 
 
+class AfterAllAnswers(ServerChat):
+    """A judge model that is asked for nothing before the model has answered every question."""
+
+    everything: Callable[[], bool]
+
+    async def reply(self, *asked: Any) -> Reply:
+        await asyncio.to_thread(wait_until, self.everything)
+        return await super().reply(*asked)
+
+
 async def measured(
     folder: Path,
     judge: ChatStandIn,
     model: ChatStandIn | None = None,
-    judge_url: str = "",
+    away: str = "",
     on_progress: OnProgress | None = None,
 ) -> EvalResult:
     problems = find("arena-hard").load(files(folder), SETTINGS)
     model = model or answering()
     with serving(model), serving(judge):
         async with (
-            aclosing(ServerChat(model.url, None, 5, 60)) as chat,
-            aclosing(ServerChat(judge_url or judge.url, "judge", 0.5, 60, JUDGE_MODEL)) as grader,
+            aclosing(ServerChat(model.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            aclosing(
+                AfterAllAnswers(away, "judge", 0.5, TIMEOUT_S, JUDGE_MODEL)
+                if away
+                else ServerChat(judge.url, "judge", TIMEOUT_S, TIMEOUT_S, JUDGE_MODEL)
+            ) as grader,
         ):
+            if isinstance(grader, AfterAllAnswers):
+                grader.everything = lambda: chat.tokens == len(problems) * TOKENS
             method = ArenaMethod(chat, SETTINGS, grader, WORDS)
             services = Services((chat,), judge_model=grader)
             part = Part(problems, folder / "out", method)
@@ -131,8 +149,7 @@ async def test_a_judge_model_that_is_away_is_named_and_no_answer_is_asked_for_tw
         await measured(tmp_path, ChatStandIn(wins), model, away, seen.append)
     assert "start the same command again" in gone.value.hint
     assert any(f"no judge model answers at {away}" in (each.trouble or "") for each in seen)
-    asked = len(model.asked)
-    assert asked
+    assert len(model.asked) == 8
     result = await measured(tmp_path, ChatStandIn(wins), model)
     assert len(model.asked) == 8, "what was answered at the first start was judged at the second"
     assert result.complete

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from support.chat_standin import ChatStandIn
 from support.vllm_standin import serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
 from rstar2.engines.base import EngineError
@@ -20,18 +21,21 @@ from rstar2.eval.methods.chat import ServerChat
 from rstar2.eval.settings import EvalSettings
 from rstar2.processes import free_port
 
-SETTINGS = EvalSettings(samples=1, temperature=0.0, max_tokens=33, wait_s=0.5)
+SETTINGS = EvalSettings(samples=1, temperature=0.0, max_tokens=33)
 
 
 async def post(url: str) -> httpx.Response:
     body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.9}
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
         return await client.post(f"{url}/chat/completions", json=body)
 
 
 async def test_a_request_is_asked_by_the_runs_settings_and_its_reply_is_kept() -> None:
     with serving(ChatStandIn(lambda body: "hi")) as server:
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat, Gateway(chat, SETTINGS) as gateway:
+        async with (
+            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
+            Gateway(chat, SETTINGS) as gateway,
+        ):
             async with gateway.conversation() as conversation:
                 answer = (await post(conversation.url)).json()
             late = await post(conversation.url)
@@ -47,7 +51,7 @@ async def test_the_harness_gets_the_answer_and_the_record_keeps_the_reasoning() 
     said = "<reason>[f(a=0)] is wrong.</reason><answer>[f(a=1)]</answer>"
     with serving(ChatStandIn(lambda body: said)) as server:
         async with (
-            aclosing(ServerChat(server.url, None, 5, 60)) as chat,
+            aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat,
             Gateway(chat, SETTINGS) as gateway,
             gateway.conversation() as conversation,
         ):
@@ -64,9 +68,12 @@ class Asks:
         raise Refused(f"HTTP {answer.status_code}")
 
 
-async def made(url: str) -> dict[str, Any]:
+async def made(url: str, wait_s: float = TIMEOUT_S) -> dict[str, Any]:
     problem = Problem("simple_0", "?", "[]")
-    async with aclosing(ServerChat(url, "scripted", 0.5, 60)) as chat, Gateway(chat, SETTINGS) as gateway:
+    async with (
+        aclosing(ServerChat(url, "scripted", wait_s, TIMEOUT_S)) as chat,
+        Gateway(chat, SETTINGS) as gateway,
+    ):
         method = BFCLMethod(Asks(), gateway, SETTINGS, {})  # type: ignore[arg-type]
         trace = await method.sample(problem, 0)
     return {"extracted": trace.extracted, "text": trace.final_text}
@@ -74,7 +81,7 @@ async def made(url: str) -> dict[str, Any]:
 
 async def test_a_server_that_is_away_or_refuses_is_no_wrong_answer() -> None:
     with pytest.raises(ServiceGone):
-        await made(f"http://127.0.0.1:{free_port()}")
+        await made(f"http://127.0.0.1:{free_port()}", wait_s=0.5)
     with serving(ChatStandIn(lambda body: "hi")) as server, pytest.raises(EngineError, match="HTTP 404"):
         await made(f"{server.url}/elsewhere")
 

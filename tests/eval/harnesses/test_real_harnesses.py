@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -20,6 +21,7 @@ import pytest
 from support.chat_standin import ChatStandIn
 from support.made_answers import ANSWERS, rows
 from support.vllm_standin import serving
+from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
 from rstar2.errors import UserError
@@ -90,15 +92,28 @@ def _environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@cache
+def made(name: str) -> Harness:
+    """The harness of a benchmark, whose environment is set up once for all tests."""
+    set_up(harness_of(name))
+    return harness_of(name)
+
+
+@cache
+def entries(name: str) -> list[Problem]:
+    """All problems of a benchmark that its harness has."""
+    made(name)
+    return find(name).load(Given(), EvalSettings())
+
+
 async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> None:
-    own = harness_of("ifeval")
-    harness = replace(own, name="beside-lm-eval", data_packages=(*own.data_packages, "lm-eval==0.4.13"))
-    set_up(harness)
+    other = Harness("lm-eval", ("ifeval",), ("packaging==25.0",), ("lm_eval",), ("lm-eval==0.4.13",))
+    set_up(other)
+    (packages,) = other.folder.glob("lib/python*/site-packages")
     (tmp_path / "beside.py").write_text(LM_EVAL)
     compared, differ = 0, []
-    worker = started(
-        harness, "beside", {"benchmark": "ifeval"}, tmp_path / "log", {"PYTHONPATH": str(tmp_path)}
-    )
+    paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{packages}"}
+    worker = started(made("ifeval"), "beside", {"benchmark": "ifeval"}, tmp_path / "log", paths)
     async with worker as process:
         for row in rows():
             for answer in ANSWERS:
@@ -114,8 +129,7 @@ async def test_ifevals_checkers_agree_with_those_of_lm_eval(tmp_path: Path) -> N
 
 
 async def test_ifbenchs_replies_score_as_by_its_own_evaluator(tmp_path: Path) -> None:
-    harness = harness_of("ifbench")
-    set_up(harness)
+    harness = made("ifbench")
     (tmp_path / "beside.py").write_text(IFBENCH)
     outcomes: Counter[str] = Counter()
     differ = []
@@ -143,9 +157,7 @@ async def test_ifbenchs_replies_score_as_by_its_own_evaluator(tmp_path: Path) ->
 
 
 async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) -> None:
-    harness = harness_of("arena-hard")
-    set_up(harness)
-    async with started(harness, "arena_hard", {}, tmp_path / "log") as process:
+    async with started(made("arena-hard"), "arena_hard", {}, tmp_path / "log") as process:
         words = await process.ask("words")
     fields = {name for _, name, _, _ in Formatter().parse(words["template"]) if name is not None}
     assert fields == {"question", "answer_1", "answer_2"}
@@ -155,17 +167,32 @@ async def test_arena_hards_prompt_has_its_fields_and_its_labels(tmp_path: Path) 
     ] == []
 
 
-def oracle(problems: list[Problem]) -> ChatStandIn:
-    """Answers from BFCL's possible answers, half of them after reasoning; every fifth calls an unknown function."""
+def oracle(single: list[Problem], several: list[Problem]) -> ChatStandIn:
+    """Answers from BFCL's possible answers, to problems of one turn and of several.
+
+    Half of the first kind's come after reasoning; every fifth of them calls an unknown function. Of the second kind's
+    conversations, every third makes no call.
+    """
     thoughts = ("", "<think>Not [f(a=0)], I think.</think>\n\n", "", "<reason>A [list]?</reason>")
     answers = {
         problem.problem: thoughts[at % 4] + ("[no_such_function()]" if at % 5 == 4 else _calls(problem))
-        for at, problem in enumerate(problems)
+        for at, problem in enumerate(single)
+    }
+    scripts = {
+        problem.problem: [
+            reply
+            for calls in json.loads(problem.answer)
+            for reply in ([f"[{', '.join(calls)}]"] if calls and at % 3 != 2 else []) + ["Done."]
+        ]
+        for at, problem in enumerate(several)
     }
 
     def reply(body: dict[str, Any]) -> str:
         asked = [message["content"] for message in body["messages"] if message["role"] == "user"]
-        return answers["\n\n".join(asked)]
+        if (answer := answers.get("\n\n".join(asked))) is not None:
+            return answer
+        (script,) = (script for text, script in scripts.items() if text.startswith(asked[0]))
+        return script[sum(message["role"] == "assistant" for message in body["messages"])]
 
     return ChatStandIn(reply)
 
@@ -207,23 +234,16 @@ def plain(problem: Problem) -> bool:
     return all(value and "{" not in repr(value[0]) for value in values)
 
 
-def conversations_oracle(problems: list[Problem]) -> ChatStandIn:
-    """Makes the calls of BFCL's possible answers turn by turn; in every third conversation it makes none."""
-    scripts = {
-        problem.problem: [
-            reply
-            for calls in json.loads(problem.answer)
-            for reply in ([f"[{', '.join(calls)}]"] if calls and at % 3 != 2 else []) + ["Done."]
+def some_conversations(problems: list[Problem]) -> list[Problem]:
+    """Three of each category of several turns."""
+    found: list[Problem] = []
+    for category in MULTI_TURN:
+        several = [
+            problem for problem in problems if category_of(problem) == category and named_arguments(problem)
         ]
-        for at, problem in enumerate(problems)
-    }
-
-    def reply(body: dict[str, Any]) -> str:
-        first = next(message["content"] for message in body["messages"] if message["role"] == "user")
-        (script,) = (script for asked, script in scripts.items() if asked.startswith(first))
-        return script[sum(message["role"] == "assistant" for message in body["messages"])]
-
-    return ChatStandIn(reply)
+        # The categories ask the same; each takes other ones, by which the oracle knows them.
+        found += several[len(found) : len(found) + 3]
+    return found
 
 
 def native_oracle(problems: list[Problem]) -> ChatStandIn:
@@ -290,9 +310,9 @@ async def led(
     name: str, problems: list[Problem], out: Path, model: ChatStandIn, samples: int = 1, native: bool = False
 ) -> tuple[EvalResult, dict[str, float]]:
     """What a model scores, and what the harness says of all results of its first samples in one go."""
-    benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=5)
+    benchmark, settings = find(name), EvalSettings(samples=samples, temperature=0.0, wait_s=TIMEOUT_S)
     with serving(model) as server:
-        async with aclosing(ServerChat(server.url, None, 5, 60)) as chat:
+        async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
             resources = Resources(chat, None, None, out / "logs", out)
             async with benchmark.open(resources, settings, Given(native_calls=native)) as method:
                 part = Part(problems, out / "out", method, benchmark.combined)
@@ -303,15 +323,17 @@ async def led(
                 return result, await method.read_back(made)
 
 
-def check_every_fifth_is_wrong(
-    out: Path, problems: list[Problem], result: EvalResult, again: dict[str, float]
+def check(
+    out: Path, right: dict[str, bool], samples: int, result: EvalResult, again: dict[str, float]
 ) -> None:
-    """Of an oracle's results every fifth is wrong and no other, and the harness reads the same scores of them."""
+    """Every sample of a problem is right or is not, and the harness reads the same scores of the results."""
     traces = list(read_traces(out / "out" / "traces.jsonl"))
-    wrong = {problem.id for at, problem in enumerate(problems) if at % 5 == 4}
-    assert {trace.problem_id for trace in traces if not trace.correct} == wrong, [
-        (trace.problem_id, trace.rule, trace.final_text, trace.extracted) for trace in traces
-    ]
+    assert [
+        (trace.problem_id, trace.sample, trace.rule, trace.final_text, trace.extracted)
+        for trace in traces
+        if trace.correct != right[trace.problem_id]
+    ] == []
+    assert Counter(trace.problem_id for trace in traces) == dict.fromkeys(right, samples)
     scores = {key: score["value"] for key, score in result.summary["scores"].items()}
     assert {category: pytest.approx(scores[category]) for category in again} == again
 
@@ -320,59 +342,39 @@ def check_every_fifth_is_wrong(
 def test_an_oracle_scores_what_it_should_and_the_harness_reads_back_the_same(
     name: str, tmp_path: Path
 ) -> None:
-    set_up(harness_of(name))
-    every = find(name).load(Given(), EvalSettings())
+    every = entries(name)
     unanswered = {problem.answer for problem in every if not problem.answer.startswith("[")}
     assert unanswered == {"irrelevance", "live_irrelevance", "live_relevance"}
-    problems = some_plain(every)
-    assert len(problems) == 40
-    result, again = asyncio.run(led(name, problems, tmp_path, oracle(problems)))
-    check_every_fifth_is_wrong(tmp_path, problems, result, again)
-    assert sorted(again) == sorted({category_of(problem) for problem in problems})
-
-
-@pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
-def test_conversations_score_what_they_should_in_every_sample(name: str, tmp_path: Path) -> None:
-    set_up(harness_of(name))
-    every, problems = find(name).load(Given(), EvalSettings()), []
-    for category in MULTI_TURN:
-        several = [
-            problem
-            for problem in every
-            if problem.id.rpartition("_")[0] == category and named_arguments(problem)
-        ]
-        # The categories ask the same; each takes other ones, by which the oracle knows them.
-        problems += several[len(problems) : len(problems) + 3]
-    result, again = asyncio.run(led(name, problems, tmp_path, conversations_oracle(problems), samples=2))
-    verdicts = {
-        (trace.problem_id, trace.sample): trace.correct
-        for trace in read_traces(tmp_path / "out" / "traces.jsonl")
-    }
-    wanted = {(problem.id, sample): at % 3 != 2 for at, problem in enumerate(problems) for sample in range(2)}
-    assert verdicts == wanted
-    assert again == dict.fromkeys(MULTI_TURN, pytest.approx(2 / 3))
+    single, several = some_plain(every), some_conversations(every)
+    assert (len(single), len(several)) == (40, 12)
+    result, again = asyncio.run(led(name, single + several, tmp_path, oracle(single, several), samples=2))
+    right = {problem.id: at % 5 != 4 for at, problem in enumerate(single)}
+    right |= {problem.id: at % 3 != 2 for at, problem in enumerate(several)}
+    check(tmp_path, right, 2, result, again)
+    assert sorted(again) == sorted({category_of(problem) for problem in single} | set(MULTI_TURN))
+    assert {category: again[category] for category in MULTI_TURN} == dict.fromkeys(
+        MULTI_TURN, pytest.approx(2 / 3)
+    )
     assert result.summary["scores"]["multi-turn"]["value"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize("name", ["bfcl-v3", "bfcl-v4"])
 def test_calls_by_the_api_score_what_they_should(name: str, tmp_path: Path) -> None:
-    set_up(harness_of(name))
-    every = find(name).load(Given(native_calls=True), EvalSettings())
-    single = some_plain(every)[:21]
-    several = [
+    every = entries(name)
+    conversations = [
         problem for problem in every if problem.id.startswith("multi_turn_base") and named_arguments(problem)
     ]
-    problems = [*single, *several[:4]]
+    problems = [*some_plain(every)[:21], *conversations[:4]]
     result, again = asyncio.run(led(name, problems, tmp_path, native_oracle(problems), native=True))
-    check_every_fifth_is_wrong(tmp_path, problems, result, again)
+    check(tmp_path, {problem.id: at % 5 != 4 for at, problem in enumerate(problems)}, 1, result, again)
     assert again["multi_turn_base"] == pytest.approx(3 / 4)
 
 
 def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_question(tmp_path: Path) -> None:
-    set_up(harness_of("bfcl-v4"))
-    every = find("bfcl-v4").load(Given(), EvalSettings())
     problems = [
-        problem for problem in every if problem.id.startswith("memory_") and "notetaker-" in problem.id
+        problem
+        for problem in entries("bfcl-v4")
+        if problem.id.startswith("memory_") and "notetaker-" in problem.id
     ]
     problems = [problem for problem in problems if problem.id.endswith(("-0", "-1"))]
     assert len(problems) == 4
@@ -403,12 +405,12 @@ def test_memory_is_written_in_earlier_conversations_once_and_read_by_every_quest
 async def test_a_harness_that_is_killed_leaves_no_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    set_up(harness_of("bfcl-v4"))
+    harness = made("bfcl-v4")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     worker = {"native_calls": False, "temperature": 0.0, "memory": str(tmp_path / "memory")}
-    async with started(harness_of("bfcl-v4"), "bfcl_v4", worker, tmp_path / "log") as process:
+    async with started(harness, "bfcl_v4", worker, tmp_path / "log") as process:
         os.kill(process._process.pid, signal.SIGKILL)
     assert list(temporary.iterdir()) == []
 
@@ -417,6 +419,7 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     from rstar2.doctor.harnesses import environments
 
     harness = Harness("small", ("ifeval",), ("emoji==2.15.0",), ("emoji",))
+    shutil.rmtree(harness.folder, ignore_errors=True)  # broken by an earlier run, where environments are kept
     assert fault(harness) == "not set up"
     with pytest.raises(UserError, match="ifeval needs the harness small: not set up") as caught:
         require(harness, "ifeval")

@@ -7,16 +7,24 @@ import threading
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # It makes empty folders there when it is imported, in the environment of the harness; results go through the pipe.
 os.environ["BFCL_PROJECT_ROOT"] = str(Path(sys.prefix) / "project")
 os.environ.setdefault("OPENAI_API_KEY", "none")
 
+from left_out import leave_out
+
+# Its table of models imports the handlers of every one, with a dozen companies' clients; ours is the only one in it.
+MODELS: dict[str, SimpleNamespace] = {}
+leave_out("bfcl_eval.constants.model_config", MODEL_CONFIG_MAPPING=MODELS)
+# For its leaderboard.
+leave_out("pandas")
+
 from bfcl_common import MODEL, BFCLWorker, Entry
 from bfcl_eval import utils
 from bfcl_eval.constants.category_mapping import MULTI_TURN_CATEGORY, SINGLE_TURN_CATEGORY
-from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING, ModelConfig
 from bfcl_eval.eval_checker import eval_runner
 from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
 from bfcl_eval.model_handler.api_inference.openai_completion import OpenAICompletionsHandler
@@ -45,12 +53,7 @@ class Worker(BFCLWorker):
         self._prepared: set[tuple[str, str]] = set()
         self._native_calls = native_calls
         self._temperature = temperature
-        MODEL_CONFIG_MAPPING[MODEL] = ModelConfig(
-            *(MODEL, MODEL, "", "", ""),
-            model_handler=OpenAICompletionsHandler,
-            is_fc_model=native_calls,
-            underscore_to_dot=native_calls,
-        )
+        MODELS[MODEL] = SimpleNamespace(is_fc_model=native_calls, underscore_to_dot=native_calls)
 
     def handler(self, url: str) -> Any:
         handler = OpenAICompletionsHandler(MODEL, self._temperature, MODEL, self._native_calls)
