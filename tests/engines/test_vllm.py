@@ -95,7 +95,7 @@ async def test_the_budget_is_cut_to_what_the_servers_context_still_holds() -> No
 
 
 def _retrying(standin: StandIn, wait_s: float) -> RetryingEngine:
-    """An engine whose patience no slow machine exhausts."""
+    """An engine that waits by a clock of its own, which no slow machine changes."""
     engine = RetryingEngine(_engine(standin), wait_s)
     engine.policy = policies_on(Clock())("engine", wait_s)
     return engine

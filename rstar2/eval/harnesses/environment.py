@@ -24,20 +24,24 @@ _LOOK_S = 300.0
 _RECORD = "environment.json"
 _LOG = "setup.log"
 _LOOK = """
-import base64, hashlib, importlib.metadata, importlib.util, json, sys
+import base64, csv, hashlib, importlib.metadata, importlib.util, json, sys
 found, wrong = {}, ""
 for each in importlib.metadata.distributions():
     found[each.name.lower().replace("_", "-")] = each.version
-    files = [] if wrong else each.files or []
-    for file in (file for file in files if file.suffix != ".pyc"):
+    # Not each.files, which from Python 3.12 on leaves out what is missing.
+    record = "" if wrong else each.read_text("RECORD") or ""
+    for file, hashed, _ in csv.reader(record.splitlines()):
         path = each.locate_file(file)
+        if path.suffix == ".pyc":
+            continue
         if not path.exists():
             wrong = f"{each.name} lacks {file}"
         # To cacert.pem administrators add certificates of their own.
-        elif file.hash is not None and file.name != "cacert.pem":
+        elif hashed and path.name != "cacert.pem":
+            kind, _, value = hashed.partition("=")
             with path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, file.hash.mode).digest()
-            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != file.hash.value:
+                digest = hashlib.file_digest(opened, kind).digest()
+            if base64.urlsafe_b64encode(digest).decode().rstrip("=") != value:
                 wrong = f"{each.name}: {file} is not as it was installed"
 absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
 print(json.dumps({"python": sys.version.split()[0], "installed": found, "wrong": wrong, "absent": absent}))
