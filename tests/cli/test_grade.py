@@ -163,11 +163,13 @@ def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):
 
 
 ENDLESS = """
-import sys, time
+import os, sys, time
 if "rstar2.eval.grader.worker" in sys.orig_argv:
+    os.read(0, 1)
+    open(__file__ + ".asked", "w").close()
     time.sleep(3600)
 """
-"""A start-up file of Python with which no worker answers."""
+"""A start-up file of Python with which a worker says that it was asked, and never answers."""
 
 
 def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):
@@ -180,14 +182,15 @@ def test_ctrl_c_stops_with_130_and_leaves_neither_files_nor_processes(tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    wait_until(lambda: any(path.suffix == ".part" for path in folder.iterdir()) and children(process.pid))
-    [worker] = children(process.pid)
+    wait_until((tmp_path / "sitecustomize.py.asked").exists)
+    assert [path.name for path in folder.iterdir() if path.suffix == ".part"] != []
+    workers = children(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
     assert [path.name for path in folder.iterdir()] == ["in.jsonl"]
-    wait_until(lambda: not group_is_alive(process.pid) and not group_is_alive(worker))
+    wait_until(lambda: not any(map(group_is_alive, [process.pid, *workers])))
 
 
 def group_is_alive(group: int) -> bool:

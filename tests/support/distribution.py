@@ -36,22 +36,23 @@ SHARED = {
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    "judges",
     "sandboxes",
-    "cli/test_chat.py",
-    "verl",
+    "judges",
     "cluster",
-    "train/test_prepared_data.py",
-    "train/test_verl_update.py",
-    "serve/test_replicas.py",
     "eval/harnesses/test_real_harnesses.py",
+    "train/test_prepared_data.py",
+    "verl",
+    "train/test_verl_update.py",
     "judge/test_faults.py",
+    "serve/test_replicas.py",
     "tools/test_toolbox.py",
+    "serve/test_whole.py",
+    "cli/test_chat_terminal.py",
+    "train/test_gpu_walk.py",
     "cli/test_eval.py",
     "test_example_lines.py",
-    "train/test_gpu_walk.py",
-    "judge/test_attacks.py",
-    "report/test_viewer.py",
+    "cli/test_chat.py",
+    "cli/test_serve.py",
 )
 """The units of more than about 20 seconds: a long one at the end would leave the other processes idle."""
 

@@ -17,6 +17,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.agent import parse_calls
 from rstar2.formats.format import Format, ours, read_format
 from rstar2.judge.client import JudgeClient
+from rstar2.judge.client.session import OPEN_S
 from rstar2.judge.service.start import JudgeHandle, running_judge
 from rstar2.toolbox import Toolbox
 from rstar2.tools import ToolContext, tool_modules
@@ -160,7 +161,7 @@ async def test_what_follows_a_lost_notebook_is_lost_and_not_the_models_failure(
 
 
 async def test_a_judge_that_is_away_when_a_notebook_is_opened_may_be_asked_again(fmt: Format) -> None:
-    async with JudgeClient("http://127.0.0.1:9", wait_s=-29.8) as nobody:
+    async with JudgeClient("http://127.0.0.1:9", wait_s=0.2 - OPEN_S) as nobody:
         box = Toolbox(nobody, fmt)
         calls = await ran(box, *[(NOTEBOOK, {"code": "1"})] * 2)
         assert [call.status for call in calls] == ["lost", "lost"]
