@@ -27,6 +27,8 @@ from rstar2.errors import UserError
 
 JOIN_EVERY = 4
 """Steps between which no request joins a running batch: each time costs about as much as a step."""
+TINY_PARAMETERS = 10_000_000
+"""A model of fewer is stepped fastest by one thread: a second costs more than it gains."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class _Row:
 class HFEngine:
     """A folder with config.json and weights behind the engine contract, in a thread with `threads` torch threads.
 
-    Steps `max_batch` rows at once. A turn ends at `stop_ids`, besides the model's own token ids. A UserError where
-    transformers can load no model from the folder.
+    None is one for a tiny model, and torch's choice for others. Steps `max_batch` rows at once. A turn ends at
+    `stop_ids`, besides the model's own token ids. A UserError where transformers can load no model from the folder.
     """
 
     def __init__(
@@ -68,8 +70,6 @@ class HFEngine:
     ) -> None:
         if not model_dir.is_dir():
             raise UserError(f"no model folder at {model_dir}", "Give the folder that holds config.json.")
-        if threads is not None:
-            torch.set_num_threads(threads)
         logging.disable_progress_bar()
         try:
             self.model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
@@ -77,6 +77,10 @@ class HFEngine:
         except Exception as error:
             said = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {said}") from error
+        if threads is None and self.model.num_parameters() < TINY_PARAMETERS:
+            threads = 1
+        if threads is not None:
+            torch.set_num_threads(threads)
         own = self.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
         self.stop_ids = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)
@@ -232,13 +236,17 @@ class HFEngine:
             self._prefill(joining)
 
     def _prefill(self, joining: list[_Row]) -> None:
-        """Run the prompts, all but their last token's successor, and merge the caches, padded on the left."""
-        width = max(len(row.prompt) for row in joining)
-        ids = torch.zeros(len(joining), width, dtype=torch.long)
-        mask = torch.zeros(len(joining), width, dtype=torch.long)
-        for i, row in enumerate(joining):
-            ids[i, width - len(row.prompt) :] = torch.tensor(row.prompt)
-            mask[i, width - len(row.prompt) :] = 1
+        """Run the prompts, all but their last token's successor, and merge the caches, padded on the left.
+
+        A prompt that several rows have, as the rollouts of a group do, is run once.
+        """
+        prompts = list({tuple(row.prompt): row.prompt for row in joining}.values())
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        mask = torch.zeros(len(prompts), width, dtype=torch.long)
+        for i, prompt in enumerate(prompts):
+            ids[i, width - len(prompt) :] = torch.tensor(prompt)
+            mask[i, width - len(prompt) :] = 1
         cache = DynamicCache()
         try:
             logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
@@ -246,6 +254,12 @@ class HFEngine:
             for row in joining:
                 _fail(row, error)
             return
+        if len(prompts) < len(joining):
+            place = {tuple(prompt): i for i, prompt in enumerate(prompts)}
+            rows = torch.tensor([place[tuple(row.prompt)] for row in joining])
+            logits, mask = logits[rows], mask[rows]
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
         self._merge(cache, mask)
         self._rows += joining
         self._sample(logits, joining)

@@ -104,11 +104,10 @@ def local_model(named: str) -> Path:
 def open_folder(
     folder: Path,
     max_batch: int,
-    threads: int | None = None,
     choice: FormatChoice = MODELS_OWN,
     own_tools: bool = True,
 ) -> tuple[Engine, ChatCodec]:
-    """Load a model and its tokenizer, for batches of `max_batch` and `threads` torch threads (None: torch's choice).
+    """Load a model and its tokenizer, for batches of `max_batch`.
 
     Without `own_tools` the model need not be able to show the tools of its format (`load_chat_codec`).
     A UserError where the folder holds no model or tokenizer, or torch is not installed.
@@ -121,7 +120,7 @@ def open_folder(
             f"a model folder is run with torch, which is not installed ({error.name})",
             f"Install it, or name a vLLM server with --url: {install_command('laptop')}",
         ) from error
-    return HFEngine(folder, [codec.end_id], max_batch=max_batch, threads=threads), codec
+    return HFEngine(folder, [codec.end_id], max_batch=max_batch), codec
 
 
 @dataclass(frozen=True)

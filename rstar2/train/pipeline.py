@@ -88,7 +88,7 @@ class Pipeline:
         wanted = len(evaluation.problems) * evaluation.settings.samples
         self.progress.start(row, f"  {label}held-out problems", wanted)
         timer = PhaseTimer(out, self.timer)
-        engine, codec = open_folder(model, evaluation.settings.in_flight, threads=sampling.ENGINE_THREADS)
+        engine, codec = open_folder(model, evaluation.settings.in_flight)
         shown = self._sampling_progress(row, timer)
         numbers = sampling.sample(engine, codec, evaluation, self.judge, out, shown).summary
         self.progress.finish(row, f"accuracy {numbers['accuracy']:.1%}")

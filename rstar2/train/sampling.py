@@ -26,8 +26,6 @@ JudgeAddress = tuple[str, str | None]
 Rows = list[dict[str, Any]]
 """Training problems, as `rstar2.data.parquet.rl_rows` makes them."""
 OnProgress = Callable[[Progress], None]
-ENGINE_THREADS = 1
-"""Of an engine in this process: for a tiny model a second one costs more than it gains."""
 
 
 @dataclass(frozen=True)

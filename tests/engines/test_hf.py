@@ -83,6 +83,36 @@ def test_a_request_is_answered_alike_alone_and_among_others(
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
+def test_a_prompt_of_several_rows_is_run_once(engine: HFEngine) -> None:
+    prompts = [PROMPTS[at] for at in (0, 4, 0, 0)]
+    sampling = [Sampling(temperature=1.0, max_tokens=10, seed=seed) for seed in range(4)]
+    alone = [asyncio.run(engine.generate(*each)) for each in zip(prompts, sampling, strict=True)]
+    busy, asked, rows = threading.Event(), threading.Event(), list[int]()
+
+    def count(_model: Any, _args: Any, given: dict[str, Any]) -> None:
+        busy.set()
+        assert asked.wait(TIMEOUT_S)
+        rows.append(len(given["input_ids"]))
+
+    async def work() -> list[Generation]:
+        # The first keeps the engine busy until the others wait together.
+        first = asyncio.create_task(engine.generate([8, 8], Sampling(temperature=0.0, max_tokens=1)))
+        assert await asyncio.to_thread(busy.wait, TIMEOUT_S)
+        tasks = [asyncio.create_task(engine.generate(*each)) for each in zip(prompts, sampling, strict=True)]
+        await asyncio.sleep(0)
+        asked.set()
+        await first
+        return await asyncio.gather(*tasks)
+
+    hook = engine.model.register_forward_pre_hook(count, with_kwargs=True)
+    group = asyncio.run(work())
+    hook.remove()
+    assert rows[:3] == [1, 2, 4]
+    assert [said.token_ids for said in group] == [said.token_ids for said in alone]
+    for one, other in zip(group, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
 def test_logprobs_are_those_of_the_whole_text_at_the_sampling_temperature(engine: HFEngine) -> None:
     import torch
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import rstar2
 from support.optional import needs
+from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.builtin import FORMAT
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.engines.models import local_model
+from rstar2.eval.settings import JudgeChoice
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.runs import open_run
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import read_traces
 from rstar2.train.conversations import written
+from rstar2.train.plan import plan_training
+from rstar2.train.recipe import stage_range, stage_recipes
 from rstar2.train.records.steps import step_metrics
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800), needs("verl")]
@@ -108,18 +116,55 @@ def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> 
     assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
 
 
-def test_a_stage_of_rl_takes_the_prepared_problems(root: Path) -> None:
+def started(log: Path, words: list[str]) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "rstar2", *words], stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def test_an_asynchronous_stage_takes_the_prepared_problems_and_continues_after_a_kill(root: Path) -> None:
     changes = (
-        "steps=1",
+        "mode=colocate_async",
+        "algorithm.correction=token-tis",
+        "checkpoint.every=1",
+        "steps=4",
         "rollout.prompts=4",
         "rollout.rollouts=4",
         "roc.down_sample_to_n=2",
         "rollout.tokens=160",
     )
-    more = ("rollout.max_turns=2", "rollout.prompt_tokens=128", "optim.warmup_steps=0")
-    settings = [word for change in (*changes, *more) for word in ("--set", change)]
-    words = ("--stage", 1, "--model", root / "tuned", "--data", root / "rl", "--profile", "laptop")
-    command("train", *words, *settings, "--run", root / "trained")
-    assert list(step_metrics(root / "trained" / "stage1")) == [1]
-    rows = pq.read_table(root / "trained" / "stage1" / "train.parquet").to_pylist()
+    changes += ("rollout.max_turns=2", "rollout.prompt_tokens=128", "optim.warmup_steps=0")
+    settings = [word for change in changes for word in ("--set", change)]
+    words = ["train", "--stage", "1", "--model", str(root / "tuned"), "--data", str(root / "rl")]
+    words += ["--profile", "laptop", *settings, "--run", str(root / "trained")]
+    recipes = stage_recipes(stage_range("1"), "laptop", list(changes))
+    plan = plan_training(recipes, local_model(str(root / "tuned")), root / "rl", None, JudgeChoice())
+    with open_run(root / "trained", "train", plan.config()):
+        pass
+    log, stage = root / "trained.log", root / "trained" / "stage1"
+    # However late the kill comes, the trainer is still at its third checkpoint: it writes to a pipe that nobody reads.
+    third = stage / "checkpoints" / "global_step_3"
+    (third / "actor").mkdir(parents=True)
+    os.mkfifo(third / "actor" / "model_world_size_1_rank_0.pt")
+    killed = started(log, words)
+    try:
+        wait_until(lambda: len(step_metrics(stage)) >= 2 or killed.poll() is not None, 1800)
+        assert killed.poll() is None, log.read_text()[-3000:]
+    finally:
+        killed.kill()
+        killed.wait(TIMEOUT_S)
+    assert sorted(step_metrics(stage)) == [1, 2]
+    shutil.rmtree(third)
+    again = started(log, words)
+    try:
+        assert again.wait(1800) == 0, log.read_text()[-3000:]
+    finally:
+        again.kill()
+    found = step_metrics(stage)
+    after = [json.loads(line)["step"] for line in (stage / "metrics-2.jsonl").read_text().splitlines()]
+    assert sorted(found) == [1, 2, 3, 4]
+    assert after == [3, 4], "the second was saved"
+    assert all("training/off_policy/trajectory_staleness_worst/mean" in metrics for metrics in found.values())
+    rows = pq.read_table(stage / "train.parquet").to_pylist()
     assert {row["extra_info"]["id"] for row in rows} == {f"asked-{number}" for number in range(1, 41)}

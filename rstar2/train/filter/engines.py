@@ -24,7 +24,6 @@ from rstar2.prompts import ChatCodec, load_codec
 from rstar2.serve import ServeSettings, find_vllm, install_hint, vllm_command
 from rstar2.train.command import worker_environment
 from rstar2.train.recipe import Hardware
-from rstar2.train.sampling import ENGINE_THREADS
 
 CPU_BATCH = 128
 READY_S = 2400.0
@@ -42,7 +41,7 @@ def open_engines(model: Path, hardware: Hardware, logs: Path) -> Iterator[tuple[
     """
     codec = load_codec(model)
     if hardware.device == "cpu":
-        yield [open_folder(model, CPU_BATCH, ENGINE_THREADS)[0] for _ in range(hardware.engines)], codec
+        yield [open_folder(model, CPU_BATCH)[0] for _ in range(hardware.engines)], codec
         return
     vllm = find_vllm(sys.executable)
     if vllm is None:
