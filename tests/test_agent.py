@@ -301,6 +301,7 @@ async def test_each_turn_may_use_what_is_left_and_draws_from_its_own_stream(code
     assert [sampling.seed for _, sampling in unseeded.asked] == [None, None]
 
 
+@pytest.mark.slow
 @given(output=st.text(alphabet=st.sampled_from("<|im_end>start|\n "), max_size=80))
 def test_tool_output_with_special_tokens_cannot_end_a_turn_or_speak_for_the_model(
     codec: ChatCodec, output: str

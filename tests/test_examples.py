@@ -67,6 +67,7 @@ def test_grader() -> None:
     assert verdicts == ["correct", "wrong", "correct", "correct", "wrong", "unparsed"]
 
 
+@pytest.mark.slow
 def test_roc() -> None:
     lines = _run("roc")
     assert lines[:3] == [

@@ -178,6 +178,7 @@ def _inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return parts
 
 
+@pytest.mark.slow
 def test_no_module_imports_itself_through_others() -> None:
     graph = _import_graph()
     assert len(graph) > 150

@@ -314,6 +314,7 @@ def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(
     assert asked.stdout.startswith("so ")
 
 
+@pytest.mark.slow
 def test_a_notebook_keeps_its_variables_over_a_chat(
     standin: StandIn, judge: JudgeHandle, tmp_path: Path
 ) -> None:

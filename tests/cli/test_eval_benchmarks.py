@@ -118,6 +118,7 @@ def model() -> Iterator[ChatStandIn]:
         yield server
 
 
+@pytest.mark.slow
 def test_a_harness_scores_and_the_same_command_adds_nothing(
     harness: Path, model: ChatStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_harness_scores_and_the_same_command_adds_nothing(
     assert len(model.asked) == count
 
 
+@pytest.mark.slow
 def test_what_a_server_refuses_leaves_the_numbers_and_the_page_of_the_others(
     harness: Path, model: ChatStandIn
 ) -> None:
@@ -170,6 +172,7 @@ def test_what_a_server_refuses_leaves_the_numbers_and_the_page_of_the_others(
     assert rstar2(*asked).code == 0
 
 
+@pytest.mark.slow
 def test_a_run_with_other_settings_is_refused(harness: Path, model: ChatStandIn) -> None:
     assert rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2).code == 0
     again = rstar2("eval", "ifbench", "--url", model.url, "--run", "r", "--limit", 2, "--temperature", 0.5)
@@ -193,6 +196,7 @@ def test_a_harness_that_is_not_set_up_or_broken_is_named_with_its_command(harnes
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_the_model_is_asked(
     arena: list[str], model: ChatStandIn
 ) -> None:
@@ -216,6 +220,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_judge_model_grades_and_its_name_belongs_to_the_settings(
     arena: list[str], model: ChatStandIn
 ) -> None:

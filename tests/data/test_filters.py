@@ -156,6 +156,7 @@ def test_a_short_measured_problem_is_matched_as_a_whole() -> None:
     assert not shared(near, "Someone asks you to find 2 + 2 and more")
 
 
+@pytest.mark.slow
 @given(text=st.text(max_size=60))
 def test_nothing_is_near_no_benchmark_and_every_text_is_near_itself(text: str) -> None:
     assert not shared({}, text)

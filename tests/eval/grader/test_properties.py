@@ -91,6 +91,7 @@ def integer_forms(value: int) -> list[str]:
     return [form for form in forms if value >= 0 or not form.startswith("+")]
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(anything, anything)
 def test_no_input_raises_and_every_verdict_is_named(gold, pred):

@@ -38,6 +38,7 @@ def quick(code: str) -> RunRequest:
 ENDLESS = quick("while True: pass")
 
 
+@pytest.mark.slow
 async def test_many_calls_come_back_each_with_its_own_result(judge: JudgeHandle) -> None:
     async with JudgeClient(judge.url) as client:
         results = await client.run_many([quick(f"print({i})") for i in range(100)])
@@ -286,6 +287,7 @@ def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) ->
     assert (done.stdout, done.stderr) == ("1\n", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token", [None, "another"])
 async def test_a_wrong_token_is_the_users_mistake(limited_judge: JudgeHandle, token: str | None) -> None:
     async with JudgeClient(limited_judge.url, token) as client:

@@ -102,6 +102,7 @@ def _scan(sandbox: Sandbox, in_session: bool) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_session", [False, True], ids=["program", "session"])
 def test_nothing_of_earlier_programs_is_in_the_memory_of_a_later_one(
     worker: ThisUser | OrdinaryUser, in_session: bool

@@ -202,6 +202,7 @@ print(found)
     return sandbox.run(RunRequest(code=look, timeout_s=TIMEOUT_S), "a").stdout, cell(other, look).stdout
 
 
+@pytest.mark.slow
 def test_sessions_of_an_ordinary_user_are_held_apart_without_landlock(strict_user: OrdinaryUser) -> None:
     del strict_user  # Only for its skip.
     worker = OrdinaryUser("strict", _start_without_landlock)

@@ -100,6 +100,7 @@ def said(judge: JudgeHandle, head: str, body: bytes = b"") -> bytes:
 CHUNKED = "HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head",
     [

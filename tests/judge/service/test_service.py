@@ -239,6 +239,7 @@ def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) 
     assert max(held_bytes) < 1.5 * budget < count * 6 * size / 2
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_the_callers_mistake(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

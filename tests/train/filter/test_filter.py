@@ -271,6 +271,7 @@ def test_every_engines_gpus_of_a_cluster_get_a_server_which_ends_with_the_block(
     wait_until(lambda: all(gone(url) for url in urls))
 
 
+@pytest.mark.slow
 def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
