@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -227,9 +228,9 @@ def main() -> None:
         # VERL's workers import this file.
         here = str(Path(__file__).resolve().parent)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-        stages.agent_loop_yaml = slow_agent_loop
-        for seed in range(1, given.seeds + 1):
-            run_seed(seed, given.steps, given.runs / f"seed{seed}")
+        with patch.object(stages, "agent_loop_yaml", slow_agent_loop):
+            for seed in range(1, given.seeds + 1):
+                run_seed(seed, given.steps, given.runs / f"seed{seed}")
     show(given.runs)
 
 

@@ -54,15 +54,16 @@ class MathVerify:
         self._process = self._start()
 
     def grade(self, gold: str, pred: str) -> bool | None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([gold, pred]) + "\n")
-        self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], LIMIT_S)[0]:
+        asked, answers = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert answers is not None
+        asked.write(json.dumps([gold, pred]) + "\n")
+        asked.flush()
+        if not select.select([answers], [], [], LIMIT_S)[0]:
             self.stop()
             self._process = self._start()
             return None
-        return self._process.stdout.readline() == "True\n"
+        return answers.readline() == "True\n"
 
     def stop(self) -> None:
         self._process.kill()

@@ -21,7 +21,8 @@ from urllib.parse import urlsplit
 
 from rstar2.judge.client import SyncJudgeClient
 from rstar2.judge.schema import RunRequest
-from rstar2.judge.service.start import JudgeHandle, running_judge
+from rstar2.judge.service.settings import JudgeHandle
+from rstar2.judge.service.start import running_judge
 
 LOOP_EVERY = 300
 

@@ -17,9 +17,7 @@ import argparse
 import csv
 import hashlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -40,7 +38,7 @@ HELD_OUT = 96
 GSM8K = 100
 EVERY = 5
 """Steps between two models that are measured."""
-KILLED_AFTER = 7
+KILLED_AFTER = EVERY
 """The step after which training is ended, once."""
 FLAWS = {"repaired": 0.25, "guessed": 0.12, "wrong": 0.12, "missing": 0.12}
 """The shares of the conversations' flaws; the rest is clean."""
@@ -267,18 +265,20 @@ class Study:
         if not (self.runs / "killed.json").exists():
             self.train_until_killed(words)
         rstar2(*words)
-        for name in self.models():
-            self.measure(name)
+        for name, model in self.models().items():
+            # A kill at another moment may leave a model on the way unmade.
+            if model.exists():
+                self.measure(name)
 
     def train_until_killed(self, words: list[Any]) -> None:
-        """Start the training and end it with SIGKILL, once a step that no checkpoint holds is done."""
-        command = [sys.executable, "-m", "rstar2", *map(str, words)]
-        process = subprocess.Popen(command)
-        while process.poll() is None and len(self.trained()) < KILLED_AFTER:
+        """Start the training, and end it with SIGKILL once the first model on its way is made."""
+        made = self.models()[f"step {KILLED_AFTER}"]
+        process = subprocess.Popen([sys.executable, "-m", "rstar2", *map(str, words)])
+        while process.poll() is None and not made.exists():
             time.sleep(0.5)
         if process.poll() is not None:
             raise SystemExit(f"training ended by itself before step {KILLED_AFTER}: {process.returncode}")
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
         write_json(self.runs / "killed.json", {"after_step": len(self.trained())})
 
@@ -299,8 +299,8 @@ class Study:
 
     def found(self, name: str, benchmark: str) -> dict[str, Any] | None:
         """The numbers of a finished measurement."""
-        summaries = list((self.runs / "eval" / name.replace(" ", "-") / benchmark).rglob("summary.json"))
-        return json.loads(summaries[0].read_text()) if summaries else None
+        results = self.runs / "eval" / name.replace(" ", "-") / benchmark / benchmark / "results.json"
+        return json.loads(results.read_text())["summary"] if results.exists() else None
 
     def show(self) -> None:
         """Print what is finished, as tables in Markdown, and draw the curves of the training."""
@@ -312,7 +312,7 @@ class Study:
             "tokens",
             "GSM8K, %",
         )
-        out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False)
+        out.print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
         for name in self.models():
             if (numbers := self.found(name, "held_out")) is None:
                 continue

@@ -104,11 +104,11 @@ def _conversation(source: str, asked: Any, reply: str, tool: int, call: str) -> 
     listed, name = json.dumps(_tool(tool)), f"look_up_{tool}"
     if source == "glaive-v2":
         called = f'ASSISTANT: <functioncall> {{"name": "{name}", "arguments": \'{call}\'}} <|endoftext|>'
-        turns = [f"USER: {asked}", called, 'FUNCTION RESPONSE: {"found": true}', f"ASSISTANT: {reply}"]
+        chat = [f"USER: {asked}", called, 'FUNCTION RESPONSE: {"found": true}', f"ASSISTANT: {reply}"]
         system = f"SYSTEM: You are a helpful assistant with access to these functions -\n{listed}\n"
-        return {"system": system, "chat": None if asked is None else "\n\n\n".join(turns)}
+        return {"system": system, "chat": None if asked is None else "\n\n\n".join(chat)}
     if source == "apigen-mt":
-        given = [
+        given: list[tuple[str, Any]] = [
             ("human", asked),
             ("function_call", f'{{"name": "{name}", "arguments": {call}}}'),
             ("observation", '{"found": true}'),
@@ -130,8 +130,8 @@ def _conversation(source: str, asked: Any, reply: str, tool: int, call: str) -> 
         solution = f"Like this:\n```python\nprint({call})\n```\n{reply}"
         return {"problem": asked, "solution": solution, "lang": "python"}
     if source == "tulu3":
-        turns = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
-        return {"prompt": asked, "messages": turns, "constraints": []}
+        said = [{"role": "user", "content": asked}, {"role": "assistant", "content": reply}]
+        return {"prompt": asked, "messages": said, "constraints": []}
     return {"input": [{"role": "user", "content": asked}], "output": reply, "reasoning": "off"}
 
 

@@ -35,7 +35,8 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from rstar2.cli.common import out
 from rstar2.engines.oracle import byte_codec
 from rstar2.formats.format import FORMAT_FILE, ours, save_format
-from rstar2.judge.service.start import JudgeHandle, running_judge
+from rstar2.judge.service.settings import JudgeHandle
+from rstar2.judge.service.start import running_judge
 from rstar2.prompts import ChatCodec
 from rstar2.tools.python_code_with_standard_io import NAME
 from rstar2.train.roc import RocSettings, Rollout, gives_gradient, sample_down
@@ -200,6 +201,7 @@ def made_loop(engines: Engines, codec: ChatCodec, judge: JudgeHandle, folder: Pa
         seed=1,
         traces=str(folder / "traces"),
         trace_share=0.0,
+        may_end_unfinished=False,
     )
 
 

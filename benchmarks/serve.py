@@ -64,7 +64,7 @@ async def rate(url: str, in_flight: int, tokens: int) -> float:
                 extra_body={"ignore_eos": True},
             )
             assert answer.usage is not None
-            return answer.usage.completion_tokens
+            return int(answer.usage.completion_tokens)
 
         await one()  # warm
         began = time.monotonic()

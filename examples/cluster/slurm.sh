@@ -52,11 +52,13 @@ finish() { # within half a minute
 trap finish EXIT
 
 wait_for() { # what, command...: at most five minutes, and only while all that was started runs
-    local what=$1
+    local what=$1 end=$((SECONDS + 300))
     shift
-    for _ in $(seq 150); do
+    while ((SECONDS < end)); do
         if "$@" >/dev/null 2>&1; then return; fi
-        if ! kill -0 "${started[@]}" 2>/dev/null; then break; fi
+        for pid in "${started[@]}"; do
+            if ! kill -0 "$pid" 2>/dev/null; then break 2; fi
+        done
         sleep 2
     done
     echo "no $what; see above" >&2
@@ -65,7 +67,7 @@ wait_for() { # what, command...: at most five minutes, and only while all that w
 
 "${on_head[@]}" ray start --head --block --port="$port" --disable-usage-stats &
 started+=($!)
-wait_for "Ray on $head" ray status --address="$address:$port"
+wait_for "Ray on $head" timeout 60 ray status --address="$address:$port"
 if ((SLURM_JOB_NUM_NODES > 1)); then
     others=$((SLURM_JOB_NUM_NODES - 1))
     srun --overlap --nodes="$others" --ntasks="$others" --ntasks-per-node=1 --exclude="$head" \
@@ -74,13 +76,13 @@ if ((SLURM_JOB_NUM_NODES > 1)); then
 fi
 all_joined() {
     local gpus
-    gpus=$(python -m rstar2.train.verl.cluster "$address:$port") # a list of each node's
+    gpus=$(timeout 60 python -m rstar2.train.verl.cluster "$address:$port") # a list of each node's
     [ "$(tr -cd , <<<"$gpus" | wc -c)" -eq $((SLURM_JOB_NUM_NODES - 1)) ]
 }
 wait_for "Ray on all $SLURM_JOB_NUM_NODES nodes" all_joined
 "${on_head[@]}" rstar2 judge up --host 0.0.0.0 --port "$judge_port" --workers "$judge_workers" &
 started+=($!)
-wait_for "judge on $head" rstar2 judge status --url "http://$address:$judge_port"
+wait_for "judge on $head" timeout 60 rstar2 judge status --url "http://$address:$judge_port"
 
 export RAY_ADDRESS=$address:$port RSTAR2_JUDGE=http://$address:$judge_port
 "$@" &

@@ -29,6 +29,8 @@ JOIN_EVERY = 4
 """Steps between which no request joins a running batch: each time costs about as much as a step."""
 TINY_PARAMETERS = 10_000_000
 """A model of fewer is stepped fastest by one thread: a second costs more than it gains."""
+_ALL_THREADS = torch.get_num_threads()
+"""Torch's own choice, which an earlier engine in this process may have changed."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,8 @@ class HFEngine:
         except Exception as error:
             said = " ".join(str(error).split())[:200] or type(error).__name__
             raise UserError(f"cannot load a model from {model_dir}", f"transformers says: {said}") from error
-        if threads is None and self.model.num_parameters() < TINY_PARAMETERS:
-            threads = 1
-        if threads is not None:
-            torch.set_num_threads(threads)
+        usual = 1 if self.model.num_parameters() < TINY_PARAMETERS else _ALL_THREADS
+        torch.set_num_threads(usual if threads is None else threads)
         own = self.model.generation_config.eos_token_id
         own_ids = own if isinstance(own, list) else [own]
         self.stop_ids = frozenset(i for i in (*own_ids, *stop_ids) if i is not None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.data.benchmarks import fingerprint
-from rstar2.errors import UserError
+from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import EvalSettings
 from rstar2.eval.target import model_hash
@@ -30,6 +30,8 @@ from rstar2.train.sampling import JudgeAddress, Rows, drop_solved, problems_of
 SETTINGS = "settings.json"
 _GRADERS = 4
 """Processes, beside engines on GPUs."""
+MOST_ERRORS = 0.05
+"""Share of the samples that may end in an error; a problem that lost one is kept, as if it had been wrong."""
 
 
 def unsolved(
@@ -44,16 +46,20 @@ def unsolved(
     """Sample every problem `recipe.drop_solved` times with the policy that a stage starts from; see `drop_solved`.
 
     Verdicts, kept problems and card are written to `out`, where a killed call continues. A UserError without vLLM, a
-    Failure where servers or judge do not start or no longer answer, or the disk is full.
+    Failure where servers or judge do not start or no longer answer, the disk is full, or too many samples end in an
+    error.
     """
     about = _settings(model, rows, recipe)
     out.mkdir(parents=True, exist_ok=True)
     refuse_changed(out / SETTINGS, about)
-    if not (out / CARD).exists():
+    finished = (out / CARD).exists()
+    if not finished:
         _sample(model, rows, recipe, judge, out, logs, on_progress)
     tally = Tally.of(out / VERDICTS)
+    if not finished:
+        _check_errors(tally)
     kept = drop_solved(rows, _outcomes(tally), recipe.drop_solved, recipe.rollout.prompts)
-    if not (out / CARD).exists():
+    if not finished:
         write_card(out, tally, (row["extra_info"]["id"] for row in kept), recipe.drop_solved, about)
     return kept
 
@@ -143,6 +149,16 @@ def _sample(
                 await sample_problems(problems_of(rows), sampler, out, on_progress)
 
         asyncio.run(work())
+
+
+def _check_errors(tally: Tally) -> None:
+    errors, samples = tally.counts["error"], tally.counts.total()
+    if errors > MOST_ERRORS * samples:
+        raise Failure(
+            f"of the {samples} samples that tell which problems are solved, {errors} ended in an error of the engines, "
+            "the judge or the grader",
+            "The logs of this start say which; the same command samples these again.",
+        )
 
 
 def _outcomes(tally: Tally) -> Iterator[tuple[str, bool]]:

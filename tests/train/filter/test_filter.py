@@ -29,7 +29,7 @@ from rstar2.engines.vllm import VLLMEngine
 from rstar2.errors import Failure, UserError
 from rstar2.eval.grader import GraderPool
 from rstar2.eval.settings import EvalSettings
-from rstar2.eval.verdicts import Tally, VerdictWriter, read_verdicts
+from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter, read_verdicts
 from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 from rstar2.train.filter.card import write_card
@@ -269,6 +269,37 @@ def test_every_engines_gpus_of_a_cluster_get_a_server_which_ends_with_the_block(
         return False
 
     wait_until(lambda: all(gone(url) for url in urls))
+
+
+def test_a_filter_that_lost_many_samples_fails_and_samples_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, solved_in = tmp_path / "model", tmp_path / "solved"
+    make_tiny_model(
+        model, TinyModel(context=128), [builtin.FORMAT.messages("1 + 1?")], builtin.FORMAT, seed=0
+    )
+    rows = rl_rows(PROBLEMS, 2, "test")
+    recipe = stage_recipe(3, "laptop", [], over={"drop_solved": 2, "rollout": {"prompts": 2}})
+    verdicts: list[VerdictWord] = ["error", "correct"]
+
+    def sample(*_: object) -> None:
+        with VerdictWriter(solved_in / VERDICTS) as writer:
+            for problem in PROBLEMS:
+                writer.write(problem.id, 0, "correct")
+                writer.write(problem.id, 1, verdicts[0] if problem.id == "p3" else "wrong")
+
+    def run() -> list[str]:
+        kept = unsolved(
+            model, rows, recipe, ("http://127.0.0.1:9", None), solved_in, tmp_path, lambda _: None
+        )
+        return [row["extra_info"]["id"] for row in kept]
+
+    monkeypatch.setattr("rstar2.train.filter.unsolved._sample", sample)
+    with pytest.raises(Failure, match=r"of the 12 samples .*, 1 ended in an error"):
+        run()
+    assert not (solved_in / "card.json").exists()
+    verdicts.pop(0)
+    assert run() == ["p0", "p1", "p2", "p4", "p5"]
 
 
 @pytest.mark.slow
