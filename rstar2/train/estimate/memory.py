@@ -24,9 +24,9 @@ ENGINE_FIXED = int(2.5 * GIB)
 """CUDA, NCCL and the graphs of an engine that is awake."""
 PREFILL_TOKENS = 8192
 """VERL's default of what an engine prefills at a time."""
-CPU_LOGITS = 3
-"""Copies of the logits on a CPU: their log-softmax, and the gradients of both. On a GPU flash-attn's loss writes
-the gradient over the logits."""
+CPU_LOGITS = 6
+"""Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
+gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 
