@@ -138,9 +138,9 @@ FAMILIES = (
         {"week": (20, 90), "weeks": (20, 52), "spent": (100, 390)},
     ),
     Family(
-        "A hall has {rows} rows of {seats} seats, and {taken} seats are taken. How many are free?",
-        "rows * seats - taken",
-        {"rows": (20, 80), "seats": (20, 60), "taken": (50, 390)},
+        "A hall has {rows} rows of {chairs} chairs, and {taken} chairs are taken. How many are free?",
+        "rows * chairs - taken",
+        {"rows": (20, 80), "chairs": (20, 60), "taken": (50, 390)},
     ),
     Family(
         "{name} packs {eggs} eggs into cartons of {size}. How many full cartons are there?",
