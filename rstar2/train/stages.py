@@ -47,7 +47,7 @@ from rstar2.train.command import (
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE
-from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC
+from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.trainer.checkpoints import (
@@ -60,7 +60,7 @@ from rstar2.train.trainer.checkpoints import (
 )
 
 OnStep = Callable[[int, dict[str, float]], None]
-"""Called with the step's number, from 1, and its metrics."""
+"""Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
@@ -207,11 +207,11 @@ def train(start: Start, on_step: OnStep) -> Path:
     trainer_timer = TrainerTimer(start.timer)
 
     def on_line(line: dict[str, Any]) -> None:
-        if _STEP_METRICS.isdisjoint(line["data"]):
+        step, data = int(line["step"]), with_nan(line["data"])
+        if _STEP_METRICS.isdisjoint(data):
             return
-        step = int(line["step"])
-        trainer_timer.on_step(line["data"])
-        on_step(step, line["data"])
+        trainer_timer.on_step(data)
+        on_step(step, data)
         if saved.export_every and step % saved.export_every == 0:
             try:
                 _export(start, checkpoints / f"global_step_{step}", folder / "models" / f"step-{step}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ class Snapshot:
     """Why the run failed, where it did."""
 
     def record(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-able; a measurement that is not a number is null, as one that was not made."""
         latest = self.steps[-1].values if self.steps else {}
         return {
             "run": str(self.run),
@@ -52,15 +54,27 @@ class Snapshot:
             "step": self.step,
             "of": self.of,
             "rollouts": self.rollouts and self.rollouts.text(),
-            "latest": latest,
-            "loss": self.losses[-1] if self.losses else None,
+            "latest": _numbers(latest),
+            **_numbers({"loss": self.losses[-1] if self.losses else None}),
             "alarms": self.alarms,
             "cause": self.cause,
             "steps": [
-                {"step": step.number, "stage": step.stage, "stage_step": step.stage_step, **step.values}
+                {
+                    "step": step.number,
+                    "stage": step.stage,
+                    "stage_step": step.stage_step,
+                    **_numbers(step.values),
+                }
                 for step in self.steps
             ],
         }
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """JSON has neither NaN nor infinities."""
+    return {
+        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
+    }
 
 
 def snapshot(run: Path) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -54,16 +55,22 @@ def table(shown: Snapshot, with_usual: bool) -> Table:
     if with_usual:
         made.add_column("usual", style="dim")
     for panel in PANELS:
-        curves = panel.curves(shown.steps)
-        if curves:
-            values = [value for _, value in curves[0][1]]
-            row = [panel.name, course(values), _now(panel, shown.steps[-1])]
+        curves, now = panel.curves(shown.steps), _now(panel, shown.steps[-1])
+        if curves or now:
+            values = [value for _, value in curves[0][1]] if curves else []
+            row = [panel.name, course(values), now]
             made.add_row(*row, *([panel.usual] if with_usual else []))
     return made
 
 
 def course(values: Sequence[float]) -> str:
-    """Values as bars, from the least to the greatest; of many, each bar is a mean."""
+    """Values as bars, from the least to the greatest; of many, each bar is a mean.
+
+    What is not a number is left out.
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
     size = max(1, -(-len(values) // _WIDTH))
     means = [sum(part) / len(part) for part in _parts(values, size)]
     low, high = min(means), max(means)
@@ -106,5 +113,5 @@ def _now(panel: Panel, step: Step) -> str:
         value = step.values[column]
         if value is not None and (value or place == 0):
             name = f"{label} " if len(panel.lines) > 1 else ""
-            found.append(name + _SHOWN[panel.unit](value))
+            found.append(name + (_SHOWN[panel.unit](value) if math.isfinite(value) else str(value)))
     return ", ".join(found)

@@ -160,14 +160,18 @@ def test_models_are_made_of_saved_steps_only() -> None:
     assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
 
 
-def two_steps(folder: Path, **checkpoint: int) -> tuple[Start, list[str]]:
-    """A trainer that writes two steps and a pointer, but no checkpoint; and what is warned of."""
+def two_steps(folder: Path, metric: str = "rstar2/pass_rate", **checkpoint: int) -> tuple[Start, list[str]]:
+    """A trainer that writes two steps and a pointer, but no checkpoint; and what is warned of.
+
+    VERL writes the second step's metric, which is not a number, as null.
+    """
     metrics, warned = folder / "metrics-1.jsonl", list[str]()
     code = (
         "import json, os\n"
         f"os.makedirs({str(folder / 'checkpoints')!r})\n"
         f"open({str(folder / 'checkpoints' / POINTER)!r}, 'w').write('2')\n"
-        f"lines = [json.dumps({{'step': n, 'data': {{'rstar2/pass_rate': 0.5}}}}) + '\\n' for n in (1, 2)]\n"
+        f"data = [{{{metric!r}: value}} for value in (0.5, None)]\n"
+        "lines = [json.dumps({'step': n, 'data': each}) + '\\n' for n, each in enumerate(data, 1)]\n"
         f"open({str(metrics)!r}, 'w').write(''.join(lines))"
     )
     command = Command([sys.executable, "-c", code], {"VERL_FILE_LOGGER_PATH": str(metrics)})
@@ -196,12 +200,26 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     assert "continues from the last checkpoint" in caught.value.hint
 
 
+def fails(*about: object) -> None:
+    """Stands in for what makes a model of a checkpoint."""
+    raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
+
+
+@pytest.mark.parametrize("metric", ["rstar2/pass_rate", "train/loss"])
+def test_a_measurement_that_is_not_a_number_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    monkeypatch.setattr(stages, "run_export", fails)
+    start, _ = two_steps(tmp_path, metric)
+    told: list[str] = []
+    with pytest.raises(Failure, match="the reason"):  # there is no checkpoint to make a model of
+        train(start, lambda step, metrics: told.append(f"{metrics[metric]:.1f}"))
+    assert told == ["0.5", "nan"]
+
+
 def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*about: object) -> None:
-        raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
-
     monkeypatch.setattr(stages, "run_export", fails)
     start, warned = two_steps(tmp_path, export_every=2)
     seen: list[int] = []

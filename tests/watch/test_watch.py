@@ -106,6 +106,50 @@ def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
     assert len(course([float(n) for n in range(510)])) <= 20
 
 
+def strict(text: str) -> Any:
+    """The value of JSON, without what only Python reads as such."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("written", ["null", "NaN", "Infinity"])
+def test_a_measurement_that_is_not_a_number_is_shown_as_that_and_left_out_of_the_curve(
+    tmp_path: Path, written: str
+) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        for step in (1, 2):
+            add_step(tmp_path / "run", step)
+        data = f'{{"rstar2/pass_rate": 0.7, "actor/entropy": {written}, "actor/grad_norm": {written}}}'
+        with (tmp_path / "run" / "stage1" / "metrics-1.jsonl").open("a") as file:  # VERL writes null for NaN
+            file.write(f'{{"step": 3, "data": {data}}}\n')
+        ran, told = (rstar2("watch", tmp_path / "run", *words) for words in ((), ("--json",)))
+    assert (ran.code, told.code) == (0, 0), ran.stderr + told.stderr
+    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+    assert entropy.split()[1] == "█▁"
+    assert entropy.split()[2] in ("nan", "inf")
+    shown = strict(told.stdout)
+    assert [step["entropy"] for step in shown["steps"]] == [0.4, 0.2, None]
+    assert (shown["latest"]["entropy"], shown["latest"]["pass_rate"]) == (None, 0.7)
+
+
+def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1, **{"actor/entropy": float("nan")})
+        ran = rstar2("watch", tmp_path / "run")
+    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+    assert entropy.split() == ["entropy", "nan"]
+    write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
+    losses = "".join(
+        f'{{"step": {n}, "data": {{"train/loss": {loss}}}}}\n' for n, loss in ((1, 0.5), (2, "null"))
+    )
+    (tmp_path / "sft" / "metrics-1.jsonl").write_text(losses)
+    assert "loss   nan   ▄" in rstar2("watch", tmp_path / "sft").stdout
+    assert strict(rstar2("watch", tmp_path / "sft", "--json").stdout)["loss"] is None
+
+
 class Terminal:
     """`rstar2 watch` on a terminal of its own."""
 

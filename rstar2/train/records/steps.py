@@ -1,7 +1,8 @@
 """The steps of a run as one table: what VERL and our sampler measured, by names that say what they are.
 
 VERL's metrics stand whole in `stage1/metrics-1.jsonl` and so on, one file per start of the trainer. `steps.csv` in the
-run's folder is made of them after each step: one row per step, over all stages.
+run's folder is made of them after each step: one row per step, over all stages. VERL writes null for a measurement that
+is NaN or infinite; here it is NaN.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,13 +161,18 @@ class Step:
     stage_step: int
     """From 1 in each stage."""
     values: dict[str, float | None]
-    """By the names of COLUMNS; None where it was not measured."""
+    """By the names of COLUMNS; None where it was not measured, NaN where the measurement is not a number."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """A stage's metrics by step, as VERL wrote them; where a step was run twice, the later run counts."""
+    """A stage's metrics by step, by VERL's names; where a step was run twice, the later run counts."""
     rows = (row for row in _rows(folder) if MAIN_METRIC in row["data"])  # not a line of validation alone
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
+
+
+def with_nan(metrics: Metrics) -> Metrics:
+    """A step's metrics as VERL wrote them, with NaN in place of null."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -173,7 +180,8 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                row = json.loads(line)
+                yield {**row, "data": with_nan(row["data"])}
 
 
 def sft_losses(folder: Path) -> list[float]:
@@ -199,7 +207,7 @@ def run_steps(root: Path) -> list[Step]:
 
 
 def as_csv(steps: list[Step]) -> str:
-    """One row per step, with a header; what was not measured is empty."""
+    """One row per step, with a header; what was not measured is empty, and what is not a number `nan`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["step", "stage", "stage_step", *(column.name for column in COLUMNS)])

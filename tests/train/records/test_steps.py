@@ -97,6 +97,18 @@ def test_steps_are_counted_over_stages_and_starts(tmp_path: Path) -> None:
     assert as_csv(run_steps(tmp_path / "nothing")).count("\n") == 1
 
 
+def test_null_in_verls_file_is_a_measurement_that_is_not_a_number(tmp_path: Path) -> None:
+    (tmp_path / "stage1").mkdir()
+    null: Any = None
+    lines = line(1, **{"actor/entropy": 0.2}) + line(2, **{"actor/entropy": null})
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(lines)
+    steps = run_steps(tmp_path)
+    [row] = list(csv.DictReader(io.StringIO(as_csv(steps))))[1:]
+    assert (row["entropy"], row["grad_norm"]) == ("nan", "")
+    [entropy] = [panel for panel in PANELS if panel.name == "entropy"]
+    assert entropy.curves(steps) == [("entropy", [(1, 0.2)])]
+
+
 def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:
     def one(step: int, value: float) -> str:
         return line(step, **{"rstar2/pass_rate": value})
