@@ -92,7 +92,10 @@ def snapshot(run: Path) -> Snapshot:
     sft = run if kind == "sft" else run / "sft"
     losses = sft_losses(sft) if stage is None else []
     if stage is not None:
-        phase, done = f"stage {stage}", sum(step.stage == stage for step in steps)
+        phase, done = (
+            f"stage {stage}",
+            max((step.stage_step for step in steps if step.stage == stage), default=0),
+        )
     else:
         phase, done = ("SFT", len(losses)) if losses else ("", 0)
     running = status.get("state") == "running"

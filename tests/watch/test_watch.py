@@ -100,6 +100,13 @@ def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> No
     assert "no run at" in ran.stderr
 
 
+def test_a_step_that_a_kill_left_without_its_line_is_counted(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1)
+        add_step(tmp_path / "run", 3)
+        assert snapshot(tmp_path / "run").step == 3
+
+
 def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
     assert course([0.0, 1.0]) == "▁█"
     assert course([0.5] * 4) == "▄▄▄▄"

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.files import write_text
+from rstar2.files import read_json, write_json, write_text
 from rstar2.train.records.raw_metrics import DROPPED, FAILURES
 
 STEPS_FILE = "steps.csv"
+STEPS_BEFORE_FILE = "steps_before.json"
+"""In a stage's folder: how many steps the stages before it have. Their metrics may lack one: a kill after a checkpoint
+leaves no line of its step, which is not repeated."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 _STAGES = (1, 2, 3)
@@ -156,7 +159,7 @@ class Step:
     """One step of a run."""
 
     number: int
-    """From 1, over all stages."""
+    """From 1, over all stages; one of which a kill left no metrics is counted."""
     stage: int
     stage_step: int
     """From 1 in each stage."""
@@ -195,15 +198,28 @@ def sft_losses(folder: Path) -> list[float]:
 
 def run_steps(root: Path) -> list[Step]:
     """The steps of all stages below `root`, in order."""
-    found = [
-        (stage, step, metrics)
-        for stage in _STAGES
-        for step, metrics in step_metrics(root / f"stage{stage}").items()
-    ]
     return [
         Step(number, stage, step, {column.name: column.value(metrics) for column in COLUMNS})
-        for number, (stage, step, metrics) in enumerate(found, 1)
+        for number, stage, step, metrics in numbered_metrics(root)
     ]
+
+
+def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
+    """Each step of all stages below `root`: its number over all stages, the stage, its number there, its metrics."""
+    before = 0
+    for stage in _STAGES:
+        folder = root / f"stage{stage}"
+        metrics = step_metrics(folder)
+        told = read_json(folder / STEPS_BEFORE_FILE)
+        before = before if told is None else int(told)
+        for step, measured in metrics.items():
+            yield before + step, stage, step, measured
+        before += max(metrics, default=0)
+
+
+def write_steps_before(folder: Path, steps: int) -> None:
+    """Keep in a stage's folder how many steps the stages before it have."""
+    write_json(folder / STEPS_BEFORE_FILE, steps)
 
 
 def as_csv(steps: list[Step]) -> str:
