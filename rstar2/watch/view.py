@@ -90,7 +90,9 @@ def _head(shown: Snapshot) -> Text:
         f"  {shown.kind}, ",
         (shown.state, _STATE_STYLES.get(shown.state, "")),
     )
-    if shown.phase:
+    if shown.samples:
+        text.append(f"  {shown.phase}, {shown.samples.done} of {shown.samples.wanted} samples")
+    elif shown.phase:
         text.append(f"  {shown.phase}, step {shown.step}" + (f" of {shown.of}" if shown.of else ""))
     if shown.rollouts:
         style = "bold yellow" if shown.rollouts.judge_away_s else "dim"

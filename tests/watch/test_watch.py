@@ -19,6 +19,7 @@ from support.made_runs import made_run, staged_run
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
+from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
 from rstar2.watch.snapshot import snapshot
@@ -56,6 +57,38 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
     assert [each["sign"] for each in told["alarms"]] == ["entropy"]
+
+
+def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    recipes = {"1": {"steps": 2}, "2": {"steps": 2}, "3": {"steps": 9}}
+    with open_run(run, "train", {"recipes": recipes}):
+        for step in (1, 2):
+            add_step(run, step)
+        rollouts = {"step": 2, "finished": 64, "wanted": 64}
+        write_json(run / "stage1" / "rollouts.json", rollouts)
+        assert "step 2, 64 of 64 rollouts finished" in rstar2("watch", run).stdout
+        (run / "stage1" / "model").mkdir()
+        assert snapshot(run).rollouts is None
+        (run / "stage1").rename(run / "stage2")
+        solved = run / "stage3" / "solved"
+        write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
+        assert snapshot(run).record()["samples"] == {"done": 0, "wanted": 240}
+        with VerdictWriter(solved / "verdicts.jsonl") as writer:
+            writer.write("p1", 0, "error")
+            for sample in range(3):
+                writer.write("p1", sample, "correct")
+        with (solved / "verdicts.jsonl").open("a") as file:
+            file.write('{"id": "p1", "sam')
+        assert "train, running  filter before stage 3, 3 of 240 samples\n" in rstar2("watch", run).stdout
+        told = json.loads(rstar2("watch", run, "--json").stdout)
+        assert (told["phase"], told["samples"]) == ("filter before stage 3", {"done": 3, "wanted": 240})
+        assert (told["step"], told["of"], told["rollouts"], len(told["steps"])) == (0, None, None, 2)
+        write_json(solved / "card.json", {})
+        shown = snapshot(run)
+        assert (shown.phase, shown.step, shown.samples, shown.rollouts) == ("stage 2", 2, None, None)
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
