@@ -125,7 +125,7 @@ def run_arm(pipeline: Pipeline, plan: DemoPlan, sft: Path, root: Path) -> list[P
 
     steps = trained()
     if len(steps) < recipe.steps or not all(model.is_dir() for model in models.values()):
-        # A kill came between a checkpoint and its line or its model, which a resumed training does not make up for.
+        # A kill came between a checkpoint and its line, or a model could not be made; a saved step is not repeated.
         shutil.rmtree(root)
         steps = trained()
     written = np.cumsum([each["rstar2/tokens"] * each["rstar2/rollouts"] for each in steps.values()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,14 @@ def _training_charts(run: Path) -> list[Chart]:
             "unit": unit,
             "marks": marks,
             "series": [
-                {"name": name, "points": list(zip(arm.steps, getattr(arm, field), strict=True))}
+                {
+                    "name": name,
+                    "points": [
+                        (step, value)
+                        for step, value in zip(arm.steps, getattr(arm, field), strict=True)
+                        if math.isfinite(value)
+                    ],
+                }
                 for name, arm in arms.items()
             ],
         }
@@ -175,7 +183,7 @@ def _training(run: Path) -> dict[str, Any] | None:
         for panel in PANELS
     ]
     rows = [
-        [step.number, step.stage, step.stage_step, *(step.values[column.name] for column in COLUMNS)]
+        [step.number, step.stage, step.stage_step, *(_cell(step.values[column.name]) for column in COLUMNS)]
         for step in steps
     ]
     return {
@@ -189,3 +197,8 @@ def _training(run: Path) -> dict[str, Any] | None:
         "columns": ["step", "stage", "stage_step", *(column.name for column in COLUMNS)],
         "rows": rows,
     }
+
+
+def _cell(value: float | None) -> float | str | None:
+    """A measurement in the page's data, which is JSON and has neither NaN nor infinities."""
+    return value if value is None or math.isfinite(value) else str(value)

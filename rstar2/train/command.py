@@ -257,7 +257,8 @@ def _stage_overrides(recipe: StageRecipe, folder: Path, model: Path | str) -> di
         "trainer.total_training_steps": recipe.steps,
         "trainer.total_epochs": 1_000_000,
         "trainer.save_freq": recipe.checkpoint.every,
-        "trainer.max_actor_ckpt_to_keep": recipe.checkpoint.keep,
+        # VERL would remove one of which the model is still to be made; we remove it after that.
+        "trainer.max_actor_ckpt_to_keep": None if recipe.checkpoint.export_every else recipe.checkpoint.keep,
         "trainer.test_freq": recipe.held_out.every if recipe.held_out.data else -1,
         "trainer.val_before_train": False,
         f"{engine}.val_kwargs.n": recipe.held_out.samples,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar2.train.recipe import STAGES
-from rstar2.train.records.steps import step_metrics
+from rstar2.train.records.steps import numbered_metrics
 
 WINDOW = 5
 """Steps that a smoothed point averages, itself the last."""
@@ -36,19 +35,17 @@ class Curve:
 
 def curve(root: Path) -> Curve:
     """Read the metrics of the stages below `root`."""
-    rows: list[dict[str, float]] = []
-    starts = []
-    for number in STAGES:
-        metrics = step_metrics(root / f"stage{number}")
-        if metrics:
-            starts.append(len(rows) + 1)
-        rows += list(metrics.values())
+    found = list(numbered_metrics(root))
+    rows = [metrics for _, _, _, metrics in found]
+    firsts: dict[int, int] = {}
+    for number, stage, _, _ in found:
+        firsts.setdefault(stage, number)
     return Curve(
-        steps=list(range(1, len(rows) + 1)),
+        steps=[number for number, _, _, _ in found],
         pass_rate=[row["rstar2/pass_rate"] for row in rows],
         failed=[row["rstar2/failed_call_ratio_correct"] for row in rows],
         tokens=[row["rstar2/tokens"] for row in rows],
-        starts=starts,
+        starts=list(firsts.values()),
     )
 
 

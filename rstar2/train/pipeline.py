@@ -38,7 +38,7 @@ from rstar2.train.launch import fork_server
 from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
-from rstar2.train.records.steps import step_metrics, write_steps
+from rstar2.train.records.steps import step_metrics, write_steps, write_steps_before
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
@@ -133,6 +133,7 @@ class Pipeline:
             recorder.on_step(step, metrics)
             write_steps(folder.parent)
 
+        write_steps_before(folder, first_step)
         stages.write_stage_inputs(recipe, model, rows, folder, self.judge)
         if recipe.optim.state == "continued":
             stages.continue_optimizer(model, folder, recipe)

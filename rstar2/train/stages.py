@@ -14,6 +14,7 @@ FOLDER/
   alarms.jsonl          the signs of collapse there were, see `rstar2.train.records.alarms` (RL only)
   worker_secrets.json   while the trainer runs: keys and tokens for workers on other nodes, for this user alone
   timing.json           see `rstar2.train.records.timing`
+  steps_before.json     how many steps the stages before it have, see `rstar2.train.records.steps` (RL only)
   models/step-20/ …     models of earlier steps, where the recipe asks for them
   model/                appears, whole, when the stage is done; a stage that has one is not run again
 ```
@@ -47,7 +48,7 @@ from rstar2.train.command import (
 from rstar2.train.launch import SignsOfLife, run_export, run_trainer
 from rstar2.train.recipe import CheckpointSettings, Hardware, OptimSettings, SftRecipe, StageRecipe
 from rstar2.train.records.progress import PROGRESS_FILE
-from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC
+from rstar2.train.records.steps import MAIN_METRIC, SFT_METRIC, with_nan
 from rstar2.train.records.timing import PhaseTimer, TrainerTimer
 from rstar2.train.sampling import JudgeAddress, Rows
 from rstar2.train.trainer.checkpoints import (
@@ -55,12 +56,13 @@ from rstar2.train.trainer.checkpoints import (
     POINTER,
     actor_of,
     choose_checkpoint,
+    finished_steps,
     last_checkpoint,
     prune,
 )
 
 OnStep = Callable[[int, dict[str, float]], None]
-"""Called with the step's number, from 1, and its metrics."""
+"""Called with the step's number, from 1, and its metrics; one that is not a number is NaN."""
 
 DONE_BEFORE = "done before"
 OPTIMIZER_FILE = "optimizer.json"
@@ -198,26 +200,23 @@ def is_done(folder: Path) -> bool:
 def train(start: Start, on_step: OnStep) -> Path:
     """Start a VERL trainer in a phase's folder, follow it to its end, and return the new model's folder.
 
-    It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the export does.
+    It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the last model cannot be
+    made; one of an earlier step that cannot be made is a warning.
     """
-    folder, checkpoints, saved = start.folder, start.checkpoints, start.checkpoint
+    folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
-    prune(checkpoints, saved.keep)
     folder.mkdir(parents=True, exist_ok=True)
+    failed: set[int] = set()
+    _tend_checkpoints(start, failed)
     trainer_timer = TrainerTimer(start.timer)
 
     def on_line(line: dict[str, Any]) -> None:
-        if _STEP_METRICS.isdisjoint(line["data"]):
+        step, data = int(line["step"]), with_nan(line["data"])
+        if _STEP_METRICS.isdisjoint(data):
             return
-        step = int(line["step"])
-        trainer_timer.on_step(line["data"])
-        on_step(step, line["data"])
-        if saved.export_every and step % saved.export_every == 0:
-            try:
-                _export(start, checkpoints / f"global_step_{step}", folder / "models" / f"step-{step}")
-            except Failure as failure:  # no reason to end the training
-                start.warn(f"{failure.message}; step {step} has no model")
-        prune(checkpoints, saved.keep)
+        trainer_timer.on_step(data)
+        on_step(step, data)
+        _tend_checkpoints(start, failed)
 
     # A kill while the model was made leaves that alone to be done.
     if last_checkpoint(checkpoints) != checkpoints / f"global_step_{start.steps}":
@@ -238,6 +237,35 @@ def train(start: Start, on_step: OnStep) -> Path:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")
     _export(start, last, folder / "model")
     return folder / "model"
+
+
+def _tend_checkpoints(start: Start, failed: set[int]) -> None:
+    """Make the models that are due, and remove old checkpoints; a step without its model is told, and put in `failed`.
+
+    What there is decides, not the lines of metrics: a kill after a checkpoint leaves none of its step.
+    """
+    for step in _steps_without_model(start, failed):
+        try:
+            _export(start, start.checkpoints / f"global_step_{step}", _model_of(start, step))
+        except Failure as failure:  # no reason to end the training
+            failed.add(step)
+            start.warn(f"{failure.message}; step {step} has no model")
+    # Asked again: the trainer may have saved more while a model was made.
+    prune(start.checkpoints, start.checkpoint.keep, _steps_without_model(start, failed))
+
+
+def _steps_without_model(start: Start, failed: set[int]) -> list[int]:
+    """The steps whose checkpoint is to become a model, and is none yet."""
+    every = start.checkpoint.export_every
+    return [
+        step
+        for step in finished_steps(start.checkpoints)
+        if every and step % every == 0 and step not in failed and not _model_of(start, step).is_dir()
+    ]
+
+
+def _model_of(start: Start, step: int) -> Path:
+    return start.folder / "models" / f"step-{step}"
 
 
 def _export(start: Start, checkpoint: Path, model: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rstar2.errors import UserError
 from rstar2.runs import load_config, load_status
+from rstar2.train.filter.progress import SamplesDone, samples_done
 from rstar2.train.records.alarms import read_alarms
 from rstar2.train.records.progress import PROGRESS_FILE, RolloutProgress, read_progress
 from rstar2.train.records.steps import Step, run_steps, sft_losses
@@ -25,11 +28,13 @@ class Snapshot:
     state: str
     """running, finished, failed, stopped, killed; unknown without status.json."""
     phase: str
-    """SFT, stage 1 …, or empty before the first."""
+    """SFT, stage 1, filter before stage 3 …, or empty before the first."""
     step: int
     """Finished steps of the phase."""
     of: int | None
     """Steps of the phase, where the run's config tells."""
+    samples: SamplesDone | None
+    """Of the training problems, while the phase is a filter."""
     rollouts: RolloutProgress | None
     """Of the present step; None while no stage runs."""
     steps: list[Step]
@@ -42,7 +47,7 @@ class Snapshot:
     """Why the run failed, where it did."""
 
     def record(self) -> dict[str, Any]:
-        """JSON-able."""
+        """JSON-able; a measurement that is not a number is null, as one that was not made."""
         latest = self.steps[-1].values if self.steps else {}
         return {
             "run": str(self.run),
@@ -51,16 +56,29 @@ class Snapshot:
             "phase": self.phase,
             "step": self.step,
             "of": self.of,
+            "samples": self.samples and asdict(self.samples),
             "rollouts": self.rollouts and self.rollouts.text(),
-            "latest": latest,
-            "loss": self.losses[-1] if self.losses else None,
+            "latest": _numbers(latest),
+            **_numbers({"loss": self.losses[-1] if self.losses else None}),
             "alarms": self.alarms,
             "cause": self.cause,
             "steps": [
-                {"step": step.number, "stage": step.stage, "stage_step": step.stage_step, **step.values}
+                {
+                    "step": step.number,
+                    "stage": step.stage,
+                    "stage_step": step.stage_step,
+                    **_numbers(step.values),
+                }
                 for step in self.steps
             ],
         }
+
+
+def _numbers(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """JSON has neither NaN nor infinities."""
+    return {
+        name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
+    }
 
 
 def snapshot(run: Path) -> Snapshot:
@@ -76,12 +94,16 @@ def snapshot(run: Path) -> Snapshot:
     steps = run_steps(root)
     stage = max((int(path.parent.name[-1]) for path in root.glob("stage[0-9]/metrics-*.jsonl")), default=None)
     sft = run if kind == "sft" else run / "sft"
-    losses = sft_losses(sft) if stage is None else []
-    if stage is not None:
-        phase, done = f"stage {stage}", sum(step.stage == stage for step in steps)
+    filtered, samples = _filter_of(root, stage or 0)
+    losses = sft_losses(sft) if stage is None and samples is None else []
+    if samples is not None:
+        phase, done, stage = f"filter before stage {filtered}", 0, None
+    elif stage is not None:
+        phase, done = f"stage {stage}", max((s.stage_step for s in steps if s.stage == stage), default=0)
     else:
         phase, done = ("SFT", len(losses)) if losses else ("", 0)
-    running = status.get("state") == "running"
+    # What a stage that has its model wrote of its rollouts is of its last step.
+    rolling = status.get("state") == "running" and stage and not (root / f"stage{stage}" / "model").is_dir()
     return Snapshot(
         run=run,
         kind=kind,
@@ -89,7 +111,8 @@ def snapshot(run: Path) -> Snapshot:
         phase=phase,
         step=done,
         of=_steps_of(kind, config, stage),
-        rollouts=read_progress(root / f"stage{stage}" / PROGRESS_FILE) if running and stage else None,
+        samples=samples,
+        rollouts=read_progress(root / f"stage{stage}" / PROGRESS_FILE) if rolling else None,
         steps=steps,
         losses=losses,
         alarms=[
@@ -100,6 +123,15 @@ def snapshot(run: Path) -> Snapshot:
         ],
         cause=str(status.get("cause", "")),
     )
+
+
+def _filter_of(root: Path, stage: int) -> tuple[int, SamplesDone | None]:
+    """The stage after `stage` whose problems are being filtered, and how far that is; None where none is."""
+    for number in range(stage + 1, 4):
+        samples = samples_done(root / f"stage{number}" / "solved")
+        if samples is not None:
+            return number, samples
+    return 0, None
 
 
 def _steps_of(kind: str, config: dict[str, Any], stage: int | None) -> int | None:

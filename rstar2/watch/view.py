@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
@@ -54,16 +55,22 @@ def table(shown: Snapshot, with_usual: bool) -> Table:
     if with_usual:
         made.add_column("usual", style="dim")
     for panel in PANELS:
-        curves = panel.curves(shown.steps)
-        if curves:
-            values = [value for _, value in curves[0][1]]
-            row = [panel.name, course(values), _now(panel, shown.steps[-1])]
+        curves, now = panel.curves(shown.steps), _now(panel, shown.steps[-1])
+        if curves or now:
+            values = [value for _, value in curves[0][1]] if curves else []
+            row = [panel.name, course(values), now]
             made.add_row(*row, *([panel.usual] if with_usual else []))
     return made
 
 
 def course(values: Sequence[float]) -> str:
-    """Values as bars, from the least to the greatest; of many, each bar is a mean."""
+    """Values as bars, from the least to the greatest; of many, each bar is a mean.
+
+    What is not a number is left out.
+    """
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
     size = max(1, -(-len(values) // _WIDTH))
     means = [sum(part) / len(part) for part in _parts(values, size)]
     low, high = min(means), max(means)
@@ -83,7 +90,9 @@ def _head(shown: Snapshot) -> Text:
         f"  {shown.kind}, ",
         (shown.state, _STATE_STYLES.get(shown.state, "")),
     )
-    if shown.phase:
+    if shown.samples:
+        text.append(f"  {shown.phase}, {shown.samples.done} of {shown.samples.wanted} samples")
+    elif shown.phase:
         text.append(f"  {shown.phase}, step {shown.step}" + (f" of {shown.of}" if shown.of else ""))
     if shown.rollouts:
         style = "bold yellow" if shown.rollouts.judge_away_s else "dim"
@@ -106,5 +115,5 @@ def _now(panel: Panel, step: Step) -> str:
         value = step.values[column]
         if value is not None and (value or place == 0):
             name = f"{label} " if len(panel.lines) > 1 else ""
-            found.append(name + _SHOWN[panel.unit](value))
+            found.append(name + (_SHOWN[panel.unit](value) if math.isfinite(value) else str(value)))
     return ", ".join(found)

@@ -14,6 +14,7 @@ from support.report_page import click, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.report import kept
+from rstar2.report.collect import collect
 from rstar2.report.kept import kept_traces
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,21 @@ def test_every_measurement_of_the_steps_is_in_a_panel_with_its_data_and_alarms_s
     assert float(rows[29]["failed_calls"]) == pytest.approx(0.03)
     assert rows[0]["entropy"] == "", "what was not measured is empty"
     assert browser.errors() == []
+
+
+def test_a_measurement_that_is_not_a_number_is_no_point_of_a_curve_and_the_page_stays_whole(
+    tmp_path: Path,
+) -> None:
+    run = staged_run(tmp_path / "run")
+    data = {"rstar2/pass_rate": 0.5, "rstar2/failed_call_ratio_correct": None, "rstar2/tokens": 80.0}
+    with (run / "stage2" / "metrics-1.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 11, "data": {**data, "actor/entropy": None}}) + "\n")
+    page = collect(run)
+    assert page.training is not None
+    json.dumps([page.training, page.charts], allow_nan=False)
+    row = dict(zip(page.training["columns"], page.training["rows"][-1], strict=True))
+    assert (row["pass_rate"], row["entropy"], row["grad_norm"]) == (0.5, "nan", None)
+    assert "Entropy" not in [chart["title"] for chart in page.training["charts"]], "no point in it"
 
 
 def test_the_header_names_the_model_of_every_kind_of_run(browser: Browser, run: Path, tmp_path: Path) -> None:

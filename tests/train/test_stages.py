@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -25,7 +26,7 @@ from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe, stage
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs
-from rstar2.train.trainer.checkpoints import POINTER
+from rstar2.train.trainer.checkpoints import POINTER, steps_of
 
 
 def row(name: str) -> dict[str, dict[str, str]]:
@@ -160,21 +161,15 @@ def test_models_are_made_of_saved_steps_only() -> None:
     assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
 
 
-def two_steps(folder: Path, **checkpoint: int) -> tuple[Start, list[str]]:
-    """A trainer that writes two steps and a pointer, but no checkpoint; and what is warned of."""
-    metrics, warned = folder / "metrics-1.jsonl", list[str]()
-    code = (
-        "import json, os\n"
-        f"os.makedirs({str(folder / 'checkpoints')!r})\n"
-        f"open({str(folder / 'checkpoints' / POINTER)!r}, 'w').write('2')\n"
-        f"lines = [json.dumps({{'step': n, 'data': {{'rstar2/pass_rate': 0.5}}}}) + '\\n' for n in (1, 2)]\n"
-        f"open({str(metrics)!r}, 'w').write(''.join(lines))"
-    )
-    command = Command([sys.executable, "-c", code], {"VERL_FILE_LOGGER_PATH": str(metrics)})
+def phase(folder: Path, code: str, steps: int, **checkpoint: int) -> tuple[Start, list[str]]:
+    """A phase whose trainer is a program; and what is warned of."""
+    warned: list[str] = []
     start = Start(
-        command=command,
+        command=Command(
+            [sys.executable, "-c", code], {"VERL_FILE_LOGGER_PATH": str(folder / "metrics-1.jsonl")}
+        ),
         folder=folder,
-        steps=2,
+        steps=steps,
         base=folder / "base",
         log=folder / "log",
         hardware=Hardware(),
@@ -183,6 +178,22 @@ def two_steps(folder: Path, **checkpoint: int) -> tuple[Start, list[str]]:
         warn=warned.append,
     )
     return start, warned
+
+
+def two_steps(folder: Path, metric: str = "rstar2/pass_rate", **checkpoint: int) -> tuple[Start, list[str]]:
+    """A trainer that writes two steps and an empty checkpoint; and what is warned of.
+
+    VERL writes the second step's metric, which is not a number, as null.
+    """
+    code = (
+        "import json, os\n"
+        f"os.makedirs({str(folder / 'checkpoints' / 'global_step_2')!r})\n"
+        f"open({str(folder / 'checkpoints' / POINTER)!r}, 'w').write('2')\n"
+        f"data = [{{{metric!r}: value}} for value in (0.5, None)]\n"
+        "lines = [json.dumps({'step': n, 'data': each}) + '\\n' for n, each in enumerate(data, 1)]\n"
+        f"open({str(folder / 'metrics-1.jsonl')!r}, 'w').write(''.join(lines))"
+    )
+    return phase(folder, code, 2, **checkpoint)
 
 
 def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
@@ -196,12 +207,26 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     assert "continues from the last checkpoint" in caught.value.hint
 
 
+def fails(*about: object) -> None:
+    """Stands in for what makes a model of a checkpoint."""
+    raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
+
+
+@pytest.mark.parametrize("metric", ["rstar2/pass_rate", "train/loss"])
+def test_a_measurement_that_is_not_a_number_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: str
+) -> None:
+    monkeypatch.setattr(stages, "run_export", fails)
+    start, _ = two_steps(tmp_path, metric)
+    told: list[str] = []
+    with pytest.raises(Failure, match="the reason"):  # there is no checkpoint to make a model of
+        train(start, lambda step, metrics: told.append(f"{metrics[metric]:.1f}"))
+    assert told == ["0.5", "nan"]
+
+
 def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*about: object) -> None:
-        raise Failure("making the model of a checkpoint ended with exit code 1: the reason")
-
     monkeypatch.setattr(stages, "run_export", fails)
     start, warned = two_steps(tmp_path, export_every=2)
     seen: list[int] = []
@@ -211,3 +236,98 @@ def test_a_model_on_the_way_that_cannot_be_made_ends_no_training(
     assert warned == [
         "making the model of a checkpoint ended with exit code 1: the reason; step 2 has no model"
     ]
+
+
+def saved(folder: Path, *steps: int) -> None:
+    """Checkpoints of a stage, of which the models are still to be made."""
+    for step in steps:
+        (folder / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+        (folder / "checkpoints" / POINTER).write_text(str(step))
+
+
+def whole_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "choose_checkpoint", lambda checkpoints, warn: None)
+
+
+def kept(folder: Path) -> list[int]:
+    return steps_of(folder / "checkpoints")
+
+
+def models(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "models").iterdir())
+
+
+@needs("torch")
+def test_models_that_a_kill_left_out_are_made_before_their_checkpoints_are_removed(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "base")
+    whole_checkpoints(monkeypatch)
+    saved(tmp_path, 2, 3, 4, 6, 7)
+    (tmp_path / "checkpoints" / "global_step_8").mkdir()  # which was being written
+    (tmp_path / "models" / "step-2").mkdir(parents=True)
+    (tmp_path / "models" / ".step-4.part").mkdir()
+    made: list[str] = []
+
+    def export(command: Command, *about: object) -> None:
+        checkpoint = Path(command.argv[-2])
+        assert checkpoint.is_dir()
+        made.append(checkpoint.name)
+
+    monkeypatch.setattr(stages, "run_export", export)
+    start, warned = phase(tmp_path, "raise AssertionError", 7, keep=1, export_every=2)
+    train(start, lambda step, metrics: pytest.fail("no step is left"))
+    assert made == ["global_step_4", "global_step_6", "global_step_7"]
+    assert (models(tmp_path), warned) == (["step-2", "step-4", "step-6"], [])
+    assert kept(tmp_path) == [7, 8]
+
+
+@needs("torch")
+def test_a_trainer_that_saves_faster_than_models_are_made_loses_none(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save_pretrained(tmp_path / "base")
+    lines = [json.dumps({"step": step, "data": {"rstar2/pass_rate": 0.5}}) + "\n" for step in (2, 4, 6)]
+    pointer = tmp_path / "checkpoints" / POINTER
+    code = (
+        "import os, time\n"
+        f"pointer, file = {str(pointer)!r}, open({str(tmp_path / 'metrics-1.jsonl')!r}, 'w', 1)\n"
+        f"os.makedirs({str(tmp_path / 'checkpoints' / 'global_step_2')!r})\n"
+        "open(pointer, 'w').write('2')\n"
+        f"file.write({lines[0]!r})\n"
+        "while open(pointer).read() != '6': time.sleep(0.01)\n"
+        f"file.write({lines[1]!r} + {lines[2]!r})\n"
+    )
+
+    def export(command: Command, *about: object) -> None:
+        checkpoint = Path(command.argv[-2])
+        assert checkpoint.is_dir()
+        if checkpoint.name == "global_step_2":
+            saved(tmp_path, 4, 6)
+
+    monkeypatch.setattr(stages, "run_export", export)
+    start, warned = phase(tmp_path, code, 6, keep=1, export_every=2)
+    seen: list[int] = []
+    assert train(start, lambda step, metrics: seen.append(step)) == tmp_path / "model"
+    assert (seen, models(tmp_path), warned) == ([2, 4, 6], ["step-2", "step-4", "step-6"], [])
+    assert kept(tmp_path) == [6]
+
+
+def test_a_model_that_cannot_be_made_at_the_start_is_a_warning_and_its_checkpoint_is_kept_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_checkpoints(monkeypatch)
+    saved(tmp_path, 2, 3)
+    monkeypatch.setattr(stages, "run_export", fails)
+    start, warned = phase(tmp_path, "raise SystemExit", 4, keep=1, export_every=2)
+    with pytest.raises(Failure, match="the reason"):
+        train(start, lambda step, metrics: None)
+    assert [text.rpartition("; ")[2] for text in warned] == ["step 2 has no model"]
+    assert kept(tmp_path) == [3]
+
+
+def test_verl_removes_no_checkpoint_whose_model_is_still_to_be_made(tmp_path: Path) -> None:
+    for every, kept in ((0, 2), (10, "null")):
+        recipe = stage_recipe(1, None, [f"checkpoint.export_every={every}"])
+        argv = stage_command(recipe, tmp_path / "stage1", tmp_path).argv
+        assert f"trainer.max_actor_ckpt_to_keep={kept}" in argv

@@ -19,6 +19,7 @@ from support.made_runs import made_run, staged_run
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
+from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.runs import load_status, open_run
 from rstar2.watch.snapshot import snapshot
@@ -56,6 +57,38 @@ def test_a_run_is_one_plain_table_where_nobody_looks(tmp_path: Path) -> None:
     assert told["latest"]["pass_rate"] == 0.5
     assert [step["entropy"] for step in told["steps"]] == [0.4, 0.2]
     assert [each["sign"] for each in told["alarms"]] == ["entropy"]
+
+
+def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_rollouts(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    recipes = {"1": {"steps": 2}, "2": {"steps": 2}, "3": {"steps": 9}}
+    with open_run(run, "train", {"recipes": recipes}):
+        for step in (1, 2):
+            add_step(run, step)
+        rollouts = {"step": 2, "finished": 64, "wanted": 64}
+        write_json(run / "stage1" / "rollouts.json", rollouts)
+        assert "step 2, 64 of 64 rollouts finished" in rstar2("watch", run).stdout
+        (run / "stage1" / "model").mkdir()
+        assert snapshot(run).rollouts is None
+        (run / "stage1").rename(run / "stage2")
+        solved = run / "stage3" / "solved"
+        write_json(solved / "settings.json", {"data": {"problems": 30}, "settings": {"samples": 8}})
+        assert snapshot(run).record()["samples"] == {"done": 0, "wanted": 240}
+        with VerdictWriter(solved / "verdicts.jsonl") as writer:
+            writer.write("p1", 0, "error")
+            for sample in range(3):
+                writer.write("p1", sample, "correct")
+        with (solved / "verdicts.jsonl").open("a") as file:
+            file.write('{"id": "p1", "sam')
+        assert "train, running  filter before stage 3, 3 of 240 samples\n" in rstar2("watch", run).stdout
+        told = json.loads(rstar2("watch", run, "--json").stdout)
+        assert (told["phase"], told["samples"]) == ("filter before stage 3", {"done": 3, "wanted": 240})
+        assert (told["step"], told["of"], told["rollouts"], len(told["steps"])) == (0, None, None, 2)
+        write_json(solved / "card.json", {})
+        shown = snapshot(run)
+        assert (shown.phase, shown.step, shown.samples, shown.rollouts) == ("stage 2", 2, None, None)
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
@@ -100,10 +133,61 @@ def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> No
     assert "no run at" in ran.stderr
 
 
+def test_a_step_that_a_kill_left_without_its_line_is_counted(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1)
+        add_step(tmp_path / "run", 3)
+        assert snapshot(tmp_path / "run").step == 3
+
+
 def test_a_long_course_is_drawn_as_means_and_an_even_one_as_a_line() -> None:
     assert course([0.0, 1.0]) == "▁█"
     assert course([0.5] * 4) == "▄▄▄▄"
     assert len(course([float(n) for n in range(510)])) <= 20
+
+
+def strict(text: str) -> Any:
+    """The value of JSON, without what only Python reads as such."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("written", ["null", "NaN", "Infinity"])
+def test_a_measurement_that_is_not_a_number_is_shown_as_that_and_left_out_of_the_curve(
+    tmp_path: Path, written: str
+) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        for step in (1, 2):
+            add_step(tmp_path / "run", step)
+        data = f'{{"rstar2/pass_rate": 0.7, "actor/entropy": {written}, "actor/grad_norm": {written}}}'
+        with (tmp_path / "run" / "stage1" / "metrics-1.jsonl").open("a") as file:  # VERL writes null for NaN
+            file.write(f'{{"step": 3, "data": {data}}}\n')
+        ran, told = (rstar2("watch", tmp_path / "run", *words) for words in ((), ("--json",)))
+    assert (ran.code, told.code) == (0, 0), ran.stderr + told.stderr
+    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+    assert entropy.split()[1] == "█▁"
+    assert entropy.split()[2] in ("nan", "inf")
+    shown = strict(told.stdout)
+    assert [step["entropy"] for step in shown["steps"]] == [0.4, 0.2, None]
+    assert (shown["latest"]["entropy"], shown["latest"]["pass_rate"]) == (None, 0.7)
+
+
+def test_a_curve_without_a_number_and_a_loss_that_is_none_are_shown(tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", "train", CONFIG):
+        add_step(tmp_path / "run", 1, **{"actor/entropy": float("nan")})
+        ran = rstar2("watch", tmp_path / "run")
+    [entropy] = [line for line in ran.stdout.splitlines() if line.startswith("entropy")]
+    assert entropy.split() == ["entropy", "nan"]
+    write_json(tmp_path / "sft" / "config.json", {"kind": "sft", "config": {}})
+    losses = "".join(
+        f'{{"step": {n}, "data": {{"train/loss": {loss}}}}}\n' for n, loss in ((1, 0.5), (2, "null"))
+    )
+    (tmp_path / "sft" / "metrics-1.jsonl").write_text(losses)
+    assert "loss   nan   ▄" in rstar2("watch", tmp_path / "sft").stdout
+    assert strict(rstar2("watch", tmp_path / "sft", "--json").stdout)["loss"] is None
 
 
 class Terminal:

@@ -10,8 +10,9 @@ from typing import Any
 
 from rstar2.eval.verdicts import Tally
 from rstar2.files import whole_file, write_json
+from rstar2.train.filter.progress import CARD
 
-CARD, KEPT = "card.json", "kept.jsonl"
+KEPT = "kept.jsonl"
 
 
 def write_card(

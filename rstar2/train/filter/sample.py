@@ -23,10 +23,11 @@ from rstar2.eval.settings import EvalSettings, sample_seed
 from rstar2.eval.verdicts import Tally, VerdictWord, VerdictWriter
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace, TraceWriter
+from rstar2.train.filter.progress import VERDICTS
 from rstar2.train.recipe import RewardRule
 from rstar2.train.reward import text_to_grade
 
-VERDICTS, TRACES = "verdicts.jsonl", "traces.jsonl"
+TRACES = "traces.jsonl"
 _TICK_S = 0.5
 _OF_SEVERAL_S = 60.0
 """How long one of several engines may answer nobody before the others take over."""

@@ -20,14 +20,14 @@ from rstar2.prompts import load_codec
 from rstar2.runs import refuse_changed
 from rstar2.toolbox import Toolbox
 from rstar2.trace import read_traces
-from rstar2.train.filter.card import CARD, write_card
+from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import CPU_BATCH, open_engines
-from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
+from rstar2.train.filter.progress import CARD, SETTINGS, VERDICTS
+from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
 from rstar2.train.recipe import StageRecipe
 from rstar2.train.reward import solved
 from rstar2.train.sampling import JudgeAddress, Rows, drop_solved, problems_of
 
-SETTINGS = "settings.json"
 _GRADERS = 4
 """Processes, beside engines on GPUs."""
 MOST_ERRORS = 0.05

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,13 @@ from rstar2.config import Strict
 
 ALARMS_FILE = "alarms.jsonl"
 Metrics = Mapping[str, Any]
+_NUMBERS = {
+    "actor/entropy": "entropy",
+    "rstar2/tokens": "length",
+    "rstar2/reward": "reward",
+    "actor/grad_norm": "gradient",
+}
+"""What is told of where it is not a number."""
 
 
 class AlarmSettings(Strict):
@@ -45,7 +53,7 @@ class Alarm:
     """A sign of collapse at one step of a stage."""
 
     sign: str
-    """entropy, length, truncation or reward."""
+    """entropy, length, truncation or reward; nan_entropy, nan_length, nan_reward or nan_gradient."""
     text: str
     """With the values and the key of the threshold."""
 
@@ -91,17 +99,19 @@ def read_alarms(folder: Path) -> dict[int, list[Alarm]]:
 
 
 def alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
-    """The signs at the last of a stage's steps, given all of them in order; none before a window is full."""
-    return [
-        found
-        for found in (
-            _entropy(steps, settings),
-            _length(steps, settings),
-            _truncation(steps, settings),
-            _reward(steps, settings),
-        )
-        if found is not None
-    ]
+    """The signs at the last of a stage's steps, given all of them in order.
+
+    Before a window is full there are none but of what is not a number.
+    """
+    if not steps:
+        return []
+    found = (
+        _entropy(steps, settings),
+        _length(steps, settings),
+        _truncation(steps, settings),
+        _reward(steps, settings),
+    )
+    return [*_not_numbers(steps[-1]), *(alarm for alarm in found if alarm is not None)]
 
 
 def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]:
@@ -110,10 +120,23 @@ def new_alarms(steps: Sequence[Metrics], settings: AlarmSettings) -> list[Alarm]
     return [alarm for alarm in alarms(steps, settings) if alarm.sign not in before]
 
 
+def _not_numbers(step: Metrics) -> list[Alarm]:
+    """Comparisons with NaN are false, so that no threshold would tell of it."""
+    return [
+        Alarm(f"nan_{word}", f"{name} is not a number (NaN or infinite)")
+        for name, word in _NUMBERS.items()
+        if name in step and not math.isfinite(step[name])
+    ]
+
+
 def _mean(steps: Sequence[Metrics], name: str, end: int, window: int) -> float | None:
-    """The mean over the window that ends before `end`; None where it is not full or has no such metric."""
+    """The mean of what is a number in the window that ends before `end`; None where there is none.
+
+    None too where the window is not full or a step has no such metric.
+    """
     values = [step[name] for step in steps[max(0, end - window) : end] if name in step]
-    return sum(values) / window if len(values) == window else None
+    numbers = [value for value in values if math.isfinite(value)]
+    return sum(numbers) / len(numbers) if numbers and len(values) == window else None
 
 
 def _entropy(steps: Sequence[Metrics], settings: AlarmSettings) -> Alarm | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,10 +28,17 @@ class Panel:
     """The band in which the values usually lie, and by whose word."""
 
     def curves(self, steps: Sequence[Step]) -> list[tuple[str, list[tuple[int, float]]]]:
-        """Label and points (step, value) of each line that is somewhere other than 0; of the first in any case."""
+        """Label and points (step, value) of each line that is somewhere other than 0; of the first in any case.
+
+        A measurement that is not a number is no point.
+        """
         found = []
         for place, (column, label) in enumerate(self.lines):
-            points = [(step.number, value) for step in steps if (value := step.values[column]) is not None]
+            points = [
+                (step.number, value)
+                for step in steps
+                if (value := step.values[column]) is not None and math.isfinite(value)
+            ]
             if any(value for _, value in points) or (points and place == 0):
                 found.append((label, points))
         return found

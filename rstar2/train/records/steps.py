@@ -1,7 +1,8 @@
 """The steps of a run as one table: what VERL and our sampler measured, by names that say what they are.
 
 VERL's metrics stand whole in `stage1/metrics-1.jsonl` and so on, one file per start of the trainer. `steps.csv` in the
-run's folder is made of them after each step: one row per step, over all stages.
+run's folder is made of them after each step: one row per step, over all stages. VERL writes null for a measurement that
+is NaN or infinite; here it is NaN.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar2.files import write_text
+from rstar2.files import read_json, write_json, write_text
 from rstar2.train.records.raw_metrics import DROPPED, FAILURES
 
 STEPS_FILE = "steps.csv"
+STEPS_BEFORE_FILE = "steps_before.json"
+"""In a stage's folder: how many steps the stages before it have. Their metrics may lack one: a kill after a checkpoint
+leaves no line of its step, which is not repeated."""
 MAIN_METRIC = "rstar2/pass_rate"
 SFT_METRIC = "train/loss"
 _STAGES = (1, 2, 3)
@@ -154,18 +159,23 @@ class Step:
     """One step of a run."""
 
     number: int
-    """From 1, over all stages."""
+    """From 1, over all stages; one of which a kill left no metrics is counted."""
     stage: int
     stage_step: int
     """From 1 in each stage."""
     values: dict[str, float | None]
-    """By the names of COLUMNS; None where it was not measured."""
+    """By the names of COLUMNS; None where it was not measured, NaN where the measurement is not a number."""
 
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
-    """A stage's metrics by step, as VERL wrote them; where a step was run twice, the later run counts."""
+    """A stage's metrics by step, by VERL's names; where a step was run twice, the later run counts."""
     rows = (row for row in _rows(folder) if MAIN_METRIC in row["data"])  # not a line of validation alone
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
+
+
+def with_nan(metrics: Metrics) -> Metrics:
+    """A step's metrics as VERL wrote them, with NaN in place of null."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def _rows(folder: Path) -> Iterator[dict[str, Any]]:
@@ -173,7 +183,8 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
     for path in sorted(folder.glob("metrics-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                row = json.loads(line)
+                yield {**row, "data": with_nan(row["data"])}
 
 
 def sft_losses(folder: Path) -> list[float]:
@@ -187,19 +198,32 @@ def sft_losses(folder: Path) -> list[float]:
 
 def run_steps(root: Path) -> list[Step]:
     """The steps of all stages below `root`, in order."""
-    found = [
-        (stage, step, metrics)
-        for stage in _STAGES
-        for step, metrics in step_metrics(root / f"stage{stage}").items()
-    ]
     return [
         Step(number, stage, step, {column.name: column.value(metrics) for column in COLUMNS})
-        for number, (stage, step, metrics) in enumerate(found, 1)
+        for number, stage, step, metrics in numbered_metrics(root)
     ]
+
+
+def numbered_metrics(root: Path) -> Iterator[tuple[int, int, int, Metrics]]:
+    """Each step of all stages below `root`: its number over all stages, the stage, its number there, its metrics."""
+    before = 0
+    for stage in _STAGES:
+        folder = root / f"stage{stage}"
+        metrics = step_metrics(folder)
+        told = read_json(folder / STEPS_BEFORE_FILE)
+        before = before if told is None else int(told)
+        for step, measured in metrics.items():
+            yield before + step, stage, step, measured
+        before += max(metrics, default=0)
+
+
+def write_steps_before(folder: Path, steps: int) -> None:
+    """Keep in a stage's folder how many steps the stages before it have."""
+    write_json(folder / STEPS_BEFORE_FILE, steps)
 
 
 def as_csv(steps: list[Step]) -> str:
-    """One row per step, with a header; what was not measured is empty."""
+    """One row per step, with a header; what was not measured is empty, and what is not a number `nan`."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["step", "stage", "stage_step", *(column.name for column in COLUMNS)])

@@ -18,7 +18,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from rstar2.errors import Failure
@@ -109,18 +109,21 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
         write_text(pointer, str(step))
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the `keep` last finished checkpoints; those of earlier starts too, which VERL forgets.
-
-    What is newer than the pointer says stays: it may be being written.
-    """
+def finished_steps(checkpoints: Path) -> list[int]:
+    """The steps whose checkpoint is no longer being written, in order; none where the pointer is torn."""
     pointer = checkpoints / POINTER
     named = pointer.read_text(encoding="utf-8").strip() if pointer.exists() else ""
-    if not named.isdigit():
-        return
-    finished = [step for step in steps_of(checkpoints) if step <= int(named)]
-    for step in finished[:-keep]:
-        shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
+    return [step for step in steps_of(checkpoints) if named.isdigit() and step <= int(named)]
+
+
+def prune(checkpoints: Path, keep: int, spared: Collection[int] = ()) -> None:
+    """Remove all but the `keep` last finished checkpoints; those of earlier starts too, which VERL forgets.
+
+    The steps `spared` stay, and so does what is newer than the pointer says.
+    """
+    for step in finished_steps(checkpoints)[:-keep]:
+        if step not in spared:
+            shutil.rmtree(checkpoints / f"global_step_{step}", ignore_errors=True)
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:

@@ -34,7 +34,8 @@ from rstar2.prompts import ChatCodec
 from rstar2.trace import read_traces
 from rstar2.train.filter.card import write_card
 from rstar2.train.filter.engines import running_servers
-from rstar2.train.filter.sample import TRACES, VERDICTS, FilterProgress, Sampler, sample_problems
+from rstar2.train.filter.progress import VERDICTS, SamplesDone, samples_done
+from rstar2.train.filter.sample import TRACES, FilterProgress, Sampler, sample_problems
 from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
 from rstar2.train.recipe import stage_recipe
 
@@ -313,16 +314,23 @@ def test_the_cpu_engines_filter_a_stages_rows_and_a_finished_filter_is_not_repea
     changes = ["hardware.gpus_per_node=2", "hardware.sequences_in_flight=4"]
     recipe = stage_recipe(3, "laptop", changes, over=over)
     seen: list[FilterProgress] = []
+    told: list[SamplesDone | None] = []
+
+    def on_progress(progress: FilterProgress) -> None:
+        seen.append(progress)
+        told.append(samples_done(tmp_path / "solved"))
 
     def run() -> list[str]:
         # No judge: random weights write no calls.
         kept = unsolved(
-            model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, seen.append
+            model, rows, recipe, ("http://127.0.0.1:9", None), tmp_path / "solved", tmp_path, on_progress
         )
         return [row["extra_info"]["id"] for row in kept]
 
     assert run() == [problem.id for problem in PROBLEMS]
     assert seen[-1].done == 12
+    assert (told[0], told[-1]) == (SamplesDone(0, 12), SamplesDone(12, 12))
+    assert samples_done(tmp_path / "solved") is None
     card = json.loads((tmp_path / "solved" / "card.json").read_text())
     assert (card["problems"], card["kept"], card["verdicts"]["correct"]) == (6, 6, 0)
     assert set(card) >= {"model", "data", "settings", "reward"}

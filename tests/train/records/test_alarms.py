@@ -61,6 +61,26 @@ def test_each_sign_of_collapse_is_told_once_with_its_values_and_its_key(
     assert re.search(said, alarm.text)
 
 
+def test_a_measurement_that_is_not_a_number_is_told_at_once_and_the_other_steps_still_count(
+    tmp_path: Path,
+) -> None:
+    steps = course(12, entropy=0.01)
+    for number in (0, 4, 5):
+        steps[number] |= {"actor/entropy": float("nan"), "actor/grad_norm": float("inf")}
+    warned: list[str] = []
+    recorder = AlarmRecorder(tmp_path, SETTINGS, {}, warned.append)
+    for number, step in enumerate(steps, 1):
+        recorder.on_step(number, step)
+    found = read_alarms(tmp_path)
+    assert (
+        [alarm.sign for alarm in found[1]]
+        == [alarm.sign for alarm in found[5]]
+        == ["nan_entropy", "nan_gradient"]
+    )
+    assert warned[0] == "step 1: actor/entropy is not a number (NaN or infinite)"
+    assert [(step, alarm.sign) for step in list(found)[2:] for alarm in found[step]] == [(10, "entropy")]
+
+
 def test_a_sign_that_passes_and_returns_is_told_twice(tmp_path: Path) -> None:
     warned: list[str] = []
     recorder = AlarmRecorder(tmp_path, AlarmSettings(window=1), {}, warned.append)

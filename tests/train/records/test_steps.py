@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
+from rstar2.train.curves import curve
 from rstar2.train.records.panels import PANELS
 from rstar2.train.records.raw_metrics import raw_metrics
-from rstar2.train.records.steps import COLUMNS, as_csv, run_steps, sft_losses, step_metrics, write_steps
+from rstar2.train.records.steps import (
+    COLUMNS,
+    as_csv,
+    run_steps,
+    sft_losses,
+    step_metrics,
+    write_steps,
+    write_steps_before,
+)
 from rstar2.train.roc import RocSettings, Rollout
 
 
@@ -95,6 +104,31 @@ def test_steps_are_counted_over_stages_and_starts(tmp_path: Path) -> None:
     assert rows[2]["held_out"] == "0.6"
     assert rows[0]["judge_pause_s"] == "", "what an older run did not measure is empty"
     assert as_csv(run_steps(tmp_path / "nothing")).count("\n") == 1
+
+
+def test_steps_keep_their_numbers_where_a_kill_left_one_without_its_line(tmp_path: Path) -> None:
+    data = {"rstar2/failed_call_ratio_correct": 0.1, "rstar2/tokens": 80.0}
+    for stage, lines in ((1, line(1, **data) + line(3, **data)), (2, line(2, **data))):
+        (tmp_path / f"stage{stage}").mkdir()
+        (tmp_path / f"stage{stage}" / "metrics-1.jsonl").write_text(lines)
+    assert [(step.number, step.stage_step) for step in run_steps(tmp_path)] == [(1, 1), (3, 3), (5, 2)]
+    # Step 4 was stage 1's last, which its lines do not tell.
+    write_steps_before(tmp_path / "stage2", 4)
+    assert [(step.number, step.stage_step) for step in run_steps(tmp_path)] == [(1, 1), (3, 3), (6, 2)]
+    drawn = curve(tmp_path)
+    assert (drawn.steps, drawn.starts) == ([1, 3, 6], [1, 6])
+
+
+def test_null_in_verls_file_is_a_measurement_that_is_not_a_number(tmp_path: Path) -> None:
+    (tmp_path / "stage1").mkdir()
+    null: Any = None
+    lines = line(1, **{"actor/entropy": 0.2}) + line(2, **{"actor/entropy": null})
+    (tmp_path / "stage1" / "metrics-1.jsonl").write_text(lines)
+    steps = run_steps(tmp_path)
+    [row] = list(csv.DictReader(io.StringIO(as_csv(steps))))[1:]
+    assert (row["entropy"], row["grad_norm"]) == ("nan", "")
+    [entropy] = [panel for panel in PANELS if panel.name == "entropy"]
+    assert entropy.curves(steps) == [("entropy", [(1, 0.2)])]
 
 
 def test_metrics_of_a_resumed_stage_are_read_once_a_step(tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""The stages of a run: what one hands to the next."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rstar2.runs import Run
+from rstar2.train import stages
+from rstar2.train.pipeline import Pipeline
+from rstar2.train.recipe import stage_recipes
+from rstar2.train.records.timing import PhaseTimer
+from rstar2.train.stages import OnStep, Start
+
+
+class Silent:
+    """Progress that nobody looks at."""
+
+    def start(self, name: str, title: str, total: int) -> None: ...
+
+    def update(self, name: str, done: int, text: str) -> None: ...
+
+    def finish(self, name: str, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+def test_a_runs_steps_are_numbered_as_in_the_trackers_whatever_a_kill_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    firsts: list[str] = []
+
+    def train(start: Start, on_step: OnStep) -> Path:
+        """Leaves a line for every step but the last, as a kill after its checkpoint does."""
+        firsts.append(start.command.env["RSTAR2_FIRST_STEP"])
+        metrics: dict[str, Any] = {
+            "rstar2/pass_rate": 0.5,
+            "rstar2/failed_call_ratio_correct": 0.1,
+            "rstar2/tokens": 80.0,
+        }
+        for step in range(1, start.steps):
+            with (start.folder / "metrics-1.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step, "data": metrics}) + "\n")
+            on_step(step, metrics)
+        return start.folder / "model"
+
+    monkeypatch.setattr(stages, "train", train)
+    monkeypatch.setattr(stages, "write_stage_inputs", lambda *about: None)
+    changes = ["stage1.steps=3", "stage2.steps=2", "stage2.optim.state=fresh"]
+    recipes = stage_recipes([1, 2], None, changes)
+    run = Run(tmp_path, 1)
+    pipeline = Pipeline(run, Silent(), ("", None), None, lambda hardware: {}, PhaseTimer(tmp_path))
+    list(pipeline.train_stages(recipes, tmp_path / "sft", [], tmp_path))
+    rows = list(csv.DictReader((tmp_path / "steps.csv").read_text().splitlines()))
+    assert [(row["step"], row["stage"], row["stage_step"]) for row in rows] == [
+        ("1", "1", "1"),
+        ("2", "1", "2"),
+        ("4", "2", "1"),
+    ]
+    assert firsts == ["0", "3"]
