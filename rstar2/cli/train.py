@@ -125,7 +125,7 @@ def command(
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.records.timing import run_timing
 
-    with open_run(run, "train", plan.config()) as opened:
+    with open_run(run, "train", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:

@@ -19,6 +19,7 @@ from rstar2.train.filter.unsolved import counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of
 from rstar2.train.stages import last_actor
+from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 
@@ -36,7 +37,7 @@ class TrainPlan:
     judge: JudgeChoice
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it."""
+        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -44,6 +45,12 @@ class TrainPlan:
             "format": self.format.digest,
             "solved": str(self.solved.absolute()) if self.solved else None,
         }
+
+    @staticmethod
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        """What of a run's config must be the same at every start, see `rstar2.train.trainer.changeable`."""
+        recipes = {number: compared(recipe) for number, recipe in config["recipes"].items()}
+        return {**config, "recipes": recipes}
 
 
 @dataclass(frozen=True)
@@ -61,12 +68,17 @@ class SftPlan:
     """How many of them were cut before the first answer, and are left out."""
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it."""
+        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             **_source(self.model, self.data),
             "format": self.format.digest,
         }
+
+    @staticmethod
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        """As of `TrainPlan`."""
+        return {**config, "recipe": compared(config["recipe"])}
 
 
 def _source(model: Path, data: Path) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Recipes: the settings of SFT and of an RL stage, read from TOML files."""
+"""Recipes: the settings of SFT and of an RL stage, read from TOML files.
+
+`rstar2.train.trainer.changeable` names the keys that may differ where a run is continued.
+"""
 
 from __future__ import annotations
 
