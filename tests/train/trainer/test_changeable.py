@@ -44,7 +44,7 @@ def planned(kind: str, data: Path, *changes: str) -> Plan:
     if kind == "sft":
         return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), [], 0, 0)
     recipes = stage_recipes([1, 2], None, [*changes])
-    return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice())
+    return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
 
 
 def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:
