@@ -100,6 +100,27 @@ def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
         assert "the judge has 2 workers" in ran.stdout
 
 
+@pytest.mark.parametrize("size", ["known", "unknown"])
+@pytest.mark.parametrize("verb", ["plan", "train", "sft"])
+def test_a_cluster_that_is_too_small_is_told_without_a_start(
+    verb: str, size: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {
+        "plan": [],
+        "train": ["--stage", "1", "--data", "d", "--dry-run"],
+        "sft": ["--data", "d", "--dry-run"],
+    }
+    named = model if size == "known" or verb == "plan" else "Qwen/Qwen3-99B"
+    asked = (verb, "--model", named, *line[verb], "--profile", "64xh100")
+    assert "the Ray cluster" not in rstar2(*asked).output
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("rstar2.train.hardware._gpus_by_node", lambda address: [8.0, 8.0])
+    ran = rstar2(*asked)
+    assert ran.exit_code == 0, ran.output
+    said = "! the recipe needs 8 nodes with 8 GPUs each, and the Ray cluster at 10.0.0.1:6379 has 2 such"
+    assert said in ran.stdout
+
+
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
     ran = rstar2("demo", "--dry-run")
     assert ran.exit_code == 0, ran.output
