@@ -69,17 +69,22 @@ def command(
     Nothing is started. Parameters are counted exactly; memory and hours are estimates whose assumptions are shown.
     """
     from rstar2.train.estimate.model import read_shape
-    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
     from rstar2.train.recipe import stage_range, stage_recipes
 
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     hardware = [each.hardware for each in recipes.values()]
+    folder = _folder(model)
     estimate = estimate_run(
-        read_shape(_folder(model)), recipes, judge_workers, _machine_memory(hardware),
+        read_shape(folder), recipes, judge_workers, _machine_memory(hardware),
         Rates(generate_tps, update_tps),
     )  # fmt: skip
-    warnings = [*_cluster_warnings(each.machines for each in recipes.values()), *estimate.warnings]
+    warnings = [
+        *_cluster_warnings(each.machines for each in recipes.values()),
+        *start_warnings(folder, min(recipes)),
+        *estimate.warnings,
+    ]
     if as_json:
         import json
 
@@ -96,17 +101,22 @@ def show_run(
 
     A UserError where RAY_ADDRESS names a cluster that does not answer.
     """
-    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.report import estimate_run, start_warnings
 
-    shortage = _cluster_warnings(each.machines for each in recipes.values())
-    shape = _shape(model) if isinstance(model, Path | str) else model
+    warnings = _cluster_warnings(each.machines for each in recipes.values())
+    shape: ModelShape | None
+    if isinstance(model, Path | str):
+        warnings += start_warnings(Path(model), min(recipes))
+        shape = _shape(model)
+    else:
+        shape = model
     if shape is None:
-        _warn(shortage)
+        _warn(warnings)
     else:
         memory = _machine_memory([each.hardware for each in recipes.values()])
         estimate = estimate_run(shape, recipes, judge_workers, memory)
         _show(estimate, recipes)
-        _warn([*shortage, *estimate.warnings, *_disk_warnings(estimate, run)])
+        _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate, run)])
 
 
 def show_sft(model: Path | str, recipe: SftRecipe) -> None:
@@ -133,8 +143,9 @@ def show_sft(model: Path | str, recipe: SftRecipe) -> None:
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
     """Say what does not fit before a run starts, a judge that is too small for a step included."""
-    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.report import estimate_run, start_warnings
 
+    _warn(start_warnings(plan.model, min(plan.recipes)))
     shape = _shape(plan.model)
     if shape is not None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
