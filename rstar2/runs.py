@@ -2,7 +2,7 @@
 
 ```
 RUN/
-  config.json        what was resolved when the run was made; a changed one refuses to mix
+  config.json        what was resolved at the last start; one that differs in what is compared refuses to mix
   status.json        state, time of the last change, attempt
   attempts/1/*.log   one folder per start of the command; `attempts/latest` points at the newest
 ```
@@ -16,7 +16,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ from rstar2.files import write_json
 QUIET_S = 900.0
 """Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
 State = Literal["running", "finished", "failed", "stopped"]
+Compared = Callable[[dict[str, Any]], dict[str, Any]]
+"""Of a config as JSON, what must be the same at every start of a run."""
 
 
 class Run:
@@ -44,17 +46,20 @@ class Run:
 
 
 @contextlib.contextmanager
-def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
+def open_run(
+    path: Path, kind: str, config: dict[str, Any], compared: Compared = lambda config: config
+) -> Iterator[Run]:
     """Make or resume a run's folder and hold its lock.
 
     `kind` is what makes it (demo, eval, train, sft); `config` is JSON-able. UserError where the folder holds
-    something else or another kind, was made with another config (the keys are named), or is in use.
+    something else or another kind, was made with a config that differs in what is `compared` (the keys are named), or
+    is in use.
     """
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a run folder", "Give another folder with --run.")
     record = path / "config.json"
     if record.exists():
-        _refuse_other(record, kind, config)
+        _refuse_other(record, kind, config, compared)
     elif path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
         raise UserError(f"{path} is not empty and not a run", "Give an empty or new folder with --run.")
     try:
@@ -62,7 +67,7 @@ def open_run(path: Path, kind: str, config: dict[str, Any]) -> Iterator[Run]:
     except OSError as error:
         raise UserError(f"cannot make {path}: {error.strerror}", "Give another folder with --run.") from error
     with locked(path):
-        if not record.exists():
+        if not record.exists() or changed_keys(load_config(path)[1], _as_json(config)):
             write_json(record, {"kind": kind, "config": config})
         run = Run(path, _next_attempt(path))
         run.status("running", kind=kind)
@@ -160,11 +165,11 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
         stored = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {record}", "Give another folder.") from error
-    _compare(record.parent, stored, settings)
+    _compare(record.parent, stored, _as_json(settings))
 
 
 def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
-    changed = changed_keys(stored, json.loads(json.dumps(wanted)))
+    changed = changed_keys(stored, wanted)
     if changed:
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
@@ -172,13 +177,17 @@ def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> No
         )
 
 
-def _refuse_other(record: Path, kind: str, config: dict[str, Any]) -> None:
+def _as_json(config: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(config)))
+
+
+def _refuse_other(record: Path, kind: str, config: dict[str, Any], compared: Compared) -> None:
     stored_kind, stored = load_config(record.parent)
     if stored_kind != kind:
         raise UserError(
             f"{record.parent} is a run of `{stored_kind}`, not of `{kind}`", "Give another folder with --run."
         )
-    _compare(record.parent, stored, config)
+    _compare(record.parent, compared(stored), compared(_as_json(config)))
 
 
 @contextlib.contextmanager

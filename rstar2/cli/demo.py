@@ -71,7 +71,7 @@ def command(
     from rstar2.runs import open_run
     from rstar2.train.records.timing import run_timing
 
-    with open_run(folder, "demo", plan.config()) as opened:
+    with open_run(folder, "demo", plan.config(), plan.compared) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:
             # What the demo's model writes imports nothing.

@@ -69,50 +69,66 @@ def command(
     Nothing is started. Parameters are counted exactly; memory and hours are estimates whose assumptions are shown.
     """
     from rstar2.train.estimate.model import read_shape
-    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
-    from rstar2.train.hardware import cluster_shortage
     from rstar2.train.recipe import stage_range, stage_recipes
 
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     hardware = [each.hardware for each in recipes.values()]
+    folder = _folder(model)
     estimate = estimate_run(
-        read_shape(_folder(model)), recipes, judge_workers, _machine_memory(hardware),
+        read_shape(folder), recipes, judge_workers, _machine_memory(hardware),
         Rates(generate_tps, update_tps),
     )  # fmt: skip
-    shortage = cluster_shortage([each.machines for each in recipes.values()])
+    warnings = [
+        *_cluster_warnings(each.machines for each in recipes.values()),
+        *start_warnings(folder, min(recipes)),
+        *estimate.warnings,
+    ]
     if as_json:
         import json
 
-        record = estimate.record()
-        typer.echo(json.dumps({**record, "warnings": [*filter(None, [shortage]), *record["warnings"]]}))
+        typer.echo(json.dumps({**estimate.record(), "warnings": warnings}))
         return
     _show(estimate, recipes)
-    _warn([*filter(None, [shortage]), *estimate.warnings])
+    _warn(warnings)
 
 
 def show_run(
     model: Path | str | ModelShape, recipes: dict[int, StageRecipe], judge_workers: int | None, run: Path
 ) -> None:
-    """The plan of stages, as a dry run begins with it; a line where the model's size is not known."""
-    from rstar2.train.estimate.report import estimate_run
+    """The plan of stages, as a dry run begins with it; a line where the model's size is not known.
 
-    shape = _shape(model) if isinstance(model, Path | str) else model
-    if shape is not None:
+    A UserError where RAY_ADDRESS names a cluster that does not answer.
+    """
+    from rstar2.train.estimate.report import estimate_run, start_warnings
+
+    warnings = _cluster_warnings(each.machines for each in recipes.values())
+    shape: ModelShape | None
+    if isinstance(model, Path | str):
+        warnings += start_warnings(Path(model), min(recipes))
+        shape = _shape(model)
+    else:
+        shape = model
+    if shape is None:
+        _warn(warnings)
+    else:
         memory = _machine_memory([each.hardware for each in recipes.values()])
         estimate = estimate_run(shape, recipes, judge_workers, memory)
         _show(estimate, recipes)
-        _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
+        _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate, run)])
 
 
 def show_sft(model: Path | str, recipe: SftRecipe) -> None:
-    """The plan of SFT, as its dry run begins with it; a line where the model's size is not known."""
+    """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_warnings
     from rstar2.train.estimate.work import stage_disk
 
+    shortage = _cluster_warnings([recipe.hardware])
     shape = _shape(model)
     if shape is None:
+        _warn(shortage)
         return
     memory, disk = sft_memory(shape, recipe), stage_disk(shape, kept=2)
     table = _table(shape, recipe.hardware, ["SFT"])
@@ -122,18 +138,26 @@ def show_sft(model: Path | str, recipe: SftRecipe) -> None:
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn(sft_warnings(shape, recipe))
+    _warn([*shortage, *sft_warnings(shape, recipe)])
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
     """Say what does not fit before a run starts, a judge that is too small for a step included."""
-    from rstar2.train.estimate.report import estimate_run
+    from rstar2.train.estimate.report import estimate_run, start_warnings
 
+    _warn(start_warnings(plan.model, min(plan.recipes)))
     shape = _shape(plan.model)
     if shape is not None:
         memory = _machine_memory([each.hardware for each in plan.recipes.values()])
         estimate = estimate_run(shape, plan.recipes, _workers(plan.judge), memory)
         _warn([*estimate.warnings, *_disk_warnings(estimate, run)])
+
+
+def _cluster_warnings(wanted: Iterable[Hardware]) -> list[str]:
+    from rstar2.train.hardware import cluster_shortage
+
+    shortage = cluster_shortage(wanted)
+    return [] if shortage is None else [shortage]
 
 
 def _disk_warnings(estimate: RunEstimate, run: Path) -> Iterator[str]:

@@ -84,7 +84,7 @@ def command(
         out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
     if plan.cut_to_nothing:
         out.print(f"{counted(plan.cut_to_nothing, 'conversation')} cut before the first answer: left out")
-    with open_run(run, "sft", plan.config()) as opened:
+    with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
         with ProgressRows() as progress:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, RunFolder, examples, out
+from rstar2.cli.common import Change, Profile, RunFolder, counted, examples, out
 from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import (
     ProgressRows,
@@ -18,6 +18,11 @@ from rstar2.cli.training import (
     timing_table,
     worker_environment_line,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rstar2.train.plan import TrainPlan
 
 EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data data/rl"),
@@ -120,12 +125,14 @@ def command(
     plan = plan_training(
         recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
     )
+    for line in left_out(plan):
+        out.print(line, soft_wrap=True)
     warn_before_start(plan, run)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
     from rstar2.train.records.timing import run_timing
 
-    with open_run(run, "train", plan.config()) as opened:
+    with open_run(run, "train", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:
@@ -133,3 +140,15 @@ def command(
     out.print(timing_table(run_timing(run)))
     out.print(f"model    [cyan]{trained}[/]")
     out.print(f"next     [cyan]rstar2 eval aime25 --model {trained}[/]")
+
+
+def left_out(plan: TrainPlan) -> Iterator[str]:
+    """A line for each stage that leaves out problems because of their length."""
+    for number, recipe in plan.recipes.items():
+        counts = (
+            (plan.too_long[number], "problem"),
+            (plan.held_out_too_long.get(number, 0), "held-out problem"),
+        )
+        if said := " and ".join(counted(count, noun) for count, noun in counts if count):
+            limit = recipe.rollout.prompt_tokens
+            yield f"stage {number}: {said} with a prompt of more than {limit} tokens: left out"

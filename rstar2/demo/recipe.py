@@ -11,10 +11,11 @@ from pydantic import Field, model_validator
 from rstar2.config import KeysOf, Strict, merged, read_toml, resolve
 from rstar2.demo.tiny import TinyModel
 from rstar2.errors import UserError
-from rstar2.eval.settings import EvalSettings
+from rstar2.eval.settings import HOW_IT_RUNS, EvalSettings
 from rstar2.train.command import Command, sft_command, stage_commands
 from rstar2.train.hardware import LAPTOP
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, sft_recipe, stage_recipe
+from rstar2.train.trainer.changeable import compared, without
 from rstar2.train.trainer.tracking import check_trackers
 
 StageKeys = Annotated[dict[str, Any], KeysOf(StageRecipe)]
@@ -78,9 +79,17 @@ class DemoPlan:
     """The same stages under plain GRPO, for the comparison."""
 
     def config(self) -> dict[str, Any]:
-        """What a run folder keeps, so that no other recipe resumes it."""
+        """What a run folder keeps, so that no other recipe resumes it; see `compared`."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}
         return {"demo": self.demo.model_dump(mode="json"), "sft": self.sft.model_dump(mode="json"), **stages}
+
+    @staticmethod
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        """What of a run's config must be the same at every start, see `rstar2.train.trainer.changeable`."""
+        stages = {name: compared(recipe) for name, recipe in config.items() if name != "demo"}
+        demo = config["demo"]
+        given = {name: compared(demo[name]) for name in ("sft", "rl", "stage1", "stage2", "stage3")}
+        return {"demo": {**demo, "eval": without(demo["eval"], HOW_IT_RUNS), **given}, **stages}
 
 
 def demo_plan(recipe: str, seed: int | None, overrides: list[str]) -> DemoPlan:

@@ -26,6 +26,10 @@ class JudgeChoice:
     """Of a judge started for the run: load numpy and its like before a program imports them."""
 
 
+HOW_IT_RUNS = frozenset({"in_flight", "wait_s", "turn_timeout_s"})
+"""The keys of `EvalSettings` that change no result."""
+
+
 class EvalSettings(Strict):
     """How a benchmark is sampled. The defaults are the paper's protocol (arXiv 2508.20722, evaluation)."""
 
@@ -51,7 +55,7 @@ class EvalSettings(Strict):
 
     def protocol(self) -> dict[str, Any]:
         """The settings that decide the result; a run resumed with others would mix measurements."""
-        return self.model_dump(exclude={"in_flight", "wait_s", "turn_timeout_s"})
+        return self.model_dump(exclude={*HOW_IT_RUNS})
 
 
 def sample_seed(seed: int, problem_id: str, sample: int) -> int:

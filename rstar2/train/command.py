@@ -25,6 +25,12 @@ SFT_KEEP = 2
 """How many of the last checkpoints of SFT stay."""
 _SAVED = ("model", "optimizer", "extra")
 """What a checkpoint holds. The Hugging Face model, as large as the weights, is made of the last one only."""
+_HYDRAS_OWN: dict[str, Any] = {
+    "hydra.run.dir": ".",
+    "hydra.output_subdir": None,
+    "hydra.job_logging.handlers.file.filename": "/dev/null",
+}
+"""Hydra would leave `outputs/DATE/TIME` in the user's folder; what it logs is in the trainer's log too."""
 ROUTER_FILE = "router.yaml"
 FIRST_METRICS = "metrics-1.jsonl"
 """The metrics file of a trainer's first start."""
@@ -112,7 +118,7 @@ def stage_command(
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment(recipe.trackers, folder, os.environ, first_step)
-    overrides = {**_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
+    overrides = {**_HYDRAS_OWN, **_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
     if recipe.hardware.device == "cpu":
         # A cluster of its own has the logical devices, one a rank.
         env["RAY_ADDRESS"] = "local"
@@ -129,6 +135,7 @@ def sft_command(
     """`verl.trainer.sft_trainer`, under torchrun where there is more than one rank; see `stage_command`."""
     hardware = recipe.hardware
     overrides: dict[str, Any] = {
+        **_HYDRAS_OWN,
         "data.train_files": data,
         "data.train_batch_size": recipe.batch,
         "data.custom_cls.path": "pkg://rstar2.train.verl.sft_dataset",

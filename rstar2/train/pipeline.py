@@ -28,6 +28,7 @@ from rstar2.eval.progress import Progress
 from rstar2.eval.settings import JudgeChoice
 from rstar2.files import write_json
 from rstar2.judge.service.start import running_judge
+from rstar2.prompts import load_codec
 from rstar2.runs import Run
 from rstar2.train import sampling, stages
 from rstar2.train.command import stage_command
@@ -119,6 +120,8 @@ class Pipeline:
             return folder / "model"
         timer = PhaseTimer(folder, self.timer)
         if recipe.drop_solved:
+            # First what the stage leaves out, so that as many are kept as a step needs.
+            rows = stages.fitting(rows, load_codec(model), recipe.rollout.prompt_tokens)
             rows = self._unsolved(rows, recipe, model, folder, row, timer)
         self.progress.start(row, title, recipe.steps)
 

@@ -18,7 +18,8 @@ from rstar2.train.conversations import Encoded, encode, read_conversations
 from rstar2.train.filter.unsolved import counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of
-from rstar2.train.stages import last_actor
+from rstar2.train.stages import check_enough, last_actor, prompt_lengths
+from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 
@@ -34,9 +35,13 @@ class TrainPlan:
     solved: Path | None
     """The filter's folder or `rstar2 eval` run that counts how often the training problems are solved."""
     judge: JudgeChoice
+    too_long: dict[int, int]
+    """By stage, how many problems are left out because their prompt has more than `rollout.prompt_tokens` tokens."""
+    held_out_too_long: dict[int, int]
+    """Likewise of the problems that the stage is measured on."""
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it."""
+        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
         recipes = {str(number): recipe.model_dump(mode="json") for number, recipe in self.recipes.items()}
         return {
             "recipes": recipes,
@@ -44,6 +49,12 @@ class TrainPlan:
             "format": self.format.digest,
             "solved": str(self.solved.absolute()) if self.solved else None,
         }
+
+    @staticmethod
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        """What of a run's config must be the same at every start, see `rstar2.train.trainer.changeable`."""
+        recipes = {number: compared(recipe) for number, recipe in config["recipes"].items()}
+        return {**config, "recipes": recipes}
 
 
 @dataclass(frozen=True)
@@ -61,12 +72,17 @@ class SftPlan:
     """How many of them were cut before the first answer, and are left out."""
 
     def config(self) -> dict[str, Any]:
-        """What the run's folder keeps, so that nothing else resumes it."""
+        """What the run's folder keeps, so that nothing else resumes it; see `compared`."""
         return {
             "recipe": self.recipe.model_dump(mode="json"),
             **_source(self.model, self.data),
             "format": self.format.digest,
         }
+
+    @staticmethod
+    def compared(config: dict[str, Any]) -> dict[str, Any]:
+        """As of `TrainPlan`."""
+        return {**config, "recipe": compared(config["recipe"])}
 
 
 def _source(model: Path, data: Path) -> dict[str, str]:
@@ -80,7 +96,8 @@ def plan_training(
 ) -> TrainPlan:
     """Check everything that can be checked before the first stage.
 
-    A UserError where model, data or `solved` cannot be used, the data is too small, or no judge can be started.
+    A UserError where model, data or `solved` cannot be used, the data is too small, also without prompts that are too
+    long, or no judge can be started.
     """
     check_model(model)
     fmt = check_start(recipes, model)
@@ -96,10 +113,13 @@ def plan_training(
         counted(solved, filtered[0] if filtered else None)
     elif any(recipe.drop_solved for recipe in recipes.values()):
         problems_of(rows)
+    held_out = {
+        number: stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
+        for number, recipe in recipes.items()
+        if recipe.held_out.data
+    }
     for recipe in recipes.values():
         check_trackers(recipe.trackers)
-        if recipe.held_out.data:
-            stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
     if judge.url is None:
         server_binary()
         if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
@@ -107,7 +127,25 @@ def plan_training(
                 "on several nodes the judge must be reachable from all of them",
                 "Start one (rstar2 judge up --host … --token …) and name it with --judge.",
             )
-    return TrainPlan(recipes, model, data, fmt, rows, solved, judge)
+    codec = ChatCodec(load_tokenizer(model), fmt)
+    lengths = prompt_lengths(rows, codec)
+    too_long = {
+        number: _too_long(lengths, recipe, recipe.rollout.prompts, str(data))
+        for number, recipe in recipes.items()
+    }
+    held_out_too_long = {
+        number: _too_long(prompt_lengths(held, codec), recipes[number], 1, str(recipes[number].held_out.data))
+        for number, held in held_out.items()
+    }
+    return TrainPlan(recipes, model, data, fmt, rows, solved, judge, too_long, held_out_too_long)
+
+
+def _too_long(lengths: list[int], recipe: StageRecipe, needed: int, data: str) -> int:
+    """How many of the prompts of these lengths a stage leaves out; a UserError where fewer than `needed` are left."""
+    limit = recipe.rollout.prompt_tokens
+    too_long = sum(length > limit for length in lengths)
+    check_enough(len(lengths) - too_long, needed, limit, data)
+    return too_long
 
 
 def check_start(recipes: dict[int, StageRecipe], model: Path) -> Format:

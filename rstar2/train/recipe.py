@@ -1,4 +1,7 @@
-"""Recipes: the settings of SFT and of an RL stage, read from TOML files."""
+"""Recipes: the settings of SFT and of an RL stage, read from TOML files.
+
+`rstar2.train.trainer.changeable` names the keys that may differ where a run is continued.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ class RolloutSettings(Strict):
     tokens: int = Field(8192, ge=1)
     """Tokens after the prompt, tool output included."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Longer prompts are left out."""
+    """Problems with a longer prompt are left out; `train` says at its start how many."""
     max_turns: int = Field(10, ge=1)
     """Turns of the model; a rollout that ends in a call at the last has no answer."""
     temperature: float = Field(1.0, gt=0)

@@ -157,15 +157,16 @@ def run_sft(
 def write_stage_inputs(
     recipe: StageRecipe, model: Path, rows: Rows, folder: Path, judge: JudgeAddress
 ) -> None:
-    """Write what the trainer of an RL stage reads to the stage's folder."""
-    codec = load_codec(model)
+    """Write what the trainer of an RL stage reads to the stage's folder; a UserError where too few prompts fit."""
+    codec, longest = load_codec(model), recipe.rollout.prompt_tokens
     # The recipe decides on 2G, whatever the data was prepared for.
-    given = [("train.parquet", rows, recipe.rollout.rollouts)]
+    given = [("train.parquet", "the training data", rows, recipe.rollout.rollouts, recipe.rollout.prompts)]
     if recipe.held_out.data:
         held_out = stage_rows(Path(recipe.held_out.data), recipe.held_out.samples)
-        given.append(("held_out.parquet", held_out, recipe.held_out.samples))
-    for name, problems, rollouts in given:
-        problems = fitting(in_format(problems, codec.format), codec, recipe.rollout.prompt_tokens)
+        given.append(("held_out.parquet", recipe.held_out.data, held_out, recipe.held_out.samples, 1))
+    for name, data, problems, rollouts, needed in given:
+        problems = fitting(problems, codec, longest)
+        check_enough(len(problems), needed, longest, data)
         write_parquet(folder / name, [{**row, "__rollout_n__": rollouts} for row in problems])
     save_format(codec.format, folder)
     write_json(folder / OPTIMIZER_FILE, recipe.optim.model_dump())
@@ -182,14 +183,26 @@ def in_format(rows: Rows, fmt: Format) -> Rows:
 
 
 def fitting(rows: Rows, codec: ChatCodec, prompt_tokens: int) -> Rows:
-    """The rows whose prompt has at most `prompt_tokens` tokens; a UserError where none has."""
-    kept = [row for row in rows if len(codec.prompt(list(row["prompt"]))) <= prompt_tokens]
-    if not kept:
+    """The rows whose prompt in the codec's format has at most `prompt_tokens` tokens, with that prompt."""
+    told = in_format(rows, codec.format)
+    lengths = prompt_lengths(told, codec)
+    return [row for row, length in zip(told, lengths, strict=True) if length <= prompt_tokens]
+
+
+def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
+    """Tokens of each row's prompt in the codec's format."""
+    return [len(codec.prompt(list(row["prompt"]))) for row in in_format(rows, codec.format)]
+
+
+def check_enough(count: int, needed: int, prompt_tokens: int, data: str) -> None:
+    """Raise a UserError where `count`, the problems of `data` whose prompt fits, is less than are `needed`."""
+    if count < needed:
+        lower = ", or rollout.prompts lower" if needed > 1 else ""
         raise UserError(
-            f"every prompt of the training data is longer than rollout.prompt_tokens = {prompt_tokens}",
-            "Raise rollout.prompt_tokens.",
+            f"{data} has {count} problems whose prompt has at most rollout.prompt_tokens = {prompt_tokens} tokens, "
+            f"and {needed} are needed",
+            f"Set rollout.prompt_tokens higher{lower}.",
         )
-    return kept
 
 
 def is_done(folder: Path) -> bool:

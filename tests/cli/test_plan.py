@@ -14,7 +14,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rstar2.cli import app
+from rstar2.cli.plan import warn_before_start
 from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
+from rstar2.formats.format import ours
+from rstar2.train.plan import TrainPlan
+from rstar2.train.recipe import stage_recipe
 
 QWEN3_14B: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,
@@ -98,6 +103,67 @@ def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     assert "hours" in ran.stdout or verb == "sft"
     if verb == "train":
         assert "the judge has 2 workers" in ran.stdout
+
+
+@pytest.mark.parametrize("size", ["known", "unknown"])
+@pytest.mark.parametrize("verb", ["plan", "train", "sft"])
+def test_a_cluster_that_is_too_small_is_told_without_a_start(
+    verb: str, size: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = {
+        "plan": [],
+        "train": ["--stage", "1", "--data", "d", "--dry-run"],
+        "sft": ["--data", "d", "--dry-run"],
+    }
+    named = model if size == "known" or verb == "plan" else "Qwen/Qwen3-99B"
+    asked = (verb, "--model", named, *line[verb], "--profile", "64xh100")
+    assert "the Ray cluster" not in rstar2(*asked).output
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("rstar2.train.hardware._gpus_by_node", lambda address: [8.0, 8.0])
+    ran = rstar2(*asked)
+    assert ran.exit_code == 0, ran.output
+    said = "! the recipe needs 8 nodes with 8 GPUs each, and the Ray cluster at 10.0.0.1:6379 has 2 such"
+    assert said in ran.stdout
+
+
+def test_a_later_stage_that_starts_from_no_stages_model_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = model.parent / "runs" / "rl"
+    for made in ("stage1/model", "stage1/models/step-20", "stage2/model", "sft/model"):
+        shutil.copytree(model, run / made)
+    (run / "model.json").write_text('{"path": "stage2/model"}')
+    (run.parent / "linked").symlink_to(run / "stage2")
+
+    def told(named: Path, stage: str, *more: str, verb: str = "plan") -> bool:
+        ran = rstar2(verb, "--model", named, "--stage", stage, *more)
+        assert ran.exit_code == 0, ran.output
+        return "and that is no model of a stage before it" in ran.stdout
+
+    for named in (model, run / "sft"):
+        assert not told(named, "1..3")
+        assert told(named, "3")
+        assert told(named, "2..3", "--json")
+        assert told(named, "3", "--data", "d", "--dry-run", verb="train")
+    assert told(run / "stage2", "2"), "a stage is not before itself"
+    for named in (run, run / "stage1", run / "stage2" / "model", run / "stage1" / "models" / "step-20"):
+        assert not told(named, "3")
+    assert not told(run.parent / "linked", "3")
+    assert not told(run, "3", "--data", "d", "--dry-run", verb="train")
+    monkeypatch.chdir(run / "stage2")
+    assert not told(Path("model"), "3")
+    assert told(Path("Qwen/Qwen3-99B"), "3", "--data", "d", "--dry-run", verb="train"), "of unknown size too"
+
+
+@pytest.mark.parametrize(("stage", "told"), [(1, False), (3, True)])
+def test_a_training_that_starts_says_it_too(
+    stage: int, told: bool, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = TrainPlan(
+        {stage: stage_recipe(stage, None, [])}, model, model, ours(), [], None, JudgeChoice(), {}, {}
+    )
+    warn_before_start(plan, model)
+    assert ("no model of a stage before it" in capsys.readouterr().out) == told
 
 
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 
 
 def composed(config: str, argv: list[str]) -> Any:
-    """What VERL would see: its own defaults under our command line, which names values and no groups of defaults."""
+    """What VERL would see: its own defaults under our command line, which names values and no groups of defaults.
+
+    What Hydra keeps to itself is not part of it.
+    """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
-    made, overrides = copy.deepcopy(_defaults(config)), [_override(word) for word in argv]
+    made = copy.deepcopy(_defaults(config))
+    overrides = [_override(word) for word in argv if not word.startswith("hydra.")]
     assert [each.key_or_group for each in overrides if "." not in str(each.key_or_group)] == []
     ConfigLoaderImpl._apply_overrides_to_config(overrides, made)
     return made

@@ -211,7 +211,7 @@ class _Trainer(PPOTrainerSync):
 
 def _config(recipe: StageRecipe, model: Path, folder: Path) -> Any:
     """What VERL makes of our command line."""
-    rows = [{"prompt": [{"role": "user", "content": "?"}]}]
+    rows = [{"prompt": [{"role": "user", "content": "?"}]}] * recipe.rollout.prompts
     write_stage_inputs(recipe, model, rows, folder, ("http://127.0.0.1:1", None))
     config = composed("ppo_trainer", stage_command(recipe, folder, model).argv[3:])
     config.actor_rollout_ref.actor.optim.total_training_steps = recipe.steps

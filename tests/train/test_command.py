@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -97,6 +98,35 @@ def test_verl_accepts_sft_on_every_profile(profile: str | None, tmp_path: Path) 
     assert config.data.train_batch_size == 32
     assert config.optim.lr == 5e-6
     assert config.trainer.total_epochs == 3
+
+
+STARTED_BY_HYDRA = """\
+import logging, sys
+from importlib.util import find_spec
+import hydra
+folder = find_spec("verl").submodule_search_locations[0] + "/trainer/config"
+@hydra.main(config_path=folder, config_name=sys.argv.pop(1), version_base=None)
+def main(config):
+    logging.getLogger("verl").info("logged: %s", config.trainer.default_local_dir)
+main()
+"""
+
+
+@pytest.mark.slow
+@NEEDS_VERL
+@pytest.mark.parametrize("trainer", ["ppo_trainer", "sft_trainer_engine"])
+def test_hydra_takes_the_command_line_and_leaves_nothing_behind(trainer: str, tmp_path: Path) -> None:
+    here, folder = tmp_path / "it's ${here}", tmp_path / "a run" / "stage1"
+    here.mkdir()
+    if trainer == "ppo_trainer":
+        argv = stage_command(stage_recipe(1, "laptop", []), folder, tmp_path / "m").argv[3:]
+    else:
+        argv = sft_command(sft_recipe("laptop", []), folder, tmp_path / "m", tmp_path / "data").argv[3:]
+    command = [sys.executable, "-c", STARTED_BY_HYDRA, trainer, *argv]
+    ran = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert f"logged: {folder / 'checkpoints'}" in ran.stdout
+    assert list(tmp_path.rglob("*")) == [here]
 
 
 def test_one_rank_needs_no_launcher_and_several_use_torchrun(tmp_path: Path) -> None:

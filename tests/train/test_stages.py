@@ -13,15 +13,21 @@ from typing import Any
 import pytest
 from support.optional import needs
 
+from rstar2.cli.train import left_out
+from rstar2.cli.training import ProgressRows
 from rstar2.data.parquet import read_rows, rl_rows, write_parquet
 from rstar2.data.problem import Problem
 from rstar2.errors import Failure, UserError
 from rstar2.eval.settings import JudgeChoice
+from rstar2.eval.verdicts import VerdictWriter
 from rstar2.files import write_json
 from rstar2.prompts import ChatCodec
+from rstar2.runs import Run
 from rstar2.train import stages
 from rstar2.train.command import Command, stage_command
-from rstar2.train.plan import plan_training
+from rstar2.train.filter.sample import VERDICTS
+from rstar2.train.pipeline import Pipeline
+from rstar2.train.plan import TrainPlan, plan_training
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe, stage_recipe, stage_recipes
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
@@ -52,8 +58,86 @@ def test_a_problem_with_too_few_samples_is_named() -> None:
 def test_prompts_that_are_too_long_are_left_out(codec: ChatCodec) -> None:
     rows = [{"prompt": [{"role": "user", "content": "word " * n}]} for n in (1, 600)]
     assert fitting(rows, codec, 600) == rows[:1]
-    with pytest.raises(UserError, match="longer than rollout"):
-        fitting(rows, codec, 3)
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Any) -> Path:
+    """A folder with a tokenizer, and what looks like weights."""
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def written(path: Path, short: int, long: int) -> Path:
+    """A file of problems, of which some have prompts of more than 600 tokens."""
+    texts = ["How many?"] * short + ["How many? " * 600] * long
+    write_parquet(path, rl_rows([Problem(str(n), text, "7") for n, text in enumerate(texts)], 8, "made"))
+    return path
+
+
+@needs("torch")
+def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
+    model: Path, tmp_path: Path
+) -> None:
+    data = written(tmp_path / "train.parquet", short=10, long=30)
+    held_out = written(tmp_path / "held.parquet", short=2, long=1)
+
+    def planned(*changes: str) -> TrainPlan:
+        recipes = stage_recipes([1, 2], None, ["stage2.optim.state=fresh", *changes])
+        return plan_training(recipes, model, data, None, JudgeChoice("http://judge"))
+
+    assert list(left_out(planned("rollout.prompts=10", "rollout.prompt_tokens=9999"))) == []
+    changes = ("stage1.rollout.prompt_tokens=600", "stage2.rollout.prompt_tokens=9999")
+    plan = planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
+    assert list(left_out(plan)) == [
+        "stage 1: 30 problems and 1 held-out problem with a prompt of more than 600 tokens: left out"
+    ]
+    said = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, and 16 are"
+    with pytest.raises(UserError, match=said) as refused:
+        planned("rollout.prompts=16", *changes)
+    assert refused.value.hint == "Set rollout.prompt_tokens higher, or rollout.prompts lower."
+    written(held_out, short=0, long=3)
+    with pytest.raises(UserError, match=r"held\.parquet has 0 problems whose prompt has at most"):
+        planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
+
+
+@needs("torch")
+def test_a_stage_does_not_begin_with_fewer_prompts_than_a_step_needs(model: Path, tmp_path: Path) -> None:
+    rows = read_rows(written(tmp_path / "train.parquet", short=3, long=3))
+    recipe = stage_recipe(1, None, ["rollout.prompts=4", "rollout.prompt_tokens=600"])
+    with pytest.raises(
+        UserError, match=r"the training data has 3 problems whose prompt .*, and 4 are needed"
+    ):
+        write_stage_inputs(recipe, model, rows, tmp_path / "stage1", ("http://judge", None))
+
+
+@needs("torch")
+def test_the_filter_before_a_stage_needs_no_verdicts_on_problems_whose_prompts_are_too_long(
+    model: Path, tmp_path: Path
+) -> None:
+    rows = read_rows(written(tmp_path / "train.parquet", short=4, long=2))
+    changes = ("drop_solved=1", "rollout.prompts=3", "rollout.prompt_tokens=600", "optim.state=continued")
+    run = tmp_path / "run"
+    solved = tmp_path / VERDICTS
+    with VerdictWriter(solved) as writer:
+        for name in ("0", "1", "2", "3"):
+            writer.write(name, 0, "correct" if name == "0" else "wrong")
+    pipeline = Pipeline(
+        Run(run, 1),
+        ProgressRows(),
+        ("http://judge", None),
+        None,
+        lambda hardware: {},
+        PhaseTimer(run),
+        solved,
+    )
+    # The stage's inputs are written; then there is no optimizer to continue.
+    with pytest.raises(UserError, match="has no optimizer state beside it"):
+        list(pipeline.train_stages({3: stage_recipe(3, None, [*changes])}, model, rows, run))
+    kept = read_rows(run / "stage3" / "train.parquet")
+    assert [each["extra_info"]["id"] for each in kept] == ["1", "2", "3"]
 
 
 def stage2(ranks: int = 2, lr: float = 1e-6, weight_decay: float = 0.01) -> StageRecipe:
@@ -108,16 +192,13 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
 
 @needs("torch")
 def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begins(
-    tmp_path: Path, tokenizer: Any
+    model: Path, tmp_path: Path
 ) -> None:
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text("{}")
-    (tmp_path / "model" / "model.safetensors").touch()
     write_parquet(tmp_path / "train.parquet", [{"prompt": "?"}] * 512)
     with pytest.raises(
         UserError, match=r"optim.state = continued, but .*/model has no optimizer state beside it"
     ):
-        plan_training({2: stage2()}, tmp_path / "model", tmp_path / "train.parquet", None, JudgeChoice())
+        plan_training({2: stage2()}, model, tmp_path / "train.parquet", None, JudgeChoice())
 
 
 def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
@@ -130,12 +211,8 @@ def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
 
 @needs("torch")
 def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_rolled_out_as_often_as_asked(
-    tmp_path: Path, tokenizer: Any
+    model: Path, tmp_path: Path
 ) -> None:
-    model = tmp_path / "model"
-    tokenizer.save_pretrained(model)
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").touch()
     rows = rl_rows([Problem(str(number), "How many?", "7") for number in range(4)], 8, "made")
     write_parquet(tmp_path / "train.parquet", rows)
     write_parquet(tmp_path / "held.parquet", rows[:2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
@@ -161,6 +162,19 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
         yield (
             f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, about "
             f"{hours:.0f} hours on all engines: give a run that has done so (--solved), or set drop_solved=0"
+        )
+
+
+def start_warnings(model: Path, first: int) -> Iterator[str]:
+    """Whether training begins with a later stage, from a model that no stage before it made."""
+    made_by = {
+        folder.parent.parent.name if folder.parent.name == "models" else folder.parent.name
+        for folder in (model.absolute(), model.resolve())
+    }
+    if made_by.isdisjoint(f"stage{number}" for number in range(1, first)) and first > 1:
+        yield (
+            f"stage {first} is to start from {model}, and that is no model of a stage before it: begin with --stage 1, "
+            f"or give the folder of stage {first - 1} or of its run (--model)"
         )
 
 

@@ -35,12 +35,12 @@ class Cause:
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
-        "A GPU's memory is full: set hardware.offload=all, fewer hardware.update_tokens, or a smaller "
-        "hardware.engine_memory_share; `rstar2 plan` says what fits.",
+        "A GPU's memory is full: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "
+        "fewer hardware.update_tokens; `rstar2 plan` says what fits.",
     ),
     (
         r"No available memory for the cache blocks|KV cache is needed, which is larger",
-        "An engine has no room for its KV cache: set a larger hardware.engine_memory_share or "
+        "An engine has no room for its KV cache: set a larger hardware.engine_memory_share, or in a new run "
         "hardware.tensor_parallel.",
     ),
     (

@@ -1,0 +1,50 @@
+"""The keys of a recipe that may differ between two starts of a run: they decide how it runs, not what is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+MAY_CHANGE = frozenset(
+    {
+        "hardware.gpu",
+        "hardware.engine_memory_share",
+        "hardware.sequences_in_flight",
+        "hardware.offload",
+        "hardware.gradient_checkpointing",
+        "hardware.nccl_timeout_s",
+        "hardware.worker_start_s",
+        "hardware.hung_after_s",
+        "hardware.export_timeout_s",
+        "judge.wait_s",
+        "judge.max_lost_share",
+        "judge.stop_after_s",
+        "checkpoint.every",
+        "checkpoint.keep",
+        "checkpoint.export_every",
+        "checkpoint_every",
+        "alarms",
+        "keep_filter_traces",
+        "traces_per_step",
+        "trackers",
+    }
+)
+"""Keys and whole tables, of a stage's recipe or of SFT's. A key that is not named is compared."""
+
+
+def compared(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe as JSON, or a part of one, without the keys that may change."""
+    return without(recipe, MAY_CHANGE)
+
+
+def without(values: dict[str, Any], keys: Set[str], table: str = "") -> dict[str, Any]:
+    """Nested tables without the dotted `keys`, and without the tables that this empties."""
+    kept = {}
+    for key, value in values.items():
+        name = f"{table}{key}"
+        if name in keys:
+            continue
+        inner = without(value, keys, f"{name}.") if isinstance(value, dict) else value
+        if inner or not value:
+            kept[key] = inner
+    return kept

@@ -1,0 +1,116 @@
+"""A run is continued under other settings of how it runs, and refused under others of what is learned."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from rstar2.demo.recipe import DemoPlan, demo_plan
+from rstar2.errors import UserError
+from rstar2.eval.settings import JudgeChoice
+from rstar2.formats.format import ours
+from rstar2.runs import load_config, open_run
+from rstar2.train.plan import SftPlan, TrainPlan
+from rstar2.train.recipe import SftRecipe, StageRecipe, sft_recipe, stage_recipes
+from rstar2.train.trainer.changeable import MAY_CHANGE
+
+Plan = TrainPlan | SftPlan | DemoPlan
+
+
+def keys(model: type[BaseModel], table: str = "") -> set[str]:
+    """All dotted keys of a recipe's model, its tables too."""
+    found = set()
+    for name, field in model.model_fields.items():
+        found.add(f"{table}{name}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= keys(field.annotation, f"{table}{name}.")
+    return found
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data.parquet"
+    path.write_bytes(b"rows")
+    return path
+
+
+def planned(kind: str, data: Path, *changes: str) -> Plan:
+    if kind == "demo":
+        return demo_plan("demo", None, [*changes])
+    if kind == "sft":
+        return SftPlan(sft_recipe(None, [*changes]), data.parent, data, ours(), [], 0, 0)
+    recipes = stage_recipes([1, 2], None, [*changes])
+    return TrainPlan(recipes, data.parent, data, ours(), [], None, JudgeChoice(), {}, {})
+
+
+def started(run: Path, kind: str, plan: Plan) -> dict[str, Any]:
+    """Start a run, or continue it, and return the config that its folder then has."""
+    with open_run(run, kind, plan.config(), plan.compared):
+        return load_config(run)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("train", "hardware.hung_after_s=7200"),
+        ("train", "hardware.nccl_timeout_s=3600"),
+        ("train", "hardware.export_timeout_s=7200"),
+        ("train", "hardware.worker_start_s=900"),
+        ("train", "hardware.offload=optimizer"),
+        ("train", "hardware.engine_memory_share=0.7"),
+        ("train", "judge.stop_after_s=7200"),
+        ("train", "stage2.checkpoint.keep=1"),
+        ("train", "checkpoint.every=5"),
+        ("train", "alarms.window=3"),
+        ("train", 'trackers=["console","tensorboard"]'),
+        ("sft", "hardware.hung_after_s=7200"),
+        ("sft", "checkpoint_every=50"),
+        ("demo", "rl.hardware.hung_after_s=7200"),
+        ("demo", "stage2.judge.stop_after_s=7200"),
+        ("demo", "sft.hardware.export_timeout_s=7200"),
+        ("demo", "eval.in_flight=3"),
+    ],
+)
+def test_what_only_decides_how_it_runs_may_change(kind: str, change: str, data: Path, tmp_path: Path) -> None:
+    plan = planned(kind, data)
+    before = started(tmp_path / "run", kind, plan)
+    changed = planned(kind, data, change)
+    assert changed.config() != plan.config(), "the change reaches no recipe"
+    after = started(tmp_path / "run", kind, changed)
+    assert after != before, "the run's folder tells the settings of its last start"
+    assert started(tmp_path / "run", kind, plan) == before, "and it may be taken back"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("train", "hardware.nodes=2", "recipes.1.hardware.nodes, recipes.2.hardware.nodes"),
+        ("train", "stage2.hardware.update_tokens=99999", "recipes.2.hardware.update_tokens"),
+        ("train", "stage1.steps=7", "recipes.1.steps"),
+        ("train", "stage1.seed=7", "recipes.1.seed"),
+        ("train", "stage1.verl.trainer.test_freq=7", "recipes.1.verl.trainer"),
+        ("train", "stage1.rollout.prompts=7", "recipes.1.rollout.prompts"),
+        ("sft", "lr=1", "recipe.lr"),
+        ("demo", "stage2.rollout.tokens=50", "demo.stage2.rollout.tokens, stage2.rollout.tokens"),
+        ("demo", "eval.temperature=0.5", "demo.eval.temperature"),
+    ],
+)
+def test_what_decides_what_is_learned_may_not(
+    kind: str, change: str, said: str, data: Path, tmp_path: Path
+) -> None:
+    before = started(tmp_path / "run", kind, planned(kind, data))
+    with pytest.raises(UserError) as refused:
+        started(tmp_path / "run", kind, planned(kind, data, change))
+    assert refused.value.message.endswith(f"other settings: {said}")
+    assert load_config(tmp_path / "run")[1] == before
+
+
+def test_what_may_change_are_keys_that_there_are_and_the_docs_name_each() -> None:
+    assert not MAY_CHANGE - keys(StageRecipe) - keys(SftRecipe)
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    section = page.split("\n## Resuming\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w.]+)` \|", section, re.MULTILINE)) == MAY_CHANGE
