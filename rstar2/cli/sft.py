@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, examples, out
+from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, err, examples, out
 from rstar2.cli.training import (
     ProgressRows,
     model_here,
@@ -74,7 +74,9 @@ def command(
     check_hardware([resolved.hardware])
     from rstar2.train.plan import plan_sft
 
-    plan = plan_sft(resolved, local_model(model), data)
+    folder = local_model(model)
+    with err.status(f"encoding the conversations of {data}"):
+        plan = plan_sft(resolved, folder, data)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
 

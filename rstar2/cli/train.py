@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rstar2.cli.common import Change, Profile, RunFolder, counted, examples, out
+from rstar2.cli.common import Change, Profile, RunFolder, counted, err, examples, out
 from rstar2.cli.plan import warn_before_start
 from rstar2.cli.training import (
     ProgressRows,
@@ -122,9 +122,9 @@ def command(
     check_hardware(resolved.machines for resolved in recipes.values())
     from rstar2.train.plan import plan_training
 
-    plan = plan_training(
-        recipes, local_model(model), data, solved, JudgeChoice(judge, judge_token, judge_workers)
-    )
+    folder = local_model(model)
+    with err.status(f"counting the tokens of the prompts of {data}"):
+        plan = plan_training(recipes, folder, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     for line in left_out(plan):
         out.print(line, soft_wrap=True)
     warn_before_start(plan, run)

@@ -26,7 +26,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -216,6 +217,23 @@ def train(start: Start, on_step: OnStep) -> Path:
     It resumes from the last checkpoint that is whole. A Failure where it fails or hangs, or the last model cannot be
     made; one of an earlier step that cannot be made is a warning.
     """
+    with _disk_faults(start.folder):
+        return _train(start, on_step)
+
+
+@contextmanager
+def _disk_faults(folder: Path) -> Iterator[None]:
+    """Makes what goes wrong with a file a Failure that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise Failure(
+            f"{error.filename or folder}: {error.strerror or error}",
+            "Where its disk is full, make room; the same command continues from the last checkpoint.",
+        ) from error
+
+
+def _train(start: Start, on_step: OnStep) -> Path:
     folder, checkpoints = start.folder, start.checkpoints
     choose_checkpoint(checkpoints, start.warn)
     folder.mkdir(parents=True, exist_ok=True)
@@ -238,13 +256,7 @@ def train(start: Start, on_step: OnStep) -> Path:
         metrics = Path(start.command.env["VERL_FILE_LOGGER_PATH"])
         with secrets_file(start.command, os.environ):
             signs = SignsOfLife(metrics, rollouts, start.hardware.hung_after_s)
-            try:
-                run_trainer(start.command, start.log, signs, on_line)
-            except OSError as error:
-                raise Failure(
-                    f"{error.filename or folder}: {error.strerror}",
-                    "Where its disk is full, make room; the same command continues from the last checkpoint.",
-                ) from error
+            run_trainer(start.command, start.log, signs, on_line)
     last = last_checkpoint(checkpoints)
     if last is None:
         raise Failure(f"the trainer left no checkpoint in {checkpoints}", f"Its log: {start.log}")

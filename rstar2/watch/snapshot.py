@@ -92,7 +92,9 @@ def snapshot(run: Path) -> Snapshot:
     # The second arm of `rstar2 demo --compare` comes after the first.
     root = run / "plain" if any((run / "plain").glob("stage*/metrics-*.jsonl")) else run
     steps = run_steps(root)
-    stage = max((int(path.parent.name[-1]) for path in root.glob("stage[0-9]/metrics-*.jsonl")), default=None)
+    # Its problems are written before its trainer starts, which takes a minute to its first step.
+    begun = (*root.glob("stage[0-9]/train.parquet"), *root.glob("stage[0-9]/metrics-*.jsonl"))
+    stage = max((int(path.parent.name[-1]) for path in begun), default=None)
     sft = run if kind == "sft" else run / "sft"
     filtered, samples = _filter_of(root, stage or 0)
     losses = sft_losses(sft) if stage is None and samples is None else []

@@ -284,6 +284,21 @@ def test_a_full_disk_is_one_message_and_no_traceback(tmp_path: Path) -> None:
     assert "continues from the last checkpoint" in caught.value.hint
 
 
+def test_a_disk_that_is_full_before_the_trainer_starts_is_one_message_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(command: Command, *about: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), command.argv[-1])
+
+    whole_checkpoints(monkeypatch)
+    saved(tmp_path, 2)
+    monkeypatch.setattr(stages, "run_export", full)
+    start, _ = phase(tmp_path, "raise SystemExit", 4, export_every=2)
+    with pytest.raises(Failure, match=r"step-2\.part: No space left on device") as caught:
+        train(start, lambda step, metrics: None)
+    assert "continues from the last checkpoint" in caught.value.hint
+
+
 def fails(*about: object) -> None:
     """Stands in for what makes a model of a checkpoint."""
     raise Failure("making the model of a checkpoint ended with exit code 1: the reason")

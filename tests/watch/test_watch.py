@@ -89,6 +89,9 @@ def test_a_filter_is_the_phase_until_it_is_done_and_a_finished_stage_shows_no_ro
         write_json(solved / "card.json", {})
         shown = snapshot(run)
         assert (shown.phase, shown.step, shown.samples, shown.rollouts) == ("stage 2", 2, None, None)
+        (run / "stage3" / "train.parquet").touch()
+        shown = snapshot(run)
+        assert (shown.phase, shown.step, shown.of, len(shown.steps)) == ("stage 3", 0, 9, 2)
 
 
 def test_a_failed_run_says_why_and_a_killed_one_that_it_was(tmp_path: Path) -> None:
