@@ -16,7 +16,15 @@ SHARED = {
     **dict.fromkeys(
         (
             f"train/test_{name}.py"
-            for name in ("agent_loop", "algorithms", "command", "contract", "profiles", "sampler")
+            for name in (
+                "agent_loop",
+                "algorithms",
+                "command",
+                "contract",
+                "cpu_platform",
+                "profiles",
+                "sampler",
+            )
         ),
         "verl",
     ),

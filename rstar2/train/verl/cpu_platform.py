@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import types
 from typing import Any
 
@@ -14,12 +15,23 @@ CPU_ROLLOUT = "rstar2_cpu"
 """The rollout backend's name in VERL's config."""
 _AS_TORCH_HAS_IT = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
-_NOTHING = ("empty_cache", "manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
+_NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
 _ZERO = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     return None
+
+
+def free_unused(*args: Any, **kwargs: Any) -> None:
+    """Give memory that was freed back to the operating system; where the C library is not glibc, do nothing.
+
+    glibc keeps what is freed in blocks of up to 32 MiB, such as a layer's activations. VERL asks for this after each
+    update: without it an update's memory is still held while the next step computes its log-probabilities.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _device_module() -> types.ModuleType:
@@ -29,6 +41,7 @@ def _device_module() -> types.ModuleType:
         **{name: getattr(torch.cpu, name) for name in (*_AS_TORCH_HAS_IT, *_STREAMS)},
         **dict.fromkeys(_NOTHING, _nothing),
         **dict.fromkeys(_ZERO, lambda *_: 0),
+        "empty_cache": free_unused,
         "get_rng_state": torch.get_rng_state,
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "mem_get_info": lambda *_: (0, 1),
@@ -49,7 +62,8 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]
     device_count = staticmethod(torch.cpu.device_count)
     current_device = staticmethod(torch.cpu.current_device)
     manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
-    set_device = synchronize = set_allocator_settings = empty_cache = _nothing
+    set_device = synchronize = set_allocator_settings = _nothing
+    empty_cache = staticmethod(free_unused)
     profiler_start = profiler_stop = cudart = _nothing
     nvtx_range = staticmethod(contextlib.nullcontext)
 

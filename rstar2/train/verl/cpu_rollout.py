@@ -18,6 +18,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine
 from rstar2.prompts import load_codec
+from rstar2.train.verl.cpu_platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
@@ -78,6 +79,8 @@ class CpuServer:
                 raise KeyError(f"weights the rollout model does not have: {unknown[:5]}")
             for name, tensor in weights.items():
                 own[name].copy_(tensor)
+            # The step's caches are of no use any more, and the trainer beside it needs memory next.
+            free_unused()
 
         await self._engine.call(load)
         self._global_steps = global_steps
