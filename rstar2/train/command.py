@@ -39,6 +39,8 @@ CPU_ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": "rstar2.train.verl.plugin",
     "OMP_NUM_THREADS": str(min(os.cpu_count() or 1, 4)),
     "OMP_WAIT_POLICY": "PASSIVE",
+    # glibc would keep what the thread of a forward pass freed apart from what the thread of the backward pass needs.
+    "MALLOC_ARENA_MAX": "1",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Workers without VERL's runtime environment, which nothing would ever use.
