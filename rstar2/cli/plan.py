@@ -134,6 +134,8 @@ def show_sft(model: Path | str, recipe: SftRecipe) -> None:
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
         table.add_row(name, _gib(getattr(memory, name)))
+    if recipe.hardware.device == "cpu":
+        table.add_row("the process itself", _gib(memory.process))
     table.add_row("in all", _of(memory.update_total, memory.capacity), end_section=True)
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
@@ -231,6 +233,8 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     row("  optimizer", lambda each: _gib(each.memory_per_gpu.optimizer))
     row("  activations", lambda each: _gib(each.memory_per_gpu.activations))
     row("  gathered layers", lambda each: _gib(each.memory_per_gpu.gathered))
+    if hardware.device == "cpu":
+        row("  the process itself", lambda each: _gib(each.memory_per_gpu.process))
     row("  in all", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity), True)
     row("rollouts: engine weights", lambda each: _gib(each.memory_per_gpu.engine_weights))
     row("  workspace", lambda each: _gib(each.memory_per_gpu.engine_workspace))

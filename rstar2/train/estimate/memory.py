@@ -27,6 +27,10 @@ PREFILL_TOKENS = 8192
 CPU_LOGITS = 6
 """Copies of the logits on a CPU, at their most: as the model makes them and without padding, and what the loss and its
 gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
+CPU_LIBRARIES = GIB // 2
+"""Python and what a trainer's process imports, on a CPU."""
+CPU_FRAGMENTED = 0.2
+"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; seen with SmolLM2-135M."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 
@@ -44,6 +48,8 @@ class Memory:
     """At their most, of a full micro-batch; the larger of update and log-probabilities."""
     gathered: int
     """Weights and gradients of the layers at work, put together from all ranks."""
+    process: int
+    """Of a CPU's process: libraries, weights on their way to the engine, free blocks that fit nothing."""
     update_total: int
     engine_weights: int = 0
     engine_workspace: int = 0
@@ -68,7 +74,7 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
     kept_rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
     part = -(-kept_rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
     tokens, log_prob_tokens = min(recipe.update_tokens, part), min(recipe.log_prob_tokens, part)
-    update = _update(shape, hardware, tokens, logits, log_prob_tokens)
+    update = _update(shape, hardware, tokens, logits, log_prob_tokens, sends_weights=True)
     kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
         hardware.offload
     ]
@@ -102,10 +108,19 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
 def sft_memory(shape: ModelShape, recipe: SftRecipe) -> Memory:
     """A GPU's memory in SFT."""
     on_gpu = recipe.hardware.device == "cuda"
-    return _update(shape, recipe.hardware, recipe.update_tokens, 1 if on_gpu else CPU_LOGITS, 0)
+    logits = 1 if on_gpu else CPU_LOGITS
+    return _update(shape, recipe.hardware, recipe.update_tokens, logits, 0, sends_weights=False)
 
 
-def _update(shape: ModelShape, hardware: Hardware, tokens: int, logits: int, log_prob_tokens: int) -> Memory:
+def _update(
+    shape: ModelShape,
+    hardware: Hardware,
+    tokens: int,
+    logits: int,
+    log_prob_tokens: int,
+    *,
+    sends_weights: bool,
+) -> Memory:
     """The trainer alone; `logits` is how many copies of a micro-batch's logits there are."""
     ranks = hardware.nodes * hardware.gpus_per_node
     on_gpu = hardware.device == "cuda"
@@ -124,6 +139,8 @@ def _update(shape: ModelShape, hardware: Hardware, tokens: int, logits: int, log
         2 * weights + optimizer + gathered + activations,
         weights + width * parameters + log_probs,
     )
+    sent = MASTER * shape.parameters if sends_weights else 0
+    process = 0 if on_gpu else CPU_LIBRARIES + sent + int(CPU_FRAGMENTED * activations)
     return Memory(
         capacity=gpu_of(hardware).memory,
         weights=weights,
@@ -131,7 +148,8 @@ def _update(shape: ModelShape, hardware: Hardware, tokens: int, logits: int, log
         optimizer=optimizer,
         activations=max(activations, log_probs),
         gathered=gathered,
-        update_total=total + (ASLEEP if on_gpu else 0),
+        process=process,
+        update_total=total + (ASLEEP if on_gpu else process),
     )
 
 

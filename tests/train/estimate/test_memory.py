@@ -9,7 +9,13 @@ import pytest
 from support.optional import needs
 
 from rstar2.train.estimate.gpus import GIB
-from rstar2.train.estimate.memory import CPU_LOGITS, activation_bytes, sft_memory, stage_memory
+from rstar2.train.estimate.memory import (
+    CPU_FRAGMENTED,
+    CPU_LOGITS,
+    activation_bytes,
+    sft_memory,
+    stage_memory,
+)
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.recipe import sft_recipe, stage_recipe
 
@@ -64,6 +70,18 @@ def test_a_small_step_takes_no_more_than_its_tokens_need() -> None:
     recipe = stage_recipe(1, "laptop", [*small, "rollout.prompt_tokens=16"])
     model = shape("Qwen3-0.6B")
     assert stage_memory(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
+
+
+def test_on_a_cpu_the_process_itself_counts_too() -> None:
+    model = shape("Qwen3-0.6B")
+    assert stage_memory(model, stage_recipe(1, "8xh100", [])).process == 0
+    memory = stage_memory(model, stage_recipe(1, "laptop", []))
+    tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
+    assert memory.update_total == tensors + memory.process
+    # SFT has no engine that weights are sent to.
+    sft = sft_memory(model, sft_recipe("laptop", []))
+    others = memory.process - sft.process - CPU_FRAGMENTED * (memory.activations - sft.activations)
+    assert others == pytest.approx(4 * model.parameters, rel=1e-6)
 
 
 def test_sft_has_no_engine() -> None:
