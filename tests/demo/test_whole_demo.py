@@ -1,6 +1,7 @@
 """The demo as a user runs it, with fewer steps: it learns, survives a kill, and cannot learn from a constant.
 
-One run serves all tests: it is killed in SFT and in stage 2 and started again, and its stage 3 has a constant reward.
+One run serves all tests: it is killed in stage 2 and in stage 3 and started again; its stage 3 has a constant reward
+and is asynchronous.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ SMALL = [
     "problems.train=64",
     "problems.held_out=64",
     "eval.samples=2",
-    "sft.checkpoint_every=10",
     "rl.steps=2",
     "rl.checkpoint.every=2",
     "rl.traces_per_step=10",
     "rl.optim.warmup_steps=2",
     "rl.optim.weight_decay=0.1",
     "stage2.steps=5",
-    "stage3.steps=1",
+    "stage3.steps=3",
+    "stage3.mode=colocate_async",
+    "stage3.algorithm.correction=token-tis",
+    "stage3.checkpoint.every=1",
     "stage3.rollout.prompts=4",
+    "stage3.optim.warmup_steps=0",
+    "stage3.optim.weight_decay=0.02",
     "stage3.drop_solved=2",
     "stage3.reward=constant",
 ]
@@ -72,25 +77,26 @@ def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run killed in the middle of SFT and of stage 2, and started again each time."""
+    """A run killed in the middle of stage 2 and of stage 3, and started again each time."""
     run = tmp_path_factory.mktemp("demo") / "run"
     with open_run(run, "demo", demo_plan("demo", None, SMALL).config()):
         pass
-    kill_after(run, "sft", 15, run / "sft" / "checkpoints" / "global_step_20")
-    kill_after(run, "stage2", 2, run / "stage2" / "checkpoints" / "global_step_4" / "actor")
+    kill_after(run, "stage2", 2, 4)
+    kill_after(run, "stage3", 2, 3)
     return run, finish(start(run), run)
 
 
-def kill_after(run: Path, phase: str, step: int, next_saved: Path) -> None:
-    """Start a run, end it as a power failure would after a step of a phase, and see that nothing of it is left.
+def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
+    """Start a run, end it as a power failure would after a step of a stage, and see that nothing of it is left.
 
-    However late the kill comes, the trainer is still at the checkpoint `next_saved`: what it would write there is a
-    pipe that nobody reads.
+    However late the kill comes, the trainer is still at the checkpoint of step `next_saved`: what it would write there
+    is a pipe that nobody reads.
     """
-    next_saved.mkdir(parents=True)
-    os.mkfifo(next_saved / "model_world_size_1_rank_0.pt")
+    checkpoint = run / stage / "checkpoints" / f"global_step_{next_saved}"
+    (checkpoint / "actor").mkdir(parents=True)
+    os.mkfifo(checkpoint / "actor" / "model_world_size_1_rank_0.pt")
     process = start(run)
-    metrics = run / phase / "metrics-1.jsonl"
+    metrics = run / stage / "metrics-1.jsonl"
     try:
         wait_until(lambda: steps(metrics)[-1:] >= [step] or process.poll() is not None, BOUND_S)
         assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
@@ -98,7 +104,7 @@ def kill_after(run: Path, phase: str, step: int, next_saved: Path) -> None:
         process.kill()
         process.wait(300)
     wait_until(lambda: not survivors(run))
-    shutil.rmtree(next_saved)
+    shutil.rmtree(checkpoint)
 
 
 def survivors(run: Path) -> list[str]:
@@ -114,21 +120,22 @@ def survivors(run: Path) -> list[str]:
     return found
 
 
-def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
-    run, _ = killed
-    before, after = (steps(run / "sft" / f"metrics-{number}.jsonl") for number in (1, 2))
-    assert before == list(range(1, before[-1] + 1))
-    assert 15 <= before[-1] <= 20
-    assert after == list(range(11, 101))
-    assert steps(run / "sft" / "metrics-3.jsonl") == [], "a finished SFT must not run again"
-
-
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
     before, after = (steps(run / "stage2" / f"metrics-{n}.jsonl") for n in (1, 2))
     assert before in ([1, 2], [1, 2, 3])
     assert after == [3, 4, 5]
-    assert steps(run / "stage1" / "metrics-2.jsonl") == [], "a finished stage must not run again"
+    for finished in ("sft", "stage1"):
+        assert steps(run / finished / "metrics-2.jsonl") == [], "a finished stage must not run again"
+
+
+def test_a_killed_asynchronous_stage_resumes_too(killed: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = killed
+    assert [steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
+        "the second was saved"
+    )
+    staleness = "training/off_policy/trajectory_staleness_worst/mean"
+    assert all(staleness in metrics for metrics in step_metrics(run / "stage3").values())
 
 
 def test_the_summary_says_what_was_measured(killed: tuple[Path, dict[str, Any]]) -> None:
@@ -155,7 +162,7 @@ def test_the_summary_says_where_the_time_went(killed: tuple[Path, dict[str, Any]
 
 def test_every_step_keeps_a_sample_of_its_rollouts_as_traces(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
-    for stage, count in (("stage1", 2), ("stage2", 5), ("stage3", 1)):
+    for stage, count in (("stage1", 2), ("stage2", 5), ("stage3", 3)):
         traces = list(training_traces(run / stage))
         assert [trace.step for trace in traces] == [n for n in range(1, count + 1) for _ in range(10)]
         assert {trace.kept for trace in traces} == {True, False}
@@ -179,8 +186,8 @@ def test_a_constant_reward_teaches_nothing(killed: tuple[Path, dict[str, Any]]) 
     run, _ = killed
     recipe = demo_plan("demo", None, SMALL).stages[3]
     rewards = [step["critic/rewards/mean"] for step in step_metrics(run / "stage3").values()]
-    assert rewards == [1.0] * recipe.steps == [1.0]
-    decay = recipe.optim.lr / recipe.optim.warmup_steps * recipe.optim.weight_decay
+    assert rewards == [1.0] * recipe.steps == [1.0] * 3
+    decay = recipe.steps * recipe.optim.lr * recipe.optim.weight_decay
     assert weight_change(run, "stage2", "stage3") == pytest.approx(decay, rel=0.1)
     assert weight_change(run, "stage1", "stage2") > 100 * decay, (
         "the reward must teach, or this shows nothing"
@@ -191,7 +198,7 @@ def test_stage_2_continues_the_optimizer_and_stage_3_starts_afresh(
     killed: tuple[Path, dict[str, Any]],
 ) -> None:
     run, _ = killed
-    assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2, 2 + 5, 1]
+    assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2, 2 + 5, 3]
 
 
 def adam_steps(stage: Path) -> int:

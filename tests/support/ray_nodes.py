@@ -35,6 +35,8 @@ def ray_nodes(folder: Path, gpus: list[int]) -> Iterator[dict[str, str]]:
     env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     # On a busy machine a node, and a worker, start in more time than Ray allows them.
     env |= {"RAY_raylet_start_wait_time_s": "40", "RAY_worker_register_timeout_seconds": "600"}
+    # Else each node starts a process for each processor, most of which are never used.
+    env |= {"RAY_prestart_worker_first_driver": "0"}
     with ExitStack() as stack:
         # Its sockets' paths may have 107 characters, which pytest's folders leave no room for.
         sockets = stack.enter_context(TemporaryDirectory(prefix="ray"))

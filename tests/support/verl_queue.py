@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 STARTS = 10
+ONLY_WORKERS_THAT_ARE_ASKED_FOR = {"prestart_worker_first_driver": False}
+"""Else Ray starts a process for each processor, a second of work each, most of which are never used."""
 
 
 def start_queue() -> Any:
@@ -16,7 +18,11 @@ def start_queue() -> Any:
     for left in reversed(range(STARTS)):
         try:
             ray.init(
-                num_cpus=4, include_dashboard=False, object_store_memory=100_000_000, logging_level="ERROR"
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=100_000_000,
+                logging_level="ERROR",
+                _system_config=ONLY_WORKERS_THAT_ARE_ASKED_FOR,
             )
             break
         except Exception:

@@ -30,6 +30,8 @@ def test_training_on_gpus_comes_to_the_first_call_that_needs_one(
     if gpu_names():
         pytest.skip("this machine has a GPU")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    # Else Ray starts a process for each of the processors that are claimed below.
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     # What a folder's name may hold; Ray itself takes no space in its own folder, which is elsewhere.
     root = tmp_path / "a run, with 'k'=v"
     conversations = [builtin.FORMAT.messages(each.problem) for each in builtin.held_out(1, 50)]

@@ -1,4 +1,4 @@
-"""Prepared data is trained on as it is, on the laptop profile; a tiny model learns to write calls."""
+"""Prepared data is trained on as it is, on the laptop profile; a tiny model learns to write calls, after a kill too."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ from rstar2.runs import open_run
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import read_traces
 from rstar2.train.conversations import written
-from rstar2.train.plan import plan_training
-from rstar2.train.recipe import stage_range, stage_recipes
-from rstar2.train.records.steps import step_metrics
+from rstar2.train.plan import plan_sft, plan_training
+from rstar2.train.recipe import sft_recipe, stage_range, stage_recipes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800), needs("verl")]
 
@@ -97,11 +96,60 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(rows) == 400
     texts = [[{"role": each["role"], "content": written(each)} for each in row["messages"]] for row in rows]
     make_tiny_model(root / "base", TinyModel(layers=2), texts, FORMAT, seed=1)
-    changes = ("batch=16", "lr=3e-3", "epochs=3", "max_tokens=512", "checkpoint_every=1000")
+    changes = ["batch=16", "lr=3e-3", "epochs=3", "max_tokens=512", "checkpoint_every=10"]
     settings = [word for change in changes for word in ("--set", change)]
-    words = ("--model", root / "base", "--data", root / "sft", "--profile", "laptop")
-    command("sft", *words, *settings, "--run", root / "tuned")
+    data = ("--model", root / "base", "--data", root / "sft", "--profile", "laptop")
+    words = ["sft", *data, *settings, "--run", root / "tuned"]
+    plan = plan_sft(sft_recipe("laptop", changes), local_model(str(root / "base")), root / "sft")
+    with open_run(root / "tuned", "sft", plan.config()):
+        pass
+    kill_after(15, words, root / "tuned", root / "sft.log")
+    command(*words)
     return root
+
+
+def kill_after(step: int, words: list[Any], folder: Path, log: Path) -> None:
+    """Start an SFT and end it by kill -9 once a step is done.
+
+    However late the kill comes, the trainer is still at its second checkpoint: what it would write there is a pipe that
+    nobody reads.
+    """
+    second = folder / "checkpoints" / "global_step_20"
+    second.mkdir(parents=True)
+    os.mkfifo(second / "model_world_size_1_rank_0.pt")
+    with log.open("wb") as file:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "rstar2", *map(str, words)], stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until(
+            lambda: steps(folder / "metrics-1.jsonl")[-1:] >= [step] or started.poll() is not None, 1800
+        )
+        assert started.poll() is None, log.read_text()[-3000:]
+    finally:
+        started.kill()
+        started.wait(TIMEOUT_S)
+    shutil.rmtree(second)
+
+
+def steps(metrics: Path) -> list[int]:
+    """The steps in a trainer's metrics, without a line that a kill left unfinished."""
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
+
+
+def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(root: Path) -> None:
+    before, after = (steps(root / "tuned" / f"metrics-{start}.jsonl") for start in (1, 2))
+    assert before == list(range(1, before[-1] + 1))
+    assert 15 <= before[-1] <= 20
+    assert after == list(range(11, 75 + 1))
+
+
+def test_a_stage_takes_the_prepared_problems(root: Path) -> None:
+    recipes = stage_recipes(stage_range("1"), "laptop", ["rollout.prompts=4", "rollout.prompt_tokens=128"])
+    plan = plan_training(recipes, local_model(str(root / "tuned")), root / "rl", None, JudgeChoice())
+    assert {row["extra_info"]["id"] for row in plan.rows} == {f"asked-{number}" for number in range(1, 41)}
+    assert plan.too_long == {1: 0}
 
 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:
@@ -114,57 +162,3 @@ def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> 
     parsed = [bool(calls) and all(call.status not in UNPARSED for call in calls) for calls in first]
     assert len(parsed) == 40
     assert sum(parsed) >= 0.95 * len(parsed), [trace.final_text for trace in traces][:5]
-
-
-def started(log: Path, words: list[str]) -> subprocess.Popen[bytes]:
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", "rstar2", *words], stdout=file, stderr=subprocess.STDOUT
-        )
-
-
-def test_an_asynchronous_stage_takes_the_prepared_problems_and_continues_after_a_kill(root: Path) -> None:
-    changes = (
-        "mode=colocate_async",
-        "algorithm.correction=token-tis",
-        "checkpoint.every=1",
-        "steps=4",
-        "rollout.prompts=4",
-        "rollout.rollouts=4",
-        "roc.down_sample_to_n=2",
-        "rollout.tokens=160",
-    )
-    changes += ("rollout.max_turns=2", "rollout.prompt_tokens=128", "optim.warmup_steps=0")
-    settings = [word for change in changes for word in ("--set", change)]
-    words = ["train", "--stage", "1", "--model", str(root / "tuned"), "--data", str(root / "rl")]
-    words += ["--profile", "laptop", *settings, "--run", str(root / "trained")]
-    recipes = stage_recipes(stage_range("1"), "laptop", list(changes))
-    plan = plan_training(recipes, local_model(str(root / "tuned")), root / "rl", None, JudgeChoice())
-    with open_run(root / "trained", "train", plan.config()):
-        pass
-    log, stage = root / "trained.log", root / "trained" / "stage1"
-    # However late the kill comes, the trainer is still at its third checkpoint: it writes to a pipe that nobody reads.
-    third = stage / "checkpoints" / "global_step_3"
-    (third / "actor").mkdir(parents=True)
-    os.mkfifo(third / "actor" / "model_world_size_1_rank_0.pt")
-    killed = started(log, words)
-    try:
-        wait_until(lambda: len(step_metrics(stage)) >= 2 or killed.poll() is not None, 1800)
-        assert killed.poll() is None, log.read_text()[-3000:]
-    finally:
-        killed.kill()
-        killed.wait(TIMEOUT_S)
-    assert sorted(step_metrics(stage)) == [1, 2]
-    shutil.rmtree(third)
-    again = started(log, words)
-    try:
-        assert again.wait(1800) == 0, log.read_text()[-3000:]
-    finally:
-        again.kill()
-    found = step_metrics(stage)
-    after = [json.loads(line)["step"] for line in (stage / "metrics-2.jsonl").read_text().splitlines()]
-    assert sorted(found) == [1, 2, 3, 4]
-    assert after == [3, 4], "the second was saved"
-    assert all("training/off_policy/trajectory_staleness_worst/mean" in metrics for metrics in found.values())
-    rows = pq.read_table(stage / "train.parquet").to_pylist()
-    assert {row["extra_info"]["id"] for row in rows} == {f"asked-{number}" for number in range(1, 41)}

