@@ -21,7 +21,7 @@ SHARED = {
                 "algorithms",
                 "command",
                 "contract",
-                "cpu_platform",
+                "cpu",
                 "profiles",
                 "sampler",
             )

@@ -25,6 +25,7 @@ from transfer_queue import KVBatchMeta
 from verl.plugin.platform import get_platform
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import distributed, torch_functional
+from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.base import get_rollout_class
 from verl.workers.rollout.replica import TokenOutput, get_rollout_replica_class
@@ -63,6 +64,7 @@ def plugin() -> dict[str, Any]:
     logits, labels = torch.randn(7, 5, requires_grad=True), torch.randint(5, (7,))
     return {
         "platform": get_platform().device_name,
+        "engine": EngineRegistry.get_engine_cls("language_model", "fsdp2").__name__,
         "process_groups": distributed.initialize_global_process_group.__module__,
         "log_probs": torch_functional.logprobs_from_logits_v2.__module__,
         "computed": torch_functional.logprobs_from_logits(logits, labels).detach(),

@@ -131,7 +131,7 @@ async def test_a_turn_that_an_update_interrupts_is_continued_by_the_new_weights(
     from omegaconf import OmegaConf
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 
-    from rstar2.train.verl.cpu_rollout import CpuServer
+    from rstar2.train.verl.cpu.rollout import CpuServer
 
     tiny, prompt = TinyModel(layers=1, context=128), [5, 9, 300, 41]
     make_tiny_model(tmp_path / "model", tiny, builtin.traces(1, 60, {}), builtin.FORMAT, 3)

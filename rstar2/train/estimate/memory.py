@@ -29,8 +29,8 @@ CPU_LOGITS = 6
 gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
-CPU_FRAGMENTED = 0.2
-"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; seen with SmolLM2-135M."""
+CPU_FRAGMENTED = 0.35
+"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; seen with three models."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 

@@ -26,7 +26,7 @@ from rstar2.trace import Trace
 from rstar2.train.recipe import RewardRule
 from rstar2.train.records.kept_traces import may_be_kept, write_failed
 from rstar2.train.reward import reading_rule, text_to_grade
-from rstar2.train.verl.cpu_platform import CPU_ROLLOUT
+from rstar2.train.verl.cpu.platform import CPU_ROLLOUT
 from rstar2.train.verl.engines.router import GROUP_ENDS
 from rstar2.train.verl.rollout_fields import to_extra_fields
 

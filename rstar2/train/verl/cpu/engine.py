@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-from rstar2.train.verl.cpu_platform import NAME, free_unused
+from rstar2.train.verl.cpu.platform import NAME, free_unused
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=NAME)

@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine
 from rstar2.prompts import load_codec
-from rstar2.train.verl.cpu_platform import free_unused
+from rstar2.train.verl.cpu.platform import free_unused
 from rstar2.train.verl.engines.router import MOST_CALLS
 
 READY_S = 300.0
