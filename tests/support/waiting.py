@@ -9,12 +9,13 @@ TIMEOUT_S = 300.0
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Poll until the condition holds.
+    """Poll until the condition holds, less often the longer it takes.
 
     Raises:
         AssertionError: it does not hold in time.
     """
-    deadline = time.monotonic() + timeout_s
+    started = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain"
-        time.sleep(0.005)
+        waited = time.monotonic() - started
+        assert waited < timeout_s, f"waited {timeout_s:g} s in vain"
+        time.sleep(min(0.005 + waited / 20, 0.1))

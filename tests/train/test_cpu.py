@@ -20,7 +20,7 @@ def in_memory() -> int:
 
 
 def freed_by(ask: Callable[[], object]) -> int:
-    """By how many bytes this process is smaller once `ask` was called, of 400 MiB that were freed and not given back."""
+    """Bytes by which this process is smaller once `ask` was called, of 350 MiB that were freed but are still held."""
     import torch
 
     # From the first block that was freed on, glibc keeps blocks of its size.
