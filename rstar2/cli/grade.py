@@ -71,7 +71,7 @@ def command(
     """
     from collections import Counter
 
-    from rich.progress import track
+    from rich.progress import Progress
 
     from rstar2.eval.grader import GraderPool
     from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
@@ -79,9 +79,14 @@ def command(
     rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     bad: list[str] = []
-    with writer(output) as write, GraderPool(workers, timeout) as pool:
-        verdicts = track(graded(rows, pool, rule), "grading", total=len(rows), console=err, transient=True)
-        for row, verdict in zip(rows, verdicts, strict=True):
+    with (
+        writer(output) as write,
+        GraderPool(workers, timeout) as pool,
+        Progress(console=err, transient=True) as progress,
+    ):
+        task = progress.add_task("grading", total=len(rows))
+        for row, verdict in zip(rows, graded(rows, pool, rule), strict=True):
+            progress.advance(task)
             write(verdict)
             counts[verdict["verdict"]] += 1
             if verdict["verdict"] == "invalid":
