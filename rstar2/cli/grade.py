@@ -82,7 +82,8 @@ def command(
     with (
         writer(output) as write,
         GraderPool(workers, timeout) as pool,
-        Progress(console=err, transient=True) as progress,
+        # Else what is written to standard output would be shown above the bar, even where that is a file.
+        Progress(console=err, transient=True, redirect_stdout=False) as progress,
     ):
         task = progress.add_task("grading", total=len(rows))
         for row, verdict in zip(rows, graded(rows, pool, rule), strict=True):

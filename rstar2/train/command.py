@@ -16,7 +16,7 @@ from rstar2.data.parquet import AGENT_NAME
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.train.algorithms import verl_keys
-from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe, dotted
 from rstar2.train.trainer import modes
 from rstar2.train.trainer.tracking import tracker_environment, tracker_keys
 
@@ -101,7 +101,7 @@ def router_yaml(recipe: StageRecipe) -> str:
         "in_flight": recipe.hardware.sequences_in_flight,
         # Longer than a turn, and than a tool call may wait for the judge.
         "quiet_s": 3600.0 + recipe.judge.wait_s,
-        "metrics": _flat(recipe.verl).get("actor_rollout_ref.rollout.name", "vllm") == "vllm",
+        "metrics": dotted(recipe.verl).get("actor_rollout_ref.rollout.name", "vllm") == "vllm",
     }
     return json.dumps(settings, indent=2) + "\n"
 
@@ -120,7 +120,11 @@ def stage_command(
     """
     env = _environment(recipe.hardware, folder / metrics)
     env |= tracker_environment(recipe.trackers, folder, os.environ, first_step)
-    overrides = {**_HYDRAS_OWN, **_stage_overrides(recipe, folder.absolute(), model), **_flat(recipe.verl)}
+    overrides = {
+        **_HYDRAS_OWN,
+        **_stage_overrides(recipe, folder.absolute(), model),
+        **_own_keys(recipe.verl),
+    }
     if recipe.hardware.device == "cpu":
         # A cluster of its own has the logical devices, one a rank.
         env["RAY_ADDRESS"] = "local"
@@ -164,7 +168,7 @@ def sft_command(
         "trainer.default_local_dir": folder / "checkpoints",
         "trainer.resume_mode": "auto",
         **tracker_keys(recipe.trackers, folder),
-        **_flat(recipe.verl),
+        **_own_keys(recipe.verl),
     }
     env = _environment(hardware, folder / metrics) | tracker_environment(recipe.trackers, folder, os.environ)
     if hardware.nodes * hardware.gpus_per_node == 1:
@@ -322,15 +326,12 @@ def secrets_file(command: Command, environ: Mapping[str, str]) -> Iterator[None]
         Path(path).unlink(missing_ok=True)
 
 
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys, so that both ways of writing them reach VERL, and texts as they stand."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _InHydrasGrammar(value) if isinstance(value, str) else value
-    return flat
+def _own_keys(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's keys of VERL's; texts reach Hydra as they stand."""
+    return {
+        key: _InHydrasGrammar(value) if isinstance(value, str) else value
+        for key, value in dotted(table).items()
+    }
 
 
 def _hydra(overrides: dict[str, Any]) -> list[str]:

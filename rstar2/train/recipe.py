@@ -24,6 +24,8 @@ from rstar2.train.trainer.tracking import Tracker
 STAGES = (1, 2, 3)
 PAPER = "paper"
 """The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
+VERL_MICRO_BATCH = 4
+"""VERL's default of `data.micro_batch_size_per_gpu`."""
 RewardRule = ReadingRule | Literal["constant"]
 _STAGE = re.compile(r"\s*stage(\d+)\.")
 
@@ -320,6 +322,22 @@ class SftRecipe(Strict):
     def update_tokens(self) -> int:
         """Tokens per GPU in a micro-batch."""
         return self.hardware.update_tokens or 2 * self.max_tokens
+
+    @property
+    def micro_batch_rows(self) -> int | None:
+        """Conversations of a micro-batch where VERL is told to count them; None where it counts tokens."""
+        keys = dotted(self.verl)
+        if keys.get("data.use_dynamic_bsz", True):
+            return None
+        return int(keys.get("data.micro_batch_size_per_gpu", VERL_MICRO_BATCH))
+
+
+def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables of VERL's keys as dotted keys, so that both ways of writing them are one."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def find(name: str) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -47,6 +49,23 @@ def test_one_row_comes_out_for_each_in_order_with_its_id(tmp_path):
     assert [json.loads(line) for line in result.stdout.splitlines()] == GRADED
     assert "5 rows" in result.stderr
     assert "40.0%" in result.stderr
+
+
+def test_rows_reach_a_file_while_progress_is_shown_on_the_terminal(tmp_path):
+    source, out = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "rstar2", "grade", source]
+    with out.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends that nothing writes to any more
+            while part := os.read(ours, 65536):
+                shown += part
+    os.close(ours)
+    assert process.returncode == 0
+    assert [json.loads(line) for line in out.read_text().splitlines()] == GRADED
+    assert b"grading" in shown
+    assert b'verdict"' not in shown
 
 
 def test_the_output_file_holds_all_rows_and_nothing_goes_to_standard_output(tmp_path):

@@ -42,7 +42,7 @@ def test_copies_share_the_requests_and_one_that_dies_leaves_the_others(tmp_path:
         with suppress(httpx.TransportError):
             body = {"model": "x", "prompt": [1, 2, 3], "max_tokens": 1}
             url = f"http://127.0.0.1:{port}/v1/completions"
-            # To read certificates would be most of the work, and it is asked many times.
+            # Loading CA certificates would be most of the work, many times a second.
             answer = httpx.post(url, json=body, trust_env=False, timeout=TIMEOUT_S, verify=False)
             return dict(answer.json()) if answer.status_code == 200 else None
         return None

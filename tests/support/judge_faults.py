@@ -73,9 +73,9 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
 
 def status(judge: JudgeHandle) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {judge.token}"} if judge.token else {}
-    # To read certificates would be most of the work, and it is asked many times.
-    how: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": False, "verify": False}
-    answer = httpx.get(f"{judge.url}/status", headers=headers, **how)
+    # Loading CA certificates would be most of the work, many times a second.
+    options: dict[str, Any] = {"timeout": TIMEOUT_S, "trust_env": False, "verify": False}
+    answer = httpx.get(f"{judge.url}/status", headers=headers, **options)
     found: dict[str, Any] = answer.raise_for_status().json()
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 STARTS = 10
-ONLY_WORKERS_THAT_ARE_ASKED_FOR = {"prestart_worker_first_driver": False}
+NO_PRESTARTED_WORKERS = {"prestart_worker_first_driver": False}
 """Else Ray starts a process for each processor, a second of work each, most of which are never used."""
 
 
@@ -22,7 +22,7 @@ def start_queue() -> Any:
                 include_dashboard=False,
                 object_store_memory=100_000_000,
                 logging_level="ERROR",
-                _system_config=ONLY_WORKERS_THAT_ARE_ASKED_FOR,
+                _system_config=NO_PRESTARTED_WORKERS,
             )
             break
         except Exception:

@@ -7,6 +7,9 @@ import inspect
 
 import pytest
 from support.optional import needs
+from support.verl_config import composed
+
+from rstar2.train.recipe import VERL_MICRO_BATCH
 
 pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
 
@@ -32,6 +35,18 @@ def test_rollout_classes_are_looked_up_by_name_and_mode() -> None:
     assert isinstance(base._ROLLOUT_REGISTRY, dict)
     assert ("vllm", "async") in base._ROLLOUT_REGISTRY
     assert "_ROLLOUT_REGISTRY[(rollout_name, mode)]" in inspect.getsource(base.get_rollout_class)
+
+
+def test_a_training_engine_is_found_by_its_device_and_takes_one_micro_batch_at_a_time() -> None:
+    from verl.workers.engine.base import EngineRegistry
+    from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+
+    assert "self.forward_step(micro_batch" in inspect.getsource(FSDPEngineWithLMHead.forward_backward_batch)
+    assert "device = get_device_name()" in inspect.getsource(EngineRegistry.get_engine_cls)
+
+
+def test_sft_counts_conversations_where_it_is_told_to() -> None:
+    assert composed("sft_trainer_engine", []).data.micro_batch_size_per_gpu == VERL_MICRO_BATCH
 
 
 def test_sft_takes_a_dataset_of_ours() -> None:

@@ -1,4 +1,4 @@
-"""What VERL's CPU platform does that torch does not do by itself."""
+"""What VERL's platform and training engine for a CPU do that torch does not do by itself."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ def test_memory_that_was_freed_goes_back_to_the_system_when_verl_asks() -> None:
 def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
-    from rstar2.train.verl.cpu.engine import CpuEngine
+    from rstar2.train.verl.cpu.engine import CpuTrainingEngine
 
     seen = []
     monkeypatch.setattr(FSDPEngineWithLMHead, "forward_step", lambda *about, **more: seen.append(in_memory()))
     held = in_memory()
-    freed = freed_by(lambda: CpuEngine.forward_step(object.__new__(CpuEngine), "a micro-batch"))
+    freed = freed_by(
+        lambda: CpuTrainingEngine.forward_step(object.__new__(CpuTrainingEngine), "a micro-batch")
+    )
     assert freed > 300 * MIB
     assert seen[0] < held + 100 * MIB

@@ -20,14 +20,13 @@ from support.waiting import TIMEOUT_S, wait_until
 from rstar2.data.builtin import FORMAT
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.engines.models import local_model
-from rstar2.eval.settings import JudgeChoice
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.runs import open_run
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import read_traces
 from rstar2.train.conversations import written
-from rstar2.train.plan import plan_sft, plan_training
-from rstar2.train.recipe import sft_recipe, stage_range, stage_recipes
+from rstar2.train.plan import plan_sft
+from rstar2.train.recipe import sft_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800), needs("verl")]
 
@@ -145,11 +144,19 @@ def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(root: Path) -> 
     assert after == list(range(11, 75 + 1))
 
 
-def test_a_stage_takes_the_prepared_problems(root: Path) -> None:
-    recipes = stage_recipes(stage_range("1"), "laptop", ["rollout.prompts=4", "rollout.prompt_tokens=128"])
-    plan = plan_training(recipes, local_model(str(root / "tuned")), root / "rl", None, JudgeChoice())
-    assert {row["extra_info"]["id"] for row in plan.rows} == {f"asked-{number}" for number in range(1, 41)}
-    assert plan.too_long == {1: 0}
+def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> None:
+    changes = ("steps=1", "rollout.prompts=4", "rollout.rollouts=4", "roc.down_sample_to_n=2")
+    changes += ("rollout.tokens=160", "rollout.max_turns=2", "rollout.prompt_tokens=128")
+    settings = [word for change in changes for word in ("--set", change)]
+    data = ("--model", root / "tuned", "--data", root / "rl", "--profile", "laptop", "--judge", judge.url)
+    command("train", "--stage", "1", *data, *settings, "--run", root / "trained")
+    stage = root / "trained" / "stage1"
+    rows = pq.read_table(stage / "train.parquet").to_pylist()
+    assert {row["extra_info"]["id"] for row in rows} == {f"asked-{number}" for number in range(1, 41)}
+    assert steps(stage / "metrics-1.jsonl") == [1]
+    metrics = json.loads((stage / "metrics-1.jsonl").read_text())["data"]
+    assert 0.1 < metrics["actor/perf/max_memory_allocated_gb"] < 20
+    assert (stage / "model" / "model.safetensors").is_file()
 
 
 def test_calls_of_held_out_generations_parse(root: Path, judge: JudgeHandle) -> None:

@@ -92,7 +92,7 @@ def train(trainer: Callable[..., Any], root: Path) -> Train:
 def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Callable[..., Any]) -> None:
     found = trainer("plugin")
     assert (found["platform"], found["rollout"], found["replica"]) == ("cpu", "CpuRollout", "CpuReplica")
-    assert found["engine"] == "CpuEngine"
+    assert found["engine"] == "CpuTrainingEngine"
     assert found["process_groups"] == "rstar2.train.verl.plugin"
     assert "rstar2" in found["log_probs"]
     assert found["computed"].shape == (7,)

@@ -302,7 +302,7 @@ class Supervisor:
         if self.api.process.poll() is not None:
             raise Failure("the judge's HTTP process ended while it started", f"see {self.logs / 'api.log'}")
         try:
-            # To read certificates would be most of the work, and it is asked many times a second.
+            # Loading CA certificates would be most of the work, many times a second.
             answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, verify=False)
         except httpx.HTTPError:
             return False

@@ -109,7 +109,9 @@ def sft_memory(shape: ModelShape, recipe: SftRecipe) -> Memory:
     """A GPU's memory in SFT."""
     on_gpu = recipe.hardware.device == "cuda"
     logits = 1 if on_gpu else CPU_LOGITS
-    return _update(shape, recipe.hardware, recipe.update_tokens, logits, 0, sends_weights=False)
+    rows = recipe.micro_batch_rows
+    tokens = recipe.update_tokens if rows is None else rows * recipe.max_tokens
+    return _update(shape, recipe.hardware, tokens, logits, 0, sends_weights=False)
 
 
 def _update(
@@ -177,8 +179,10 @@ def layer_bytes(shape: ModelShape, width: int) -> int:
     norms = 4 * shape.heads + shape.head_norms * 4 * (shape.heads + shape.kv_heads) + 8
     hidden = {2: 16, 4: 24}[width]
     projected = attention * (shape.query_size + shape.key_size)
-    # On a CPU every query head gets keys and values of its own, for want of an attention that shares them under a mask.
-    repeated = 2 * width * (shape.query_size - shape.key_size) if width == 4 else 0
+    # PyTorch's attention on a CPU cannot share keys and values between heads under a mask, so they are repeated; where
+    # there is one head of them, as a view.
+    repeats = width == 4 and shape.kv_heads > 1
+    repeated = 2 * width * (shape.query_size - shape.key_size) if repeats else 0
     return hidden * shape.hidden + 4 * width * shape.intermediate + projected + repeated + norms
 
 

@@ -1,6 +1,7 @@
 """Everything that imports VERL or Ray: extensions through the hooks of VERL 0.9.1; none of its code is copied.
 
-- `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; a CPU platform and rollout backend.
+- `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; what makes VERL train on a CPU.
+- `cpu`: the platform, training engine and rollout backend that it registers.
 - `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.
 - `sampler`: RoC behind VERL's custom-sampler hook.
 - `rollout_fields`: what travels from the agent loop to the sampler.

@@ -84,6 +84,16 @@ def test_on_a_cpu_the_process_itself_counts_too() -> None:
     assert others == pytest.approx(4 * model.parameters, rel=1e-6)
 
 
+def test_sft_counts_conversations_where_verl_does() -> None:
+    model = shape("Qwen3-0.6B")
+    eight = sft_recipe("laptop", ["max_tokens=320", "verl.data.micro_batch_size_per_gpu=8"])
+    tokens = sft_recipe("laptop", ["max_tokens=320", "verl.data.use_dynamic_bsz=true"])
+    four = sft_recipe("laptop", ["max_tokens=320"])
+    of_a_token = activation_bytes(model, 4, CPU_LOGITS, False)
+    for recipe, count in ((eight, 8 * 320), (four, 4 * 320), (tokens, 2 * 320)):
+        assert sft_memory(model, recipe).activations == count * of_a_token
+
+
 def test_sft_has_no_engine() -> None:
     memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []))
     assert (memory.engine_weights, memory.kv_cache, memory.rollout_total) == (0, 0, 0)
@@ -191,13 +201,15 @@ def test_the_activations_of_full_size_layers_are_within_a_tenth(
 @pytest.mark.slow
 @needs("verl")
 @pytest.mark.parametrize("checkpointing", [True, False])
-@pytest.mark.parametrize(("vocab", "key_heads"), [(512, 4), (512, 1), (8_192, 4)])
+@pytest.mark.parametrize(
+    ("vocab", "heads", "key_heads"), [(512, 4, 4), (512, 16, 2), (512, 16, 1), (8_192, 4, 4)]
+)
 def test_what_a_cpu_takes_for_a_small_model_is_within_a_tenth(
-    vocab: int, key_heads: int, checkpointing: bool
+    vocab: int, heads: int, key_heads: int, checkpointing: bool
 ) -> None:
     """Real tensors on the CPU, in fp32, with the attention and the loss as they are computed there."""
     config = {
-        "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
+        "model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_attention_heads": heads,
         "num_key_value_heads": key_heads, "head_dim": 32, "vocab_size": vocab, "tie_word_embeddings": True,
     }  # fmt: skip
     tokens = 4_096

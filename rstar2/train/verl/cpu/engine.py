@@ -11,8 +11,11 @@ from rstar2.train.verl.cpu.platform import NAME, free_unused
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=NAME)
-class CpuEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """With every tensor on the CPU, VERL's engine for CUDA works as it is."""
+class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """VERL's engine for CUDA, which works where every tensor is on the CPU; only memory is handled differently.
+
+    VERL's value models have none: no algorithm here trains a critic.
+    """
 
     def forward_step(self, *args: Any, **kwargs: Any) -> Any:
         """A micro-batch's loss and outputs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import resource
 import types
 from typing import Any
 
@@ -16,7 +17,7 @@ CPU_ROLLOUT = "rstar2_cpu"
 _AS_TORCH_HAS_IT = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
-_ZERO = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+_ZERO = ("memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -34,6 +35,11 @@ def free_unused(*args: Any, **kwargs: Any) -> None:
         trim(0)
 
 
+def most_held(*args: Any, **kwargs: Any) -> int:
+    """Bytes that this process has had in memory at its most; VERL logs it as `perf/max_memory_allocated_gb`."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _device_module() -> types.ModuleType:
     """What VERL asks of `torch.cuda`, answered for a CPU."""
     module = types.ModuleType("rstar2_torch_cpu")
@@ -42,6 +48,7 @@ def _device_module() -> types.ModuleType:
         **dict.fromkeys(_NOTHING, _nothing),
         **dict.fromkeys(_ZERO, lambda *_: 0),
         "empty_cache": free_unused,
+        "max_memory_allocated": most_held,
         "get_rng_state": torch.get_rng_state,
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "mem_get_info": lambda *_: (0, 1),
