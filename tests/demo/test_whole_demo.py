@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.kept_traces import training_traces
 from support.optional import needs
+from support.trainer_metrics import logged_steps
 from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan
@@ -58,16 +59,6 @@ def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
     )
 
 
-def steps(path: Path) -> list[int]:
-    if not path.exists():
-        return []
-    return [
-        json.loads(line)["step"]
-        for line in path.read_bytes().splitlines(keepends=True)
-        if line.endswith(b"\n")
-    ]
-
-
 def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
     code = process.wait(BOUND_S)
     assert code == 0, (run.parent / f"{run.name}.out").read_text()[-3000:]
@@ -98,7 +89,7 @@ def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
     process = start(run)
     metrics = run / stage / "metrics-1.jsonl"
     try:
-        wait_until(lambda: steps(metrics)[-1:] >= [step] or process.poll() is not None, BOUND_S)
+        wait_until(lambda: logged_steps(metrics)[-1:] >= [step] or process.poll() is not None, BOUND_S)
         assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
     finally:
         process.kill()
@@ -122,16 +113,16 @@ def survivors(run: Path) -> list[str]:
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
-    before, after = (steps(run / "stage2" / f"metrics-{n}.jsonl") for n in (1, 2))
+    before, after = (logged_steps(run / "stage2" / f"metrics-{n}.jsonl") for n in (1, 2))
     assert before in ([1, 2], [1, 2, 3])
     assert after == [3, 4, 5]
     for finished in ("sft", "stage1"):
-        assert steps(run / finished / "metrics-2.jsonl") == [], "a finished stage must not run again"
+        assert logged_steps(run / finished / "metrics-2.jsonl") == [], "a finished stage must not run again"
 
 
 def test_a_killed_asynchronous_stage_resumes_too(killed: tuple[Path, dict[str, Any]]) -> None:
     run, _ = killed
-    assert [steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
+    assert [logged_steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
         "the second was saved"
     )
     staleness = "training/off_policy/trajectory_staleness_worst/mean"

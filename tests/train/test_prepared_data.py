@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import rstar2
 from support.optional import needs
+from support.trainer_metrics import logged_steps
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.builtin import FORMAT
@@ -122,7 +123,8 @@ def kill_after(step: int, words: list[Any], folder: Path, log: Path) -> None:
         )
     try:
         wait_until(
-            lambda: steps(folder / "metrics-1.jsonl")[-1:] >= [step] or started.poll() is not None, 1800
+            lambda: logged_steps(folder / "metrics-1.jsonl")[-1:] >= [step] or started.poll() is not None,
+            1800,
         )
         assert started.poll() is None, log.read_text()[-3000:]
     finally:
@@ -131,14 +133,8 @@ def kill_after(step: int, words: list[Any], folder: Path, log: Path) -> None:
     shutil.rmtree(second)
 
 
-def steps(metrics: Path) -> list[int]:
-    """The steps in a trainer's metrics, without a line that a kill left unfinished."""
-    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-    return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
-
-
 def test_an_sft_that_was_killed_resumes_from_its_last_checkpoint(root: Path) -> None:
-    before, after = (steps(root / "tuned" / f"metrics-{start}.jsonl") for start in (1, 2))
+    before, after = (logged_steps(root / "tuned" / f"metrics-{start}.jsonl") for start in (1, 2))
     assert before == list(range(1, before[-1] + 1))
     assert 15 <= before[-1] <= 20
     assert after == list(range(11, 75 + 1))
@@ -153,7 +149,7 @@ def test_a_stage_takes_the_prepared_problems(root: Path, judge: JudgeHandle) -> 
     stage = root / "trained" / "stage1"
     rows = pq.read_table(stage / "train.parquet").to_pylist()
     assert {row["extra_info"]["id"] for row in rows} == {f"asked-{number}" for number in range(1, 41)}
-    assert steps(stage / "metrics-1.jsonl") == [1]
+    assert logged_steps(stage / "metrics-1.jsonl") == [1]
     metrics = json.loads((stage / "metrics-1.jsonl").read_text())["data"]
     assert 0.1 < metrics["actor/perf/max_memory_allocated_gb"] < 20
     assert (stage / "model" / "model.safetensors").is_file()

@@ -30,7 +30,7 @@ gradients take beside. On a GPU flash-attn's loss writes the gradient over the l
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
 CPU_FRAGMENTED = 0.35
-"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; seen with three models."""
+"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; fitted to three models."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 
