@@ -21,7 +21,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -76,7 +76,7 @@ SFT = (
     "warmup_ratio=0.1",
     "max_tokens=320",
     "checkpoint_every=5",
-    "verl.data.micro_batch_size_per_gpu=8",
+    "hardware.update_tokens=2176",
     "hardware.hung_after_s=7200",
 )
 RL = (
@@ -92,6 +92,7 @@ RL = (
     f"checkpoint.export_every={EVERY}",
     "traces_per_step=8",
     "hardware.update_tokens=2176",
+    "hardware.log_prob_tokens=2176",
 )
 EVAL = ("-n", "1", "--temperature", "1.0", "--max-tokens", "208", "--max-turns", "3")
 
@@ -257,11 +258,11 @@ class Study:
         changes = [f"format={self.data / 'format.toml'}", *SFT]
         conversations = self.data / "conversations.jsonl"
         sft = ["--model", self.model, "--data", conversations, "--run", self.runs / "sft"]
-        rstar2("sft", *sft, "--profile", "laptop", *_set(changes))
+        rstar2("sft", *sft, "--profile", "laptop", *set_words(changes))
         self.measure("before SFT")
         self.measure("after SFT")
         words = ["train", "--stage", 1, "--model", self.runs / "sft", "--data", prepared]
-        words += ["--run", self.runs / "rl", "--profile", "laptop", *_set([f"steps={self.steps}", *RL])]
+        words += ["--run", self.runs / "rl", "--profile", "laptop", *set_words([f"steps={self.steps}", *RL])]
         if not (self.runs / "killed.json").exists():
             self.train_until_killed(words)
         rstar2(*words)
@@ -364,7 +365,8 @@ def rstar2(*words: Any) -> None:
     subprocess.run([sys.executable, "-m", "rstar2", *map(str, words)], check=True)
 
 
-def _set(changes: list[str]) -> list[str]:
+def set_words(changes: Iterable[str]) -> list[str]:
+    """Changes of a recipe, as a command takes them."""
     return [word for change in changes for word in ("--set", change)]
 
 

@@ -53,8 +53,8 @@ class Hardware(Strict):
     """Which engine takes a rollout, where there are several. sessions: ours, see `rstar2.train.scheduler`; a rollout
     waits until its KV cache has room on one, and stays there. verl: VERL's, the one with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch of the update. By default the longest rollout with its prompt, divided by
-    `sequence_parallel`; in SFT twice `max_tokens`."""
+    """Tokens per GPU in a micro-batch of the update; on a CPU, where they are computed too, those of padding included.
+    By default the longest rollout with its prompt, divided by `sequence_parallel`; in SFT twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
     """The same where log-probabilities are only computed, which needs less memory. By default `update_tokens`."""
     offload: Literal["none", "optimizer", "all"] = "all"

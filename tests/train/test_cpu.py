@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,3 +56,29 @@ def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
     )
     assert freed > 300 * MIB
     assert seen[0] < held + 100 * MIB
+
+
+def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_limit() -> None:
+    from rstar2.train.verl.cpu.micro_batches import MOST_PADDING, rows_of_like_lengths
+
+    generator = random.Random(1)
+    for limit in (200, 1000, 100_000):
+        lengths = [2] * 40 + [generator.randint(20, 200) for _ in range(200)]
+        generator.shuffle(lengths)
+        groups = rows_of_like_lengths(lengths, limit)
+        assert sorted(row for group in groups for row in group) == list(range(240))
+        for group in groups:
+            filled = len(group) * max(lengths[row] for row in group)
+            assert filled <= limit
+            assert sum(lengths[row] for row in group) >= (1 - MOST_PADDING) * filled
+    assert rows_of_like_lengths([7] * 10, 28) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert rows_of_like_lengths([50], 20) == [[0]]
+    # Empty rollouts are by themselves, however much room there is.
+    assert rows_of_like_lengths([2, 60, 2, 50], 1000) == [[1, 3], [0, 2]]
+
+
+def test_ranks_with_fewer_micro_batches_divide_their_largest() -> None:
+    from rstar2.train.verl.cpu.micro_batches import divided
+
+    assert divided([[3], [1, 0, 2], [4, 5]], 3) == [[3], [1, 0, 2], [4, 5]]
+    assert divided([[3], [1, 0, 2], [4, 5]], 5) == [[3], [1], [0], [2], [4, 5]]

@@ -153,6 +153,14 @@ def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None
     assert update.metrics["actor/pg_clipfrac"] == update.metrics["actor/pg_clipfrac_lower"] == 0
 
 
+def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plain: Trained) -> None:
+    """A rollout of full length fills one; those here are shorter, and of several lengths."""
+    [update] = train(recipe(2, "hardware.update_tokens=464", "hardware.log_prob_tokens=464"), [MIXED]).updates
+    assert update.tokens == plain.updates[0].tokens
+    assert same(plain.updates[0], update, tolerance=1e-4)
+    assert update.metrics["actor/entropy"] == pytest.approx(plain.updates[0].metrics["actor/entropy"])
+
+
 def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, plain: Trained) -> None:
     [alone] = plain.updates
     # All right, all wrong, and one wrong of eight, of which selection keeps none.

