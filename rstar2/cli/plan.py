@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rstar2.eval.settings import JudgeChoice
+    from rstar2.train.estimate.memory import Lengths
     from rstar2.train.estimate.model import ModelShape
     from rstar2.train.estimate.report import RunEstimate, StageEstimate
+    from rstar2.train.estimate.work import Assumptions
     from rstar2.train.plan import TrainPlan
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
 
@@ -30,6 +32,10 @@ EPILOG = examples(
     (
         "hours from tokens per second that were measured",
         "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --generate-tps 2400 --update-tps 2900",
+    ),
+    (
+        "the next stage, with rollouts as long as those of the last",
+        "rstar2 plan --model runs/rl --stage 2 --profile 8xh100 --like runs/rl",
     ),
     ("for a script", "rstar2 plan --model Qwen3-14B/ --profile 64xh100 --json"),
 )
@@ -62,12 +68,20 @@ def command(
         float | None,
         typer.Option(min=0.001, help="Tokens per second that one GPU trains on. [default: calculated]"),
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="A run, or a stage of one, whose lengths and tool calls are expected again. [default: the paper's]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.
 
     Nothing is started. Parameters are counted exactly; memory and hours are estimates whose assumptions are shown.
     """
+    from rstar2.train.estimate.measured import measured_assumptions
     from rstar2.train.estimate.model import read_shape
     from rstar2.train.estimate.report import estimate_run, start_warnings
     from rstar2.train.estimate.work import Rates
@@ -78,7 +92,7 @@ def command(
     folder = _folder(model)
     estimate = estimate_run(
         read_shape(folder), recipes, judge_workers, _machine_memory(hardware),
-        Rates(generate_tps, update_tps),
+        Rates(generate_tps, update_tps), measured_assumptions(like) if like else None,
     )  # fmt: skip
     warnings = [
         *_cluster_warnings(each.machines for each in recipes.values()),
@@ -119,7 +133,7 @@ def show_run(
         _warn([*warnings, *estimate.warnings, *_disk_warnings(estimate, run)])
 
 
-def show_sft(model: Path | str, recipe: SftRecipe) -> None:
+def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
     """The plan of SFT, as its dry run begins with it, as of `show_run`."""
     from rstar2.train.estimate.memory import sft_memory
     from rstar2.train.estimate.report import sft_warnings
@@ -130,17 +144,32 @@ def show_sft(model: Path | str, recipe: SftRecipe) -> None:
     if shape is None:
         _warn(shortage)
         return
-    memory, disk = sft_memory(shape, recipe), stage_disk(shape, kept=2)
+    expected = _conversation_lengths(model, recipe, data)
+    memory, disk = sft_memory(shape, recipe, expected), stage_disk(shape, kept=2)
     table = _table(shape, recipe.hardware, ["SFT"])
     for name in ("weights", "gradients", "optimizer", "activations", "gathered"):
         table.add_row(name, _gib(getattr(memory, name)))
     if recipe.hardware.device == "cpu":
         table.add_row("the process itself", _gib(memory.process))
-    table.add_row("in all", _of(memory.update_total, memory.capacity), end_section=True)
+    table.add_row("in all, at most", _of(memory.update_total, memory.capacity), end_section=not expected)
+    if expected:
+        table.add_row("  with this data", _gib(memory.expected_update_total), end_section=True)
     table.add_row("checkpoint", _gib(disk.checkpoint))
     table.add_row("disk", _gib(disk.total))
     out.print(table)
-    _warn([*shortage, *sft_warnings(shape, recipe)])
+    _warn([*shortage, *sft_warnings(recipe, shape, memory)])
+
+
+def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> Lengths | None:
+    """Of the conversations; None where the model's tokenizer, or the data, is not here."""
+    from rstar2.errors import UserError
+    from rstar2.train.plan import conversation_lengths
+
+    try:
+        return conversation_lengths(recipe, Path(model), data)
+    except UserError as error:
+        err.print(f"lengths unknown: {error.message}", soft_wrap=True, markup=False)
+        return None
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
@@ -235,7 +264,8 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     row("  gathered layers", lambda each: _gib(each.memory_per_gpu.gathered))
     if hardware.device == "cpu":
         row("  the process itself", lambda each: _gib(each.memory_per_gpu.process))
-    row("  in all", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity), True)
+    row("  in all, at most", lambda each: _of(each.memory_per_gpu.update_total, each.memory_per_gpu.capacity))
+    row("  at expected lengths", lambda each: _gib(each.memory_per_gpu.expected_update_total), True)
     row("rollouts: engine weights", lambda each: _gib(each.memory_per_gpu.engine_weights))
     row("  workspace", lambda each: _gib(each.memory_per_gpu.engine_workspace))
     row("  KV cache", lambda each: _gib(each.memory_per_gpu.kv_cache))
@@ -263,11 +293,21 @@ def _show(estimate: RunEstimate, recipes: dict[int, StageRecipe]) -> None:
     out.print(table)
     given = estimate.assumptions
     out.print(
-        f"Assumed: rollouts of {given.mean_token_share:.0%} of their budget, {given.calls_per_rollout:g} tool calls "
-        f"each, {given.program_s:g} core seconds a call, {given.problems:,} problems before stage 3.",
+        f"Assumed: {_lengths(given)}, {given.calls_per_rollout:.3g} tool calls each, {given.program_s:g} core seconds "
+        f"a call, {given.problems:,} problems before stage 3.",
         style="dim",
         soft_wrap=True,
     )
+
+
+def _lengths(given: Assumptions) -> str:
+    """What is assumed of a rollout's length."""
+    if given.mean_tokens is None:
+        mean = f"{given.mean_token_share:.0%} of their budget"
+    else:
+        mean = f"{given.mean_tokens:,.0f} tokens"
+    groups = "" if given.trained_groups == 1 else f", {given.trained_groups:.0%} of the groups trained on"
+    return f"prompts of {given.mean_prompt_tokens:,.0f} tokens, rollouts of {mean}{groups}"
 
 
 def _warn(warnings: Iterable[str]) -> None:

@@ -60,7 +60,7 @@ def command(
     if dry_run:
         from rstar2.cli.plan import show_sft
 
-        show_sft(here, resolved)
+        show_sft(here, resolved, data)
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from support.trainer_metrics import write_steps
 from typer.testing import CliRunner
 
 from rstar2.cli import app
@@ -78,9 +79,21 @@ def test_stated_tokens_per_second_are_taken(model: Path) -> None:
     assert 9 < slow / fast < 10.1
 
 
+def test_a_runs_lengths_are_expected_again(model: Path) -> None:
+    write_steps(model.parent / "rl" / "stage1", 2000.0)
+    line = ["plan", "--model", model, "--stage", "1", "--profile", "8xh100"]
+    assumed, like = (json.loads(rstar2(*line, *more, "--json").stdout) for more in ([], ["--like", "rl"]))
+    assert (assumed["step"]["tokens"], like["step"]["tokens"]) == (16_384 * 4096, 16_384 * 2000)
+    assert like["memory_per_gpu"]["update_total"] == assumed["memory_per_gpu"]["update_total"]
+    assert like["hours"]["stage1"] < assumed["hours"]["stage1"]
+    said = "prompts of 31 tokens, rollouts of 2,000 tokens, 50% of the groups trained on, 1.5 tool calls each"
+    assert said in " ".join(rstar2(*line, "--like", "rl").stdout.split())
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
+        (["--model", "Qwen3-14B", "--like", "."], "no step of training in ."),
         (["--model", "nowhere"], "no model folder at nowhere"),
         (["--model", "Qwen3-14B", "--profile", "9xh100"], "no recipe 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
@@ -103,6 +116,25 @@ def test_a_dry_run_begins_with_the_plan(verb: str, model: Path) -> None:
     assert "hours" in ran.stdout or verb == "sft"
     if verb == "train":
         assert "the judge has 2 workers" in ran.stdout
+
+
+def test_a_dry_run_of_sft_counts_its_data(model: Path, tokenizer: Any) -> None:
+    data = model.parent / "sft.jsonl"
+    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    data.write_text(json.dumps({"messages": said}) + "\n")
+    line = ["sft", "--model", model, "--data", data, "--profile", "8xh100", "--dry-run"]
+    ran = rstar2(*line)
+    assert ran.exit_code == 0, ran.output
+    assert "with this data" not in ran.stdout
+    assert "lengths unknown: " in ran.stderr
+    tokenizer.save_pretrained(model)
+    ran = rstar2(*line)
+    at_most, expected = (
+        float(next(row for row in ran.stdout.splitlines() if name in row).split("│")[2].split()[0])
+        for name in ("in all, at most", "with this data")
+    )
+    assert expected < at_most
+    assert "lengths unknown" not in ran.stderr
 
 
 @pytest.mark.parametrize("size", ["known", "unknown"])

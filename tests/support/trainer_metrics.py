@@ -1,4 +1,4 @@
-"""What a trainer has logged so far, read while it may be writing."""
+"""What a trainer has logged: read while it may be writing, or made up."""
 
 from __future__ import annotations
 
@@ -10,3 +10,14 @@ def logged_steps(metrics: Path) -> list[int]:
     """The steps in a trainer's metrics, without a line that is not finished; none where there is no file yet."""
     lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
     return [json.loads(line)["step"] for line in lines if line.endswith(b"\n")]
+
+
+def write_steps(stage: Path, *tokens: float) -> None:
+    """Write the metrics of a stage whose steps had rollouts of these mean lengths; 1/2, 2/3, … of groups were kept."""
+    stage.mkdir(parents=True)
+    common = {"rstar2/pass_rate": 0.5, "rstar2/calls": 1.5, "prompt_length/mean": 31.0}
+    steps = [
+        {"step": n, "data": {**common, "rstar2/tokens": mean, "rstar2/dropped_groups": 1 / (n + 1)}}
+        for n, mean in enumerate(tokens, 1)
+    ]
+    (stage / "metrics-1.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))

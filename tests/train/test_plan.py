@@ -14,7 +14,15 @@ from rstar2.errors import UserError
 from rstar2.formats.format import FORMAT_FILE, ours, read_format, save_format
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.train.conversations import encode, read_conversations, write_encoded
-from rstar2.train.plan import SftPlan, check_model, plan_sft, rl_format, taught_codec, with_format
+from rstar2.train.plan import (
+    SftPlan,
+    check_model,
+    conversation_lengths,
+    plan_sft,
+    rl_format,
+    taught_codec,
+    with_format,
+)
 from rstar2.train.recipe import sft_recipe
 
 GOOD = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -72,6 +80,28 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     assert (cut.too_long, cut.cut_to_nothing, len(cut.conversations)) == (1, 1, 2)
     with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, a batch needs 3"):
         planned("batch=3")
+
+
+def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, tokenizer: Any) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    turns = [[GOOD[0], {"role": "assistant", "content": "so " * words}] for words in range(1, 601)]
+    data = lines(tmp_path / "x.jsonl", *({"messages": messages} for messages in turns))
+
+    def told(*changes: str) -> tuple[float, int]:
+        recipe = sft_recipe(None, ["batch=2", "max_tokens=2000", *changes])
+        found = conversation_lengths(recipe, tmp_path, data)
+        every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
+        assert found.mean == pytest.approx(sum(every) / len(every), rel=0.02)
+        assert 0.98 * max(every) <= found.longest <= max(every)
+        return found.mean, found.longest
+
+    whole, dropped, cut = told(), told("max_tokens=700"), told("max_tokens=700", "too_long=cut")
+    assert dropped[0] < cut[0] < whole[0]
+    assert cut[1] == 700
+    none = conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, data)
+    assert (none.mean, none.longest) == (2, 2)
 
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def division_warnings(shape: ModelShape, hardware: Hardware) -> Iterator[str]:
 def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | None = None) -> Iterator[str]:
     """Whether trainer and engine each fit while they are at work; on a CPU both are there all the time."""
     if memory.capacity is None:
-        together = memory.update_total + memory.engine_weights + memory.kv_cache
+        together = memory.update_total + memory.engine_weights + memory.engine_workspace + memory.kv_cache
         needed = hardware.gpus_per_node * together
         if machine_memory is not None and needed > machine_memory:
             yield (

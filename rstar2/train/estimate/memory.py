@@ -8,7 +8,8 @@ activations were counted from what PyTorch saves for the backward pass of Qwen3 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from rstar2.train.estimate.gpus import GIB, gpu_of
 from rstar2.train.estimate.model import ModelShape
@@ -29,10 +30,31 @@ CPU_LOGITS = 6
 gradients take beside. On a GPU flash-attn's loss writes the gradient over the logits, which have no padding."""
 CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
-CPU_FRAGMENTED = 0.35
-"""Of activations, on a CPU: what glibc holds in blocks that are free and fit nothing; fitted to three models."""
+CPU_FRAGMENTED = 0.27
+"""Of activations, on a CPU: what glibc holds while the backward pass frees them, in blocks that fit nothing; fitted to
+the models of 11 and 73 million parameters of `benchmarks/plan_memory.py`."""
+CPU_PADDED = 1.15
+"""What padding adds to the tokens of a CPU's micro-batches, of which a quarter at most is padding."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step of an RL stage is expected to train on."""
+
+    rollouts: int
+    """On all GPUs."""
+    mean_tokens: float
+    """Of one, with its prompt."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the conversations that SFT is given."""
+
+    mean: float
+    longest: int
 
 
 @dataclass(frozen=True)
@@ -45,12 +67,15 @@ class Memory:
     gradients: int
     optimizer: int
     activations: int
-    """At their most, of a full micro-batch; the larger of update and log-probabilities."""
+    """At their most, of a full micro-batch; the larger of update and log-probabilities. On a CPU with the free blocks
+    between them."""
     gathered: int
     """Weights and gradients of the layers at work, put together from all ranks."""
     process: int
-    """Of a CPU's process: libraries, weights on their way to the engine, free blocks that fit nothing."""
+    """Of a CPU's process: libraries, and weights on their way to the engine."""
     update_total: int
+    expected_update_total: int
+    """The same with a micro-batch of expected lengths."""
     engine_weights: int = 0
     engine_workspace: int = 0
     kv_cache: int = 0
@@ -64,32 +89,42 @@ class Memory:
     """Of a node's own memory, what offloading takes."""
 
 
-def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
+def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Memory:
     """A GPU's memory in an RL stage."""
     hardware = recipe.hardware
     on_gpu = hardware.device == "cuda"
     # The engine's probabilities are divided by the temperature, in a copy of all logits.
     logits = (1 if recipe.rollout.temperature == 1.0 else 2) if on_gpu else CPU_LOGITS
+    rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
+    limits = recipe.update_tokens, recipe.log_prob_tokens
+
+    def with_tokens(update: int, log_probs: int) -> Memory:
+        return _update(shape, hardware, update, logits, log_probs, sends_weights=True)
+
     # No micro-batch holds more than a rank's part of a step.
-    kept_rollouts = recipe.rollout.prompts * recipe.selection.down_sample_to_n
-    part = -(-kept_rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
-    tokens, log_prob_tokens = min(recipe.update_tokens, part), min(recipe.log_prob_tokens, part)
-    update = _update(shape, hardware, tokens, logits, log_prob_tokens, sends_weights=True)
+    part = -(-rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
+    full = with_tokens(*(min(limit, part) for limit in limits))
+    tokens = (
+        micro_batch_tokens(hardware, expected.rollouts, expected.mean_tokens, recipe.longest, limit)
+        for limit in limits
+    )
+    update = replace(full, expected_update_total=with_tokens(*tokens).update_total)
     kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
         hardware.offload
     ]
+    offloaded = update.weights + update.optimizer - kept
     width = 2 if on_gpu else 4
     weights = width * shape.parameters // hardware.tensor_parallel
     longest = KV_BLOCK * -(-recipe.longest // KV_BLOCK)
     rollout_kv = shape.kv_bytes(width, hardware.tensor_parallel) * longest
     if update.capacity is None:  # the CPU engine makes its cache as it goes
         count = min(hardware.sequences_in_flight, recipe.rollout.prompts * recipe.rollout.rollouts)
-        workspace, cache = 0, count * rollout_kv
+        workspace, cache = CPU_LIBRARIES, count * rollout_kv
+        kept += update.process
     else:
         workspace = _engine_workspace(shape, hardware)
         cache = max(0, int(hardware.engine_memory_share * update.capacity) - weights - workspace)
         count = cache // rollout_kv
-    offloaded = update.weights + update.optimizer - kept
     return Memory(
         **{
             **update.__dict__,
@@ -105,13 +140,40 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe) -> Memory:
     )
 
 
-def sft_memory(shape: ModelShape, recipe: SftRecipe) -> Memory:
-    """A GPU's memory in SFT."""
-    on_gpu = recipe.hardware.device == "cuda"
-    logits = 1 if on_gpu else CPU_LOGITS
-    rows = recipe.micro_batch_rows
-    tokens = recipe.update_tokens if rows is None else rows * recipe.max_tokens
-    return _update(shape, recipe.hardware, tokens, logits, 0, sends_weights=False)
+def sft_memory(shape: ModelShape, recipe: SftRecipe, lengths: Lengths | None) -> Memory:
+    """A GPU's memory in SFT; where nothing is known of the data, conversations are expected at their full length."""
+    hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
+    logits = 1 if hardware.device == "cuda" else CPU_LOGITS
+
+    def with_tokens(tokens: int) -> Memory:
+        return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
+
+    full = with_tokens(recipe.update_tokens if rows is None else rows * longest)
+    if lengths is None:
+        return full
+    if rows is None:
+        limit = recipe.update_tokens
+        tokens = micro_batch_tokens(hardware, recipe.batch, lengths.mean, lengths.longest, limit)
+    else:
+        tokens = rows * lengths.longest
+    return replace(full, expected_update_total=with_tokens(tokens).update_total)
+
+
+def micro_batch_tokens(hardware: Hardware, rows: int, mean: float, longest: int, limit: int) -> int:
+    """Tokens per GPU that the largest micro-batch of a step computes, padding included.
+
+    Args:
+        rows: rollouts or conversations of the step, on all GPUs.
+        mean: tokens of one; `longest` are those of the longest.
+        limit: tokens of a micro-batch at most.
+    """
+    split = hardware.sequence_parallel
+    tokens = -(-rows * split // (hardware.nodes * hardware.gpus_per_node)) * mean / split
+    if hardware.device == "cuda":
+        # As few micro-batches as hold the step, filled alike.
+        return math.ceil(tokens / math.ceil(tokens / limit))
+    # See `rstar2.train.verl.cpu.micro_batches`: one after another is filled with whole rows.
+    return math.ceil(min(tokens * min(CPU_PADDED, longest / mean), limit // longest * longest))
 
 
 def _update(
@@ -128,7 +190,8 @@ def _update(
     on_gpu = hardware.device == "cuda"
     width = 2 if on_gpu else 4
     weights, optimizer = (each * shape.parameters // ranks for each in (MASTER, MOMENTS))
-    activations = tokens * activation_bytes(shape, width, logits, hardware.gradient_checkpointing)
+    fragmented = 0.0 if on_gpu else CPU_FRAGMENTED
+    activations = tokens * activation_bytes(shape, width, logits, hardware.gradient_checkpointing, fragmented)
     # The entropy takes the softmax, and its product with the logits.
     log_probs = log_prob_tokens * (
         3 * width * shape.vocab + width * (4 * shape.hidden + 3 * shape.intermediate)
@@ -142,7 +205,8 @@ def _update(
         weights + width * parameters + log_probs,
     )
     sent = MASTER * shape.parameters if sends_weights else 0
-    process = 0 if on_gpu else CPU_LIBRARIES + sent + int(CPU_FRAGMENTED * activations)
+    process = 0 if on_gpu else CPU_LIBRARIES + sent
+    total += ASLEEP if on_gpu else process
     return Memory(
         capacity=gpu_of(hardware).memory,
         weights=weights,
@@ -151,17 +215,21 @@ def _update(
         activations=max(activations, log_probs),
         gathered=gathered,
         process=process,
-        update_total=total + (ASLEEP if on_gpu else process),
+        update_total=total,
+        expected_update_total=total,
     )
 
 
-def activation_bytes(shape: ModelShape, width: int, logits: int, checkpointing: bool) -> int:
+def activation_bytes(
+    shape: ModelShape, width: int, logits: int, checkpointing: bool, fragmented: float = 0.0
+) -> int:
     """Bytes per token that a micro-batch's forward and backward pass hold at most.
 
     Args:
         width: bytes of a value, 2 for bf16; norms compute in fp32 and keep that too.
         logits: copies of the logits at the moment of the loss.
         checkpointing: whether only each layer's input is kept.
+        fragmented: free blocks in the backward pass, as a share of what is used. At the loss nothing was freed yet.
     """
     inputs = width * shape.layers * shape.hidden
     ends = (8 if width == 2 else 12) * shape.hidden + 2 * width * shape.head_dim
@@ -170,7 +238,8 @@ def activation_bytes(shape: ModelShape, width: int, logits: int, checkpointing: 
     at_loss = kept + ends + width * shape.hidden + logits * width * shape.vocab
     at_work = (2 * shape.hidden if width == 2 else 0) + 2 * width * (shape.intermediate + shape.head_dim)
     in_layer = kept + (layer if checkpointing else 0) + at_work
-    return max(at_loss, in_layer + (0 if checkpointing else ends))
+    in_backward = in_layer + (0 if checkpointing else ends)
+    return max(at_loss, math.ceil((1 + fragmented) * in_backward))
 
 
 def layer_bytes(shape: ModelShape, width: int) -> int:

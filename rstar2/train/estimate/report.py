@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rstar2.train.estimate.fit import division_warnings, memory_warnings, stage_warnings
-from rstar2.train.estimate.memory import Memory, sft_memory, stage_memory
+from rstar2.train.estimate.memory import Memory, stage_memory
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.estimate.work import (
     Assumptions,
@@ -126,11 +126,12 @@ def estimate_run(
         judge_workers: those of the judge that will be used, where it is known.
         machine_memory: bytes that the ranks of a CPU share, where they are known.
         rates: tokens per second that the user states.
+        assumptions: what is expected of rollouts; by default what is known of the paper's.
     """
     given = assumptions or Assumptions()
     stages = {}
     for number, recipe in recipes.items():
-        memory = stage_memory(shape, recipe)
+        memory = stage_memory(shape, recipe, given.update(recipe))
         step = stage_step(shape, recipe, memory, rates or Rates(), given)
         judge = stage_judge(step, given, judge_workers)
         before = filter_hours(recipe, step, given)
@@ -178,7 +179,7 @@ def start_warnings(model: Path, first: int) -> Iterator[str]:
         )
 
 
-def sft_warnings(shape: ModelShape, recipe: SftRecipe) -> Iterator[str]:
+def sft_warnings(recipe: SftRecipe, shape: ModelShape, memory: Memory) -> Iterator[str]:
     """One sentence for each thing of SFT that does not fit."""
     yield from division_warnings(shape, recipe.hardware)
-    yield from memory_warnings(recipe.hardware, sft_memory(shape, recipe))
+    yield from memory_warnings(recipe.hardware, memory)

@@ -6,12 +6,13 @@ by shares so chosen that the paper's run (14B, 64 MI300X, 510 steps) comes out a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rstar2.train.estimate.gpus import gpu_of
-from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory
+from rstar2.train.estimate.memory import MASTER, MOMENTS, Memory, Update
 from rstar2.train.estimate.model import ModelShape
-from rstar2.train.recipe import StageRecipe
+from rstar2.train.recipe import RolloutSettings, StageRecipe
 
 BYTES_OF_VERDICT = 60
 BYTES_OF_TRACE_TOKEN = 32
@@ -22,16 +23,20 @@ BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not known before a run. A user can state the first three; the report shows all."""
+    """What is not known before a run; `rstar2.train.estimate.measured` takes the first four from another."""
 
-    mean_token_share: float = 0.5
-    """A rollout's mean length as a share of its budget. In the paper 4K of 8K at the end of stage 1, 8K of 12K at the
-    end of stage 3."""
+    mean_tokens: float | None = None
+    """Of a rollout after its prompt; None where `mean_token_share` is all that is known."""
+    mean_prompt_tokens: float = 250
+    trained_groups: float = 1.0
+    """The share of a step's groups that give a gradient, and so are trained on, in the step with most of them."""
     calls_per_rollout: float = 2.75
     """The paper's 45,000 a step of 16,384 rollouts."""
     program_s: float = 0.3
     """Core seconds of a tool call; the paper's mean from call to answer."""
-    mean_prompt_tokens: int = 250
+    mean_token_share: float = 0.5
+    """A rollout's mean length as a share of its budget. In the paper 4K of 8K at the end of stage 1, 8K of 12K at the
+    end of stage 3."""
     problems: int = 42_000
     """Training problems, for the filter before stage 3; the paper's."""
     peak_of_calls: float = 2.0
@@ -44,6 +49,22 @@ class Assumptions:
     """Of the time in which rollouts run, that the engines are full: the longest rollouts end alone."""
     between_steps_s: float = 20.0
     """Weights to the engines, the queue, advantages; 3 s on a CPU."""
+
+    def rollout_tokens(self, rollout: RolloutSettings) -> float:
+        """Of an average rollout after its prompt."""
+        share = self.mean_token_share * rollout.tokens
+        return min(share if self.mean_tokens is None else self.mean_tokens, rollout.tokens)
+
+    def prompt_tokens(self, rollout: RolloutSettings) -> float:
+        """Of an average prompt."""
+        return min(self.mean_prompt_tokens, rollout.prompt_tokens)
+
+    def update(self, recipe: StageRecipe) -> Update:
+        """What a step trains on."""
+        rollout = recipe.rollout
+        kept = rollout.prompts * recipe.selection.down_sample_to_n
+        mean = self.prompt_tokens(rollout) + self.rollout_tokens(rollout)
+        return Update(math.ceil(self.trained_groups * kept), mean)
 
 
 @dataclass(frozen=True)
@@ -115,8 +136,7 @@ def stage_step(
     gpus = hardware.nodes * hardware.gpus_per_node
     rollouts = rollout.prompts * rollout.rollouts
     kept = rollout.prompts * min(recipe.roc.down_sample_to_n, rollout.rollouts)
-    mean = rollout.tokens * given.mean_token_share
-    prompt = min(given.mean_prompt_tokens, rollout.prompt_tokens)
+    mean, prompt = given.rollout_tokens(rollout), given.prompt_tokens(rollout)
     per_token_s, at_once = _token_s(shape, recipe, memory, given)
     generate = rates.generate or at_once / per_token_s / hardware.tensor_parallel
     # Two forward passes, one backward pass, and where layers are computed again a third forward pass.
@@ -154,7 +174,7 @@ def _token_s(
     gpu, split = gpu_of(hardware), hardware.tensor_parallel
     engines = max(1, hardware.nodes * hardware.gpus_per_node // split)
     width = 2 if hardware.device == "cuda" else 4
-    context = given.mean_prompt_tokens + rollout.tokens * given.mean_token_share / 2
+    context = given.prompt_tokens(rollout) + given.rollout_tokens(rollout) / 2
     kv = shape.kv_bytes(width, split) * context
     fitting = memory.kv_cache / kv
     at_once = max(
@@ -184,13 +204,13 @@ def queue_disk(recipe: StageRecipe, step: Step, given: Assumptions) -> int:
     """Bytes of the rollouts of a checkpoint: those of its step, and those that run ahead, at their mean length."""
     if recipe.mode == "sync":
         return 0
-    tokens = step.tokens + step.rollouts * given.mean_prompt_tokens
+    tokens = step.tokens + step.rollouts * given.prompt_tokens(recipe.rollout)
     return int((1 + recipe.asynchronous.batches_ahead) * tokens * BYTES_OF_QUEUED_TOKEN)
 
 
 def filter_disk(recipe: StageRecipe, given: Assumptions) -> int:
     """Bytes that the filter before a stage leaves: a line for each sample, and its trace where that is kept."""
-    trace = BYTES_OF_TRACE_TOKEN * recipe.rollout.tokens * given.mean_token_share
+    trace = BYTES_OF_TRACE_TOKEN * given.rollout_tokens(recipe.rollout)
     each = BYTES_OF_VERDICT + (trace if recipe.keep_filter_traces else 0)
     return int(given.problems * recipe.drop_solved * each)
 
@@ -200,6 +220,6 @@ def filter_hours(recipe: StageRecipe, step: Step, given: Assumptions) -> float:
 
     There are always further samples to start, so unlike in a step the engines stay full.
     """
-    tokens = given.problems * recipe.drop_solved * recipe.rollout.tokens * given.mean_token_share
+    tokens = given.problems * recipe.drop_solved * given.rollout_tokens(recipe.rollout)
     per_s = step.generate_tokens_per_s * recipe.hardware.tensor_parallel * recipe.hardware.engines
     return tokens / per_s / 3600

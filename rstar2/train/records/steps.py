@@ -169,7 +169,12 @@ class Step:
 
 def step_metrics(folder: Path) -> dict[int, Metrics]:
     """A stage's metrics by step, by VERL's names; where a step was run twice, the later run counts."""
-    rows = (row for row in _rows(folder) if MAIN_METRIC in row["data"])  # not a line of validation alone
+    return _by_step(folder, MAIN_METRIC)
+
+
+def _by_step(folder: Path, named: str) -> dict[int, Metrics]:
+    """The steps that have a metric, which a line of validation alone has not."""
+    rows = (row for row in _rows(folder) if named in row["data"])
     return dict(sorted({int(row["step"]): row["data"] for row in rows}.items()))
 
 
@@ -187,13 +192,14 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
                 yield {**row, "data": with_nan(row["data"])}
 
 
+def sft_metrics(folder: Path) -> dict[int, Metrics]:
+    """The metrics of SFT, as `step_metrics`."""
+    return _by_step(folder, SFT_METRIC)
+
+
 def sft_losses(folder: Path) -> list[float]:
-    """The loss of each step of SFT, as `step_metrics`."""
-    losses: dict[int, float] = {}
-    for row in _rows(folder):
-        if SFT_METRIC in row["data"]:
-            losses[int(row["step"])] = float(row["data"][SFT_METRIC])
-    return [loss for _, loss in sorted(losses.items())]
+    """The loss of each step of SFT."""
+    return [float(step[SFT_METRIC]) for step in sft_metrics(folder).values()]
 
 
 def run_steps(root: Path) -> list[Step]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +13,18 @@ from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.memory import (
     CPU_FRAGMENTED,
     CPU_LOGITS,
+    CPU_PADDED,
+    Lengths,
+    Memory,
+    Update,
     activation_bytes,
+    micro_batch_tokens,
     sft_memory,
     stage_memory,
 )
 from rstar2.train.estimate.model import ModelShape, shape_of
-from rstar2.train.recipe import sft_recipe, stage_recipe
+from rstar2.train.estimate.work import Assumptions
+from rstar2.train.recipe import Hardware, StageRecipe, sft_recipe, stage_recipe
 
 from .test_model import PUBLISHED
 
@@ -26,8 +33,15 @@ def shape(name: str) -> ModelShape:
     return shape_of(PUBLISHED[name][0], name)
 
 
+def planned(model: ModelShape, recipe: StageRecipe) -> Memory:
+    """Of rollouts that are all as long as the budget allows."""
+    return stage_memory(
+        model, recipe, Assumptions(mean_tokens=math.inf, mean_prompt_tokens=math.inf).update(recipe)
+    )
+
+
 def test_the_trainers_state_is_sixteen_bytes_a_parameter_over_all_ranks() -> None:
-    memory = stage_memory(shape("Qwen3-14B"), stage_recipe(1, "64xh100", []))
+    memory = planned(shape("Qwen3-14B"), stage_recipe(1, "64xh100", []))
     state = memory.weights + memory.gradients + memory.optimizer
     assert state == pytest.approx(16 * 14_768_307_200 / 64, rel=1e-6)
 
@@ -35,7 +49,7 @@ def test_the_trainers_state_is_sixteen_bytes_a_parameter_over_all_ranks() -> Non
 def test_offloading_leaves_the_gpu_to_the_engine_and_fills_the_host() -> None:
     model = shape("Qwen3-8B")
     kept = {
-        name: stage_memory(model, stage_recipe(1, "8xh100", [f"hardware.offload={name}"]))
+        name: planned(model, stage_recipe(1, "8xh100", [f"hardware.offload={name}"]))
         for name in ("none", "optimizer", "all")
     }
     parameters = model.parameters
@@ -49,8 +63,8 @@ def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> No
     """Half of an H100 for 14B, whose 14,336 tokens take 2.2 GiB: what the profiles are there to prevent."""
     starved = ["hardware.engine_memory_share=0.5", "hardware.sequences_in_flight=256"]
     model = shape("Qwen3-14B")
-    assert stage_memory(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
-    filled = stage_memory(model, stage_recipe(3, "64xh100", []))
+    assert planned(model, stage_recipe(3, None, starved)).full_length_rollouts <= 3
+    filled = planned(model, stage_recipe(3, "64xh100", []))
     assert filled.full_length_rollouts >= 40
     assert filled.full_length_rollouts == int(filled.kv_cache / (14336 * 80 * 1024))
 
@@ -58,7 +72,7 @@ def test_verls_defaults_would_leave_three_full_length_rollouts_an_engine() -> No
 def test_sequence_parallelism_divides_the_activations() -> None:
     model = shape("Qwen3-14B")
     one, four = (
-        stage_memory(model, stage_recipe(3, None, [f"hardware.sequence_parallel={count}"])).activations
+        planned(model, stage_recipe(3, None, [f"hardware.sequence_parallel={count}"])).activations
         for count in (1, 4)
     )
     assert four == pytest.approx(one / 4, rel=1e-3)
@@ -69,33 +83,85 @@ def test_a_small_step_takes_no_more_than_its_tokens_need() -> None:
     small = ["rollout.prompts=1", "rollout.rollouts=4", "roc.down_sample_to_n=2", "rollout.tokens=16"]
     recipe = stage_recipe(1, "laptop", [*small, "rollout.prompt_tokens=16"])
     model = shape("Qwen3-0.6B")
-    assert stage_memory(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
+    assert planned(model, recipe).activations < 64 * 1.1 * activation_bytes(model, 4, CPU_LOGITS, False)
 
 
 def test_on_a_cpu_the_process_itself_counts_too() -> None:
     model = shape("Qwen3-0.6B")
-    assert stage_memory(model, stage_recipe(1, "8xh100", [])).process == 0
-    memory = stage_memory(model, stage_recipe(1, "laptop", []))
+    assert planned(model, stage_recipe(1, "8xh100", [])).process == 0
+    memory = planned(model, stage_recipe(1, "laptop", []))
     tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
     assert memory.update_total == tensors + memory.process
     # SFT has no engine that weights are sent to.
-    sft = sft_memory(model, sft_recipe("laptop", []))
-    others = memory.process - sft.process - CPU_FRAGMENTED * (memory.activations - sft.activations)
-    assert others == pytest.approx(4 * model.parameters, rel=1e-6)
+    sft = sft_memory(model, sft_recipe("laptop", []), None)
+    assert memory.process - sft.process == 4 * model.parameters
+    # While rollouts run, the trainer's process and the engine's are both there, and nothing is offloaded.
+    assert memory.kept_by_trainer == memory.weights + memory.optimizer + memory.process
+    assert memory.engine_workspace == sft.process
+    assert memory.host_offload == 0
+
+
+def test_on_a_cpu_blocks_that_the_backward_pass_frees_count_where_it_takes_most() -> None:
+    """The loss of a large vocabulary takes more, when nothing was freed yet."""
+    values = {**PUBLISHED["Qwen3-0.6B"][0], "vocab_size": 512}
+    few, many = shape_of(values, ""), shape("Qwen3-0.6B")
+    whole, fragmented = (
+        [activation_bytes(model, 4, CPU_LOGITS, False, share) for model in (few, many)]
+        for share in (0.0, CPU_FRAGMENTED)
+    )
+    assert fragmented[0] == pytest.approx((1 + CPU_FRAGMENTED) * whole[0], rel=0.02)
+    assert fragmented[1] == whole[1]
 
 
 def test_sft_counts_conversations_where_verl_does() -> None:
     model = shape("Qwen3-0.6B")
-    eight = sft_recipe("laptop", ["max_tokens=320", "verl.data.micro_batch_size_per_gpu=8"])
-    tokens = sft_recipe("laptop", ["max_tokens=320", "verl.data.use_dynamic_bsz=true"])
-    four = sft_recipe("laptop", ["max_tokens=320"])
+    counted = ["max_tokens=320", "verl.data.use_dynamic_bsz=false"]
+    eight = sft_recipe("laptop", [*counted, "verl.data.micro_batch_size_per_gpu=8"])
+    tokens = sft_recipe("laptop", ["max_tokens=320"])
+    four = sft_recipe("laptop", counted)
     of_a_token = activation_bytes(model, 4, CPU_LOGITS, False)
     for recipe, count in ((eight, 8 * 320), (four, 4 * 320), (tokens, 2 * 320)):
-        assert sft_memory(model, recipe).activations == count * of_a_token
+        assert sft_memory(model, recipe, None).activations == count * of_a_token
+
+
+def test_a_gpus_micro_batches_are_as_few_as_hold_the_tokens_and_alike() -> None:
+    """Of 32 rollouts, two pairs of GPUs have 16 each; a pair may hold 2 × 4,608 tokens, and splits them."""
+    four = Hardware(gpus_per_node=4, sequence_parallel=2)
+    assert micro_batch_tokens(four, 32, 600, 1000, limit=4608) == 16 * 600 / 2 / 2
+    assert micro_batch_tokens(four, 32, 500, 1000, limit=4608) == 16 * 500 / 2
+
+
+def test_a_cpus_micro_batches_are_filled_with_whole_rollouts() -> None:
+    one = Hardware(device="cpu", gpus_per_node=1)
+    assert micro_batch_tokens(one, 32, 288, 288, limit=5000) == 17 * 288
+    # A step that is smaller fits in one, with some padding where lengths differ.
+    assert micro_batch_tokens(one, 8, 288, 288, limit=5000) == 8 * 288
+    assert micro_batch_tokens(one, 8, 144, 288, limit=5000) == math.ceil(8 * 144 * CPU_PADDED)
+
+
+def test_expected_lengths_leave_what_is_taken_at_most() -> None:
+    model = shape("Qwen3-0.6B")
+    for profile in ("64xh100", "laptop"):
+        recipe = stage_recipe(1, profile, ["rollout.prompts=32", "roc.down_sample_to_n=2"])
+        short, full = stage_memory(model, recipe, Update(64, 100.0)), planned(model, recipe)
+        assert short.update_total == full.update_total > short.expected_update_total
+        assert short.activations == full.activations
+        fewer = stage_memory(model, recipe, Update(16, 100.0))
+        assert (fewer.expected_update_total < short.expected_update_total) == (profile == "laptop")
+
+
+def test_sft_counts_the_conversations_that_there_are() -> None:
+    model, of_a_token = shape("Qwen3-0.6B"), activation_bytes(shape("Qwen3-0.6B"), 4, CPU_LOGITS, False)
+    counted = ["verl.data.use_dynamic_bsz=false", "verl.data.micro_batch_size_per_gpu=8"]
+    recipe = sft_recipe("laptop", ["max_tokens=320", *counted])
+    full, memory = (sft_memory(model, recipe, given) for given in (None, Lengths(100.0, 180)))
+    assert memory.update_total == full.update_total == full.expected_update_total
+    less = full.update_total - memory.expected_update_total
+    assert less == 8 * (320 - 180) * of_a_token
 
 
 def test_sft_has_no_engine() -> None:
-    memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []))
+    memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []), None)
     assert (memory.engine_weights, memory.kv_cache, memory.rollout_total) == (0, 0, 0)
     assert memory.update_total < 79 * GIB
 

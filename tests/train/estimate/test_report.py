@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rstar2.train.estimate.memory import sft_memory
 from rstar2.train.estimate.model import ModelShape, shape_of
 from rstar2.train.estimate.report import RunEstimate, estimate_run, sft_warnings
 from rstar2.train.estimate.work import Rates
@@ -27,6 +28,11 @@ def estimated(
 
 def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[str]:
     return estimated(name, profile, *changes, **given).warnings
+
+
+def sft_warned(profile: str) -> list[str]:
+    model, recipe = shape("Qwen3-14B"), sft_recipe(profile, [])
+    return list(sft_warnings(recipe, model, sft_memory(model, recipe, None)))
 
 
 def test_the_papers_run_comes_out_at_the_week_that_it_took() -> None:
@@ -87,7 +93,7 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
 def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
     said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
     assert [warning for warning in said if "training problems are sampled" not in warning] == []
-    assert list(sft_warnings(shape("Qwen3-14B"), sft_recipe(profile, []))) == []
+    assert sft_warned(profile) == []
 
 
 def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
@@ -95,9 +101,7 @@ def test_a_4b_model_fits_on_one_h200_and_a_14b_does_not() -> None:
     (warning,) = warned("Qwen3-14B", "1xh200")
     assert "the update needs" in warning
     assert "hardware.gpus_per_node" in warning
-    assert any(
-        "the update needs" in said for said in sft_warnings(shape("Qwen3-14B"), sft_recipe("1xh200", []))
-    )
+    assert any("the update needs" in said for said in sft_warned("1xh200"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""What `rstar2 plan` says of a trainer's memory beside what the trainer took, on a CPU.
+
+    python benchmarks/plan_memory.py                      trains four models made from nothing, two steps each
+    python benchmarks/plan_memory.py runs/demo runs/rl    compares runs that are there: of demo, sft and train
+
+The models are random Qwen3s of 11 to 73 million parameters that write to their budget; the share of free blocks in
+`plan` was fitted to the first and the last, see `rstar2.train.estimate.memory.CPU_FRAGMENTED`. Measured is what the
+trainer's process held at its most, which VERL logs. Planned is said three times: with the lengths of the run itself, as
+`plan --like RUN` says it, or of SFT's conversations; with those that `plan` expects unless told otherwise; and with
+rollouts of full length. A training that is done is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import pyarrow.parquet as pq
+from language_model import rstar2, set_words, write_data
+
+from rstar2.cli.common import out
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.runs import load_config
+from rstar2.train.estimate.gpus import GIB
+from rstar2.train.estimate.measured import assumptions_of
+from rstar2.train.estimate.memory import Lengths, sft_memory, stage_memory
+from rstar2.train.estimate.model import read_shape
+from rstar2.train.estimate.work import Assumptions
+from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
+from rstar2.train.records.steps import Metrics, sft_metrics, step_metrics
+
+MODELS = {
+    "11M": TinyModel(layers=8, hidden=384, heads=6, spread=0.02, vocab=4000),
+    "29M": TinyModel(layers=12, hidden=512, heads=8, spread=0.02, vocab=4000),
+    "43M": TinyModel(layers=8, hidden=768, heads=12, spread=0.02, vocab=4000),
+    "73M": TinyModel(layers=10, hidden=896, heads=14, spread=0.02, vocab=4000),
+}
+STAGE = (
+    "steps=2",
+    "rollout.prompts=8",
+    "rollout.rollouts=8",
+    "rollout.prompt_tokens=32",
+    "rollout.tokens=256",
+    "rollout.max_turns=2",
+    "roc.down_sample_to_n=4",
+    "roc.reject_equal_reward=false",
+    "reward=constant",
+    "checkpoint.every=5",
+    "hardware.update_tokens=4608",
+    "hardware.log_prob_tokens=4608",
+)
+"""Two micro-batches a step, since the second finds the memory as the first left it."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One training: bytes that were planned for its update, and those that the trainer's process held."""
+
+    name: str
+    parameters: int
+    at_most: int
+    expected: int | None
+    """With the lengths that `plan` expects of a run of which nothing is known; None for SFT."""
+    like: int
+    """With the lengths that there were."""
+    held: int
+
+
+def train_all(runs: Path) -> Iterator[Path]:
+    """The runs of the models made from nothing, each trained unless it is."""
+    data = runs / "data"
+    if not (data / "conversations.jsonl").exists():
+        write_data(data)
+    rstar2("data", "prepare", data / "training.jsonl", "--output", data / "prepared")
+    lines = (data / "conversations.jsonl").read_text().splitlines()
+    conversations = [json.loads(line)["messages"] for line in lines]
+    for name, size in MODELS.items():
+        model = runs / "models" / name
+        if not model.exists():
+            make_tiny_model(model, size, conversations, builtin.FORMAT, seed=1)
+        words = ["--model", model, "--data", data / "prepared", "--run", runs / name, "--profile", "laptop"]
+        rstar2("train", "--stage", 1, *words, *set_words(STAGE))
+        yield runs / name
+
+
+def compared(run: Path) -> Iterator[Compared]:
+    """SFT and each stage of a run, as far as they have steps."""
+    kind, config = load_config(run)
+    recipes = config["recipes"] if kind == "train" else config
+    if sft := {"demo": config.get("sft"), "sft": config.get("recipe")}.get(kind):
+        yield from _compared_sft(run, SftRecipe.model_validate(sft))
+    for number in STAGES:
+        folder = run / f"stage{number}"
+        values = recipes.get(str(number)) or recipes.get(folder.name)
+        if values and (steps := list(step_metrics(folder).values())):
+            yield _compared_stage(f"{run.name}, stage {number}", folder, StageRecipe(**values), steps)
+
+
+def _compared_sft(run: Path, recipe: SftRecipe) -> Iterator[Compared]:
+    folder, data = next(
+        (folder, data)
+        for folder, data in ((run / "sft", run / "data/sft.parquet"), (run, run / "data.parquet"))
+        if data.exists()
+    )
+    steps = sft_metrics(folder)
+    if not steps:
+        return
+    tokens = [len(row) for row in pq.read_table(data, columns=["input_ids"])["input_ids"]]
+    shape = read_shape(folder / "model")
+    planned = sft_memory(shape, recipe, Lengths(fmean(tokens), max(tokens)))
+    held = _held(list(steps.values()), "perf/max_memory_allocated_gb")
+    yield Compared(
+        f"{run.name}, SFT", shape.parameters, planned.update_total, None, planned.expected_update_total, held
+    )
+
+
+def _compared_stage(name: str, folder: Path, recipe: StageRecipe, steps: list[Metrics]) -> Compared:
+    shape = read_shape(folder / "model")
+    usual, like = (
+        stage_memory(shape, recipe, given.update(recipe)) for given in (Assumptions(), assumptions_of(steps))
+    )
+    held = _held(steps, "actor/perf/max_memory_allocated_gb")
+    return Compared(
+        name,
+        shape.parameters,
+        usual.update_total,
+        usual.expected_update_total,
+        like.expected_update_total,
+        held,
+    )
+
+
+def _held(steps: list[Metrics], metric: str) -> int:
+    return int(GIB * max(step[metric] for step in steps))
+
+
+def show(rows: list[Compared]) -> None:
+    """A table in Markdown; GiB."""
+    columns = "parameters", "measured", "planned with its lengths", "", "with expected lengths", "at most"
+    out.print(f"| GiB | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
+    for row in rows:
+        cells = [
+            f"{row.parameters / 1e6:.1f} M",
+            _gib(row.held),
+            _gib(row.like),
+            f"{row.like / row.held - 1:+.1%}",
+            "–" if row.expected is None else _gib(row.expected),
+            _gib(row.at_most),
+        ]
+        out.print(f"| {row.name} | {' | '.join(cells)} |", markup=False, soft_wrap=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("finished", type=Path, nargs="*", help="runs of demo, sft or train")
+    parser.add_argument("--runs", type=Path, default=Path("runs/plan-memory"))
+    given = parser.parse_args()
+    show([row for run in given.finished or train_all(given.runs) for row in compared(run)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""The lengths of a run that was trained, in place of assumptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.trainer_metrics import write_steps
+
+from rstar2.errors import UserError
+from rstar2.train.estimate.measured import measured_assumptions
+from rstar2.train.recipe import RolloutSettings
+
+
+def test_the_last_stage_that_has_steps_counts(tmp_path: Path) -> None:
+    write_steps(tmp_path / "stage1", 10.0)
+    write_steps(tmp_path / "stage2", 40.0, 50.0)
+    (tmp_path / "stage3").mkdir()
+    for given in (tmp_path, tmp_path / "stage2"):
+        assumed = measured_assumptions(given)
+        assert (assumed.mean_tokens, assumed.mean_prompt_tokens, assumed.calls_per_rollout) == (
+            45.0,
+            31.0,
+            1.5,
+        )
+        assert assumed.trained_groups == pytest.approx(2 / 3), "the step with most of them"
+    assert measured_assumptions(tmp_path / "stage1").mean_tokens == 10.0
+
+
+def test_a_smaller_budget_cuts_what_was_longer(tmp_path: Path) -> None:
+    write_steps(tmp_path / "stage1", 60.0)
+    assumed = measured_assumptions(tmp_path)
+    budgets = (RolloutSettings(tokens=tokens, prompt_tokens=24) for tokens in (160, 50))
+    assert [(assumed.rollout_tokens(each), assumed.prompt_tokens(each)) for each in budgets] == [
+        (60, 24),
+        (50, 24),
+    ]
+
+
+def test_a_folder_without_a_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no step of training in"):
+        measured_assumptions(tmp_path)
