@@ -34,8 +34,8 @@ EPILOG = examples(
         "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --generate-tps 2400 --update-tps 2900",
     ),
     (
-        "the next stage, with rollouts as long as those of the last",
-        "rstar2 plan --model runs/rl --stage 2 --profile 8xh100 --like runs/rl",
+        "with rollouts as long as those of another run",
+        "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --like runs/rl",
     ),
     ("for a script", "rstar2 plan --model Qwen3-14B/ --profile 64xh100 --json"),
 )

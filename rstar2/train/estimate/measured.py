@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -28,14 +29,16 @@ def measured_assumptions(run: Path) -> Assumptions:
 
 
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
-    """What a stage's steps say of rollouts."""
+    """What a stage's steps say of rollouts; what none of them measured is assumed as before."""
 
-    def mean(key: str) -> float:
-        return fmean(float(step[key]) for step in steps)
+    def measured(metric: str) -> list[float]:
+        found = (float(step.get(metric, math.nan)) for step in steps)
+        return [value for value in found if math.isfinite(value)]
 
+    usual, tokens = Assumptions(), measured("rstar2/tokens")
     return Assumptions(
-        mean_tokens=mean("rstar2/tokens"),
-        mean_prompt_tokens=mean("prompt_length/mean"),
-        trained_groups=1.0 - min(float(step["rstar2/dropped_groups"]) for step in steps),
-        calls_per_rollout=mean("rstar2/calls"),
+        mean_tokens=fmean(tokens) if tokens else None,
+        mean_prompt_tokens=fmean(measured("prompt_length/mean") or [usual.mean_prompt_tokens]),
+        trained_groups=1.0 - min(measured("rstar2/dropped_groups"), default=0.0),
+        calls_per_rollout=fmean(measured("rstar2/calls") or [usual.calls_per_rollout]),
     )

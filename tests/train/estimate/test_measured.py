@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from support.trainer_metrics import write_steps
 
 from rstar2.errors import UserError
-from rstar2.train.estimate.measured import measured_assumptions
+from rstar2.train.estimate.measured import assumptions_of, measured_assumptions
+from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import RolloutSettings
 
 
@@ -35,6 +37,11 @@ def test_a_smaller_budget_cuts_what_was_longer(tmp_path: Path) -> None:
         (60, 24),
         (50, 24),
     ]
+
+
+def test_what_was_not_measured_is_assumed() -> None:
+    steps = [{"rstar2/tokens": 40.0, "rstar2/calls": math.nan}, {"rstar2/tokens": math.nan}]
+    assert assumptions_of(steps) == Assumptions(mean_tokens=40.0)
 
 
 def test_a_folder_without_a_step_is_refused(tmp_path: Path) -> None:
