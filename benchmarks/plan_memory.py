@@ -17,7 +17,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 
 import pyarrow.parquet as pq
 from language_model import rstar2, set_words, write_data
@@ -28,7 +27,7 @@ from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.runs import load_config
 from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.measured import assumptions_of
-from rstar2.train.estimate.memory import Lengths, sft_memory, stage_memory
+from rstar2.train.estimate.memory import sft_memory, stage_memory
 from rstar2.train.estimate.model import read_shape
 from rstar2.train.estimate.work import Assumptions
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe
@@ -63,6 +62,7 @@ class Compared:
 
     name: str
     parameters: int
+    steps: int
     at_most: int
     expected: int | None
     """With the lengths that `plan` expects of a run of which nothing is known; None for SFT."""
@@ -102,20 +102,25 @@ def compared(run: Path) -> Iterator[Compared]:
 
 
 def _compared_sft(run: Path, recipe: SftRecipe) -> Iterator[Compared]:
-    folder, data = next(
-        (folder, data)
-        for folder, data in ((run / "sft", run / "data/sft.parquet"), (run, run / "data.parquet"))
-        if data.exists()
+    # The demo keeps SFT in a folder of its run.
+    folder, data = (
+        (run / "sft", run / "data/sft.parquet") if (run / "sft").is_dir() else (run, run / "data.parquet")
     )
     steps = sft_metrics(folder)
     if not steps:
         return
     tokens = [len(row) for row in pq.read_table(data, columns=["input_ids"])["input_ids"]]
     shape = read_shape(folder / "model")
-    planned = sft_memory(shape, recipe, Lengths(fmean(tokens), max(tokens)))
+    planned = sft_memory(shape, recipe, tokens)
     held = _held(list(steps.values()), "perf/max_memory_allocated_gb")
     yield Compared(
-        f"{run.name}, SFT", shape.parameters, planned.update_total, None, planned.expected_update_total, held
+        f"{run.name}, SFT",
+        shape.parameters,
+        len(steps),
+        planned.update_total,
+        None,
+        planned.expected_update_total,
+        held,
     )
 
 
@@ -128,6 +133,7 @@ def _compared_stage(name: str, folder: Path, recipe: StageRecipe, steps: list[Me
     return Compared(
         name,
         shape.parameters,
+        len(steps),
         usual.update_total,
         usual.expected_update_total,
         like.expected_update_total,
@@ -141,11 +147,20 @@ def _held(steps: list[Metrics], metric: str) -> int:
 
 def show(rows: list[Compared]) -> None:
     """A table in Markdown; GiB."""
-    columns = "parameters", "measured", "planned with its lengths", "", "with expected lengths", "at most"
+    columns = (
+        "parameters",
+        "steps",
+        "measured",
+        "planned at its lengths",
+        "",
+        "at expected lengths",
+        "at most",
+    )
     out.print(f"| GiB | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}", markup=False, soft_wrap=True)
     for row in rows:
         cells = [
             f"{row.parameters / 1e6:.1f} M",
+            str(row.steps),
             _gib(row.held),
             _gib(row.like),
             f"{row.like / row.held - 1:+.1%}",

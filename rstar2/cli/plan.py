@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rstar2.eval.settings import JudgeChoice
-    from rstar2.train.estimate.memory import Lengths
     from rstar2.train.estimate.model import ModelShape
     from rstar2.train.estimate.report import RunEstimate, StageEstimate
     from rstar2.train.estimate.work import Assumptions
@@ -160,16 +159,17 @@ def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
     _warn([*shortage, *sft_warnings(recipe, shape, memory)])
 
 
-def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> Lengths | None:
-    """Of the conversations; None where the model's tokenizer, or the data, is not here."""
+def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> list[int]:
+    """Of some of the conversations; empty where the model's tokenizer, or the data, is not here."""
     from rstar2.errors import UserError
     from rstar2.train.plan import conversation_lengths
 
     try:
-        return conversation_lengths(recipe, Path(model), data)
+        with err.status(f"sampling the conversations of {data}"):
+            return conversation_lengths(recipe, Path(model), data)
     except UserError as error:
         err.print(f"lengths unknown: {error.message}", soft_wrap=True, markup=False)
-        return None
+        return []
 
 
 def warn_before_start(plan: TrainPlan, run: Path) -> None:
@@ -306,8 +306,12 @@ def _lengths(given: Assumptions) -> str:
         mean = f"{given.mean_token_share:.0%} of their budget"
     else:
         mean = f"{given.mean_tokens:,.0f} tokens"
-    groups = "" if given.trained_groups == 1 else f", {given.trained_groups:.0%} of the groups trained on"
-    return f"prompts of {given.mean_prompt_tokens:,.0f} tokens, rollouts of {mean}{groups}"
+    groups = (
+        ""
+        if given.trained_groups == 1
+        else f", at most {given.trained_groups:.0%} of a step's groups trained on"
+    )
+    return f"prompts of {given.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
 
 
 def _warn(warnings: Iterable[str]) -> None:

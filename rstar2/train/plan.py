@@ -6,7 +6,6 @@ import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rstar2.data.parquet import prepared_file, stage_rows
@@ -16,7 +15,6 @@ from rstar2.formats.format import FORMAT_FILE, Format, read_format, save_format
 from rstar2.judge.queue.embedded_redis import server_binary
 from rstar2.prompts import ChatCodec, differences, load_tokenizer, model_format
 from rstar2.train.conversations import Encoded, encode, read_conversations
-from rstar2.train.estimate.memory import Lengths
 from rstar2.train.filter.unsolved import counted
 from rstar2.train.recipe import SftRecipe, StageRecipe
 from rstar2.train.sampling import problems_of
@@ -25,7 +23,7 @@ from rstar2.train.trainer.changeable import compared
 from rstar2.train.trainer.tracking import check_trackers
 
 SAMPLED_CONVERSATIONS = 256
-"""Of which lengths are counted before SFT; all would take minutes."""
+"""At most; of so many lengths are counted before SFT. All would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -185,15 +183,14 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting), cut_to_nothing)
 
 
-def conversation_lengths(recipe: SftRecipe, model: Path, data: Path) -> Lengths:
-    """Of what SFT would train on, from a sample spread over the data; a UserError as of `plan_sft`."""
+def conversation_lengths(recipe: SftRecipe, model: Path, data: Path) -> list[int]:
+    """Tokens of what SFT would train on, of a sample spread over the data; a UserError as of `plan_sft`."""
     codec = taught_codec(recipe.format, model)
     rows = read_conversations(prepared_file(data))
     sample = rows[:: -(-len(rows) // SAMPLED_CONVERSATIONS)]
     tokens = [len(encode(row, codec).input_ids) for row in sample]
     limit = recipe.max_tokens
-    left = [min(each, limit) for each in tokens if each <= limit or recipe.too_long == "cut"]
-    return Lengths(fmean(left), max(left)) if left else Lengths(limit, limit)
+    return [min(each, limit) for each in tokens if each <= limit or recipe.too_long == "cut"]
 
 
 def taught_codec(named: str | None, model: Path) -> ChatCodec:

@@ -331,6 +331,17 @@ class SftRecipe(Strict):
             return None
         return int(keys.get("data.micro_batch_size_per_gpu", VERL_MICRO_BATCH))
 
+    @model_validator(mode="after")
+    def _conversations_fit(self) -> SftRecipe:
+        """VERL ends in the first step where a conversation is longer than a micro-batch."""
+        tokens, split = self.update_tokens, self.hardware.sequence_parallel
+        if self.micro_batch_rows is None and tokens * split < self.max_tokens:
+            raise ValueError(
+                f"hardware.update_tokens = {tokens} times hardware.sequence_parallel = {split} is less than the "
+                f"longest conversation: max_tokens = {self.max_tokens}"
+            )
+        return self
+
 
 def dotted(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables of VERL's keys as dotted keys, so that both ways of writing them are one."""

@@ -52,6 +52,8 @@ class Update:
     """By trajectory, named GROUP_SESSION_0: its reward, and the advantages of the tokens that count."""
     tokens: int = 0
     """How many tokens count in the loss."""
+    micro_batches: list[list[int]] = field(default_factory=list)
+    """Tokens of each row of each."""
 
 
 @dataclass

@@ -16,8 +16,12 @@ def write_steps(stage: Path, *tokens: float) -> None:
     """Write the metrics of a stage whose steps had rollouts of these mean lengths; 1/2, 2/3, … of groups were kept."""
     stage.mkdir(parents=True)
     common = {"rstar2/pass_rate": 0.5, "rstar2/calls": 1.5, "prompt_length/mean": 31.0}
-    steps = [
-        {"step": n, "data": {**common, "rstar2/tokens": mean, "rstar2/dropped_groups": 1 / (n + 1)}}
-        for n, mean in enumerate(tokens, 1)
-    ]
-    (stage / "metrics-1.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    lines = []
+    for step, mean in enumerate(tokens, 1):
+        lengths = {
+            "rstar2/tokens": mean,
+            "response_length/mean": mean,
+            "rstar2/dropped_groups": 1 / (step + 1),
+        }
+        lines.append(json.dumps({"step": step, "data": {**common, **lengths}}) + "\n")
+    (stage / "metrics-1.jsonl").write_text("".join(lines))

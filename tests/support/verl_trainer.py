@@ -139,6 +139,8 @@ class _Trainer(PPOTrainerSync):
         self.engine = self.actor_rollout_wg.actor.engine
         self.updates: list[Update] = []
         self.engine.optimizer.register_step_pre_hook(self._note_update)
+        self._micro_batches: list[list[int]] = []
+        self._note_micro_batches(self.engine.forward_step)
         self.relabelled = 0
         if labels != "as they are":
             self._change_labels(self.engine.prepare_model_inputs, of_tools=labels == "tool output changed")
@@ -181,7 +183,19 @@ class _Trainer(PPOTrainerSync):
     def _note_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         named = self.engine.module.named_parameters()
         [lr] = {group["lr"] for group in optimizer.param_groups}
-        self.updates.append(Update(lr, {name: each.grad.full_tensor().clone() for name, each in named}))
+        gradient = {name: each.grad.full_tensor().clone() for name, each in named}
+        self.updates.append(Update(lr, gradient, micro_batches=self._micro_batches))
+        self._micro_batches = []
+
+    def _note_micro_batches(self, step: Callable[..., Any]) -> None:
+        """Those of updates; log-probabilities are computed without gradients."""
+
+        def noted(micro_batch: Any, **how: Any) -> Any:
+            if torch.is_grad_enabled():
+                self._micro_batches.append(micro_batch["input_ids"].offsets().diff().tolist())
+            return step(micro_batch, **how)
+
+        self.engine.forward_step = noted
 
     def _note_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]

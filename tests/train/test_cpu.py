@@ -43,6 +43,13 @@ def test_memory_that_was_freed_goes_back_to_the_system_when_verl_asks() -> None:
     assert freed_by(CpuPlatform.device_module.empty_cache) > 300 * MIB
 
 
+def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rstar2.train.verl.cpu import platform
+
+    monkeypatch.setattr(platform, "WORTH_FREEING", 1 << 60)
+    assert freed_by(platform.free_unused) < 100 * MIB
+
+
 def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     from verl.workers.engine.fsdp import FSDPEngineWithLMHead
 
@@ -59,7 +66,7 @@ def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_limit() -> None:
-    from rstar2.train.verl.cpu.micro_batches import MOST_PADDING, rows_of_like_lengths
+    from rstar2.train.verl.cpu.like_lengths import MOST_PADDING, rows_of_like_lengths
 
     generator = random.Random(1)
     for limit in (200, 1000, 100_000):
@@ -75,6 +82,32 @@ def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_li
     assert rows_of_like_lengths([50], 20) == [[0]]
     # Empty rollouts are by themselves, however much room there is.
     assert rows_of_like_lengths([2, 60, 2, 50], 1000) == [[1, 3], [0, 2]]
+
+
+def test_a_rank_makes_as_many_micro_batches_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from verl.utils import tensordict_utils as tu
+
+    from rstar2.train.verl.cpu.micro_batches import padded_micro_batches
+
+    lengths = [30, 2, 28, 2, 5]
+    rows = [torch.arange(length) + 100 * i for i, length in enumerate(lengths)]
+    ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    data = tu.get_tensordict({"input_ids": ids}, {"max_token_len_per_gpu": 1000})
+    asked = []
+
+    def all_reduce(count: torch.Tensor, op: object, group: object) -> None:
+        asked.append((int(count), op, group))
+        count.fill_(4)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    alone, places = padded_micro_batches(data)
+    assert (len(alone), places, asked) == (3, [[0, 2], [4], [1, 3]], [])
+    shared, places = padded_micro_batches(data, dp_group="ranks", same_micro_num_in_dp=True)
+    assert (len(shared), places) == (4, [[0], [2], [4], [1, 3]])
+    assert asked == [(3, torch.distributed.ReduceOp.MAX, "ranks")]
+    for micro_batch, place in zip(shared, places, strict=True):
+        assert [row[0] // 100 for row in micro_batch["input_ids"].unbind()] == place
 
 
 def test_ranks_with_fewer_micro_batches_divide_their_largest() -> None:

@@ -106,6 +106,17 @@ def test_a_rollout_that_fits_no_micro_batch_is_refused_at_once() -> None:
     assert stage_recipe(1, "8xh100", longer).update_tokens == 16384
 
 
+def test_a_conversation_that_fits_no_micro_batch_is_refused_at_once() -> None:
+    short = ["max_tokens=320", "hardware.update_tokens=200"]
+    with pytest.raises(
+        UserError, match=r"hardware\.update_tokens = 200 .* is less than the longest conversation"
+    ):
+        sft_recipe("laptop", short)
+    assert sft_recipe("8xh100", [*short, "hardware.sequence_parallel=2"]).update_tokens == 200
+    # By conversations they have no limit.
+    assert sft_recipe("laptop", [*short, "verl.data.use_dynamic_bsz=false"]).micro_batch_rows == 4
+
+
 def test_micro_batches_hold_the_longest_rollout_where_no_size_is_named() -> None:
     assert stage_recipe(3, None, []).update_tokens == 2048 + 12288
     assert stage_recipe(3, None, ["hardware.sequence_parallel=3"]).update_tokens == 4779

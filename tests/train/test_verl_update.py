@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,8 @@ def test_a_step_is_one_update_before_anything_is_clipped(plain: Trained) -> None
 def test_an_update_is_the_same_in_any_number_of_micro_batches(train: Train, plain: Trained) -> None:
     """A rollout of full length fills one; those here are shorter, and of several lengths."""
     [update] = train(recipe(2, "hardware.update_tokens=464", "hardware.log_prob_tokens=464"), [MIXED]).updates
+    assert len(plain.updates[0].micro_batches) < len(update.micro_batches)
+    assert all(len(rows) * max(rows) <= 464 for rows in update.micro_batches)
     assert update.tokens == plain.updates[0].tokens
     assert same(plain.updates[0], update, tolerance=1e-4)
     assert update.metrics["actor/entropy"] == pytest.approx(plain.updates[0].metrics["actor/entropy"])
@@ -172,6 +175,8 @@ def test_an_update_is_the_same_with_and_without_rejected_groups(train: Train, pl
     ]
     [among] = train(recipe(6), [[*rejected[:2], *MIXED, *rejected[2:]]]).updates
     assert set(among.advantages) == set(alone.advantages)
+    # In the place of the 16 of rejected groups are empty rollouts.
+    assert sorted(chain(*among.micro_batches)) == [2] * 16 + sorted(chain(*alone.micro_batches))
     assert same(alone, among, tolerance=1e-4)
     assert among.metrics["actor/grad_norm"] == pytest.approx(alone.metrics["actor/grad_norm"], rel=1e-4)
     # Kept, they would have no advantage, and their tokens would make the mean over tokens smaller.

@@ -38,6 +38,7 @@ def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     usual, tokens = Assumptions(), measured("rstar2/tokens")
     return Assumptions(
         mean_tokens=fmean(tokens) if tokens else None,
+        longest_step=max(measured("response_length/mean"), default=None),
         mean_prompt_tokens=fmean(measured("prompt_length/mean") or [usual.mean_prompt_tokens]),
         trained_groups=1.0 - min(measured("rstar2/dropped_groups"), default=0.0),
         calls_per_rollout=fmean(measured("rstar2/calls") or [usual.calls_per_rollout]),

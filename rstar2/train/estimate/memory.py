@@ -9,11 +9,13 @@ activations were counted from what PyTorch saves for the backward pass of Qwen3 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rstar2.train.estimate.gpus import GIB, gpu_of
 from rstar2.train.estimate.model import ModelShape
 from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
 
 MASTER = 4
 """Bytes of a parameter in the trainer, and of its gradient."""
@@ -33,8 +35,6 @@ CPU_LIBRARIES = GIB // 2
 CPU_FRAGMENTED = 0.27
 """Of activations, on a CPU: what glibc holds while the backward pass frees them, in blocks that fit nothing; fitted to
 the models of 11 and 73 million parameters of `benchmarks/plan_memory.py`."""
-CPU_PADDED = 1.15
-"""What padding adds to the tokens of a CPU's micro-batches, of which a quarter at most is padding."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 
@@ -48,13 +48,11 @@ class Update:
     mean_tokens: float
     """Of one, with its prompt."""
 
-
-@dataclass(frozen=True)
-class Lengths:
-    """Tokens of the conversations that SFT is given."""
-
-    mean: float
-    longest: int
+    def lengths(self, longest: int) -> list[float]:
+        """Of each, spread evenly around the mean: from 0 to twice the mean, or as far as the longest allows."""
+        high = min(longest, 2 * self.mean_tokens)
+        low = 2 * self.mean_tokens - high
+        return [low + (high - low) * (i + 0.5) / self.rollouts for i in range(self.rollouts)]
 
 
 @dataclass(frozen=True)
@@ -104,10 +102,8 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     # No micro-batch holds more than a rank's part of a step.
     part = -(-rollouts * recipe.longest // (hardware.nodes * hardware.gpus_per_node))
     full = with_tokens(*(min(limit, part) for limit in limits))
-    tokens = (
-        micro_batch_tokens(hardware, expected.rollouts, expected.mean_tokens, recipe.longest, limit)
-        for limit in limits
-    )
+    lengths = expected.lengths(recipe.longest)
+    tokens = (micro_batch_tokens(hardware, lengths, limit) for limit in limits)
     update = replace(full, expected_update_total=with_tokens(*tokens).update_total)
     kept = {"none": update.weights + update.optimizer, "optimizer": update.weights, "all": 0}[
         hardware.offload
@@ -140,40 +136,48 @@ def stage_memory(shape: ModelShape, recipe: StageRecipe, expected: Update) -> Me
     )
 
 
-def sft_memory(shape: ModelShape, recipe: SftRecipe, lengths: Lengths | None) -> Memory:
-    """A GPU's memory in SFT; where nothing is known of the data, conversations are expected at their full length."""
+def sft_memory(shape: ModelShape, recipe: SftRecipe, sample: Sequence[int]) -> Memory:
+    """A GPU's memory in SFT.
+
+    Args:
+        sample: tokens of some of the conversations; empty where nothing is known of them, which are then expected at
+            their full length.
+    """
     hardware, rows, longest = recipe.hardware, recipe.micro_batch_rows, recipe.max_tokens
     logits = 1 if hardware.device == "cuda" else CPU_LOGITS
 
     def with_tokens(tokens: int) -> Memory:
         return _update(shape, hardware, tokens, logits, 0, sends_weights=False)
 
-    full = with_tokens(recipe.update_tokens if rows is None else rows * longest)
-    if lengths is None:
+    part = -(-recipe.batch * longest // (hardware.nodes * hardware.gpus_per_node))
+    full = with_tokens(min(recipe.update_tokens, part) if rows is None else rows * longest)
+    if not sample:
         return full
     if rows is None:
-        limit = recipe.update_tokens
-        tokens = micro_batch_tokens(hardware, recipe.batch, lengths.mean, lengths.longest, limit)
+        ordered = sorted(sample)
+        step = [ordered[(2 * i + 1) * len(ordered) // (2 * recipe.batch)] for i in range(recipe.batch)]
+        tokens = micro_batch_tokens(hardware, step, recipe.update_tokens)
     else:
-        tokens = rows * lengths.longest
+        tokens = rows * max(sample)
     return replace(full, expected_update_total=with_tokens(tokens).update_total)
 
 
-def micro_batch_tokens(hardware: Hardware, rows: int, mean: float, longest: int, limit: int) -> int:
+def micro_batch_tokens(hardware: Hardware, lengths: Sequence[float], limit: int) -> int:
     """Tokens per GPU that the largest micro-batch of a step computes, padding included.
 
     Args:
-        rows: rollouts or conversations of the step, on all GPUs.
-        mean: tokens of one; `longest` are those of the longest.
-        limit: tokens of a micro-batch at most.
+        lengths: tokens of the rollouts or conversations of the step, on all GPUs.
+        limit: tokens per GPU of a micro-batch at most.
     """
     split = hardware.sequence_parallel
-    tokens = -(-rows * split // (hardware.nodes * hardware.gpus_per_node)) * mean / split
+    shares = max(1, hardware.nodes * hardware.gpus_per_node // split)
     if hardware.device == "cuda":
         # As few micro-batches as hold the step, filled alike.
-        return math.ceil(tokens / math.ceil(tokens / limit))
-    # See `rstar2.train.verl.cpu.micro_batches`: one after another is filled with whole rows.
-    return math.ceil(min(tokens * min(CPU_PADDED, longest / mean), limit // longest * longest))
+        tokens = sum(lengths) / shares / split
+        return math.ceil(tokens / max(1, math.ceil(tokens / limit)))
+    own = sorted(lengths)[::shares]
+    groups = rows_of_like_lengths(own, limit * split)
+    return math.ceil(max((len(group) * own[group[0]] for group in groups), default=0) / split)
 
 
 def _update(

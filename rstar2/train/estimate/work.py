@@ -6,7 +6,6 @@ by shares so chosen that the paper's run (14B, 64 MI300X, 510 steps) comes out a
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from rstar2.train.estimate.gpus import gpu_of
@@ -23,13 +22,17 @@ BYTES_OF_QUEUED_TOKEN = 48 + BYTES_OF_TRACE_TOKEN
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is not known before a run; `rstar2.train.estimate.measured` takes the first four from another."""
+    """What is not known before a run; `rstar2.train.estimate.measured` takes the first five from another."""
 
     mean_tokens: float | None = None
     """Of a rollout after its prompt; None where `mean_token_share` is all that is known."""
+    longest_step: float | None = None
+    """The same of the step with the longest rollouts, which decides on memory; None where there is no other than
+    `mean_tokens`."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
-    """The share of a step's groups that give a gradient, and so are trained on, in the step with most of them."""
+    """The share of groups that give a gradient, and so are trained on, in the step with most of them, which decides on
+    memory. A recipe that replaces the others trains on as many as it has problems."""
     calls_per_rollout: float = 2.75
     """The paper's 45,000 a step of 16,384 rollouts."""
     program_s: float = 0.3
@@ -60,11 +63,12 @@ class Assumptions:
         return min(self.mean_prompt_tokens, rollout.prompt_tokens)
 
     def update(self, recipe: StageRecipe) -> Update:
-        """What a step trains on."""
-        rollout = recipe.rollout
-        kept = rollout.prompts * recipe.selection.down_sample_to_n
-        mean = self.prompt_tokens(rollout) + self.rollout_tokens(rollout)
-        return Update(math.ceil(self.trained_groups * kept), mean)
+        """What the largest step trains on."""
+        rollout, selection = recipe.rollout, recipe.selection
+        groups = 1.0 if selection.refill_batches else self.trained_groups
+        tokens = min(self.longest_step or self.rollout_tokens(rollout), rollout.tokens)
+        kept = max(1, round(groups * rollout.prompts * selection.down_sample_to_n))
+        return Update(kept, self.prompt_tokens(rollout) + tokens)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from support.trainer_metrics import write_steps
 from rstar2.errors import UserError
 from rstar2.train.estimate.measured import assumptions_of, measured_assumptions
 from rstar2.train.estimate.work import Assumptions
-from rstar2.train.recipe import RolloutSettings
+from rstar2.train.recipe import RolloutSettings, stage_recipe
 
 
 def test_the_last_stage_that_has_steps_counts(tmp_path: Path) -> None:
@@ -42,6 +42,16 @@ def test_a_smaller_budget_cuts_what_was_longer(tmp_path: Path) -> None:
 def test_what_was_not_measured_is_assumed() -> None:
     steps = [{"rstar2/tokens": 40.0, "rstar2/calls": math.nan}, {"rstar2/tokens": math.nan}]
     assert assumptions_of(steps) == Assumptions(mean_tokens=40.0)
+
+
+def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tmp_path: Path) -> None:
+    write_steps(tmp_path / "stage1", 40.0, 50.0)
+    assumed = measured_assumptions(tmp_path)
+    small = ["rollout.prompts=30", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    kept = assumed.update(stage_recipe(1, "laptop", small))
+    assert (kept.rollouts, kept.mean_tokens) == (80, 31 + 50)
+    refilled = assumed.update(stage_recipe(1, "laptop", [*small, "algorithm.name=dapo"]))
+    assert refilled.rollouts == 120
 
 
 def test_a_folder_without_a_step_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,6 @@ from rstar2.train.estimate.gpus import GIB
 from rstar2.train.estimate.memory import (
     CPU_FRAGMENTED,
     CPU_LOGITS,
-    CPU_PADDED,
-    Lengths,
     Memory,
     Update,
     activation_bytes,
@@ -35,9 +32,7 @@ def shape(name: str) -> ModelShape:
 
 def planned(model: ModelShape, recipe: StageRecipe) -> Memory:
     """Of rollouts that are all as long as the budget allows."""
-    return stage_memory(
-        model, recipe, Assumptions(mean_tokens=math.inf, mean_prompt_tokens=math.inf).update(recipe)
-    )
+    return stage_memory(model, recipe, Assumptions(mean_tokens=1e9, mean_prompt_tokens=1e9).update(recipe))
 
 
 def test_the_trainers_state_is_sixteen_bytes_a_parameter_over_all_ranks() -> None:
@@ -93,7 +88,7 @@ def test_on_a_cpu_the_process_itself_counts_too() -> None:
     tensors = memory.weights + memory.gradients + memory.optimizer + memory.activations
     assert memory.update_total == tensors + memory.process
     # SFT has no engine that weights are sent to.
-    sft = sft_memory(model, sft_recipe("laptop", []), None)
+    sft = sft_memory(model, sft_recipe("laptop", []), [])
     assert memory.process - sft.process == 4 * model.parameters
     # While rollouts run, the trainer's process and the engine's are both there, and nothing is offloaded.
     assert memory.kept_by_trainer == memory.weights + memory.optimizer + memory.process
@@ -121,22 +116,36 @@ def test_sft_counts_conversations_where_verl_does() -> None:
     four = sft_recipe("laptop", counted)
     of_a_token = activation_bytes(model, 4, CPU_LOGITS, False)
     for recipe, count in ((eight, 8 * 320), (four, 4 * 320), (tokens, 2 * 320)):
-        assert sft_memory(model, recipe, None).activations == count * of_a_token
+        assert sft_memory(model, recipe, []).activations == count * of_a_token
 
 
 def test_a_gpus_micro_batches_are_as_few_as_hold_the_tokens_and_alike() -> None:
     """Of 32 rollouts, two pairs of GPUs have 16 each; a pair may hold 2 × 4,608 tokens, and splits them."""
     four = Hardware(gpus_per_node=4, sequence_parallel=2)
-    assert micro_batch_tokens(four, 32, 600, 1000, limit=4608) == 16 * 600 / 2 / 2
-    assert micro_batch_tokens(four, 32, 500, 1000, limit=4608) == 16 * 500 / 2
+    assert micro_batch_tokens(four, [600] * 32, limit=4608) == 16 * 600 / 2 / 2
+    assert micro_batch_tokens(four, [500] * 32, limit=4608) == 16 * 500 / 2
+    assert micro_batch_tokens(four, [], limit=4608) == 0
 
 
-def test_a_cpus_micro_batches_are_filled_with_whole_rollouts() -> None:
-    one = Hardware(device="cpu", gpus_per_node=1)
-    assert micro_batch_tokens(one, 32, 288, 288, limit=5000) == 17 * 288
-    # A step that is smaller fits in one, with some padding where lengths differ.
-    assert micro_batch_tokens(one, 8, 288, 288, limit=5000) == 8 * 288
-    assert micro_batch_tokens(one, 8, 144, 288, limit=5000) == math.ceil(8 * 144 * CPU_PADDED)
+def test_a_cpus_micro_batches_are_those_that_are_made_there() -> None:
+    one, two = (Hardware(device="cpu", gpus_per_node=ranks) for ranks in (1, 2))
+    assert micro_batch_tokens(one, [288] * 32, limit=5000) == 17 * 288
+    assert micro_batch_tokens(two, [288] * 32, limit=5000) == 16 * 288
+    assert micro_batch_tokens(one, [288] * 8, limit=5000) == 8 * 288
+    # Four short ones are filled up to the ten long ones; one more would be too much padding.
+    assert micro_batch_tokens(one, [100] * 10 + [20] * 80, limit=5000) == 76 * 20
+    # The longest that may be are seldom there: others fill the limit.
+    shorter = Update(2000, 100.0).lengths(longest=10_240)
+    assert 16_000 < micro_batch_tokens(one, shorter, limit=16_384) <= 16_384
+    assert micro_batch_tokens(one, [], limit=5000) == 0
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(100, 288), (144, 288), (250, 288), (288, 288)])
+def test_expected_rollouts_are_spread_around_their_mean(mean: int, longest: int) -> None:
+    lengths = Update(1000, float(mean)).lengths(longest)
+    assert sum(lengths) / 1000 == pytest.approx(mean)
+    assert max(lengths) <= min(longest, 2 * mean)
+    assert min(lengths) >= 0
 
 
 def test_expected_lengths_leave_what_is_taken_at_most() -> None:
@@ -147,21 +156,26 @@ def test_expected_lengths_leave_what_is_taken_at_most() -> None:
         assert short.update_total == full.update_total > short.expected_update_total
         assert short.activations == full.activations
         fewer = stage_memory(model, recipe, Update(16, 100.0))
-        assert (fewer.expected_update_total < short.expected_update_total) == (profile == "laptop")
+        assert fewer.expected_update_total < short.expected_update_total
 
 
 def test_sft_counts_the_conversations_that_there_are() -> None:
     model, of_a_token = shape("Qwen3-0.6B"), activation_bytes(shape("Qwen3-0.6B"), 4, CPU_LOGITS, False)
     counted = ["verl.data.use_dynamic_bsz=false", "verl.data.micro_batch_size_per_gpu=8"]
     recipe = sft_recipe("laptop", ["max_tokens=320", *counted])
-    full, memory = (sft_memory(model, recipe, given) for given in (None, Lengths(100.0, 180)))
+    full, memory = (sft_memory(model, recipe, given) for given in ([], [20, 100, 180]))
     assert memory.update_total == full.update_total == full.expected_update_total
     less = full.update_total - memory.expected_update_total
     assert less == 8 * (320 - 180) * of_a_token
+    by_tokens = sft_recipe("laptop", ["max_tokens=320", "batch=4", "hardware.update_tokens=4096"])
+    full, memory = (sft_memory(model, by_tokens, given) for given in ([], [64, 64, 100, 100]))
+    assert memory.update_total == full.update_total, "no more than four of full length"
+    assert full.activations == 4 * 320 * of_a_token
+    assert full.update_total - memory.expected_update_total == (4 * 320 - 4 * 100) * of_a_token
 
 
 def test_sft_has_no_engine() -> None:
-    memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []), None)
+    memory = sft_memory(shape("Qwen3-14B"), sft_recipe("8xh100", []), [])
     assert (memory.engine_weights, memory.kv_cache, memory.rollout_total) == (0, 0, 0)
     assert memory.update_total < 79 * GIB
 

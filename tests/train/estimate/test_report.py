@@ -32,7 +32,7 @@ def warned(name: str, profile: str | None, *changes: str, **given: Any) -> list[
 
 def sft_warned(profile: str) -> list[str]:
     model, recipe = shape("Qwen3-14B"), sft_recipe(profile, [])
-    return list(sft_warnings(recipe, model, sft_memory(model, recipe, None)))
+    return list(sft_warnings(recipe, model, sft_memory(model, recipe, [])))
 
 
 def test_the_papers_run_comes_out_at_the_week_that_it_took() -> None:

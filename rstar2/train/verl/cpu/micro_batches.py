@@ -14,8 +14,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 
-MOST_PADDING = 0.25
-"""Of a micro-batch's tokens. The smaller, the more micro-batches, each of which takes time by itself."""
+from rstar2.train.verl.cpu.like_lengths import rows_of_like_lengths
 
 
 def padded_micro_batches(
@@ -35,23 +34,6 @@ def padded_micro_batches(
         torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX, group=dp_group)
         groups = divided(groups, int(most))
     return [tu.index_select_tensor_dict(data, group) for group in groups], groups
-
-
-def rows_of_like_lengths(lengths: list[int], limit: int) -> list[list[int]]:
-    """Rows in groups, each of at most `limit` tokens when it is filled up to its longest row, or of one row.
-
-    At most `MOST_PADDING` of a group is padding.
-    """
-    groups: list[list[int]] = []
-    longest = tokens = 0
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        filled = longest * (len(groups[-1]) + 1) if groups else 0
-        if not groups or filled > limit or tokens + lengths[row] < (1 - MOST_PADDING) * filled:
-            groups.append([])
-            longest, tokens = lengths[row], 0
-        groups[-1].append(row)
-        tokens += lengths[row]
-    return groups
 
 
 def divided(groups: list[list[int]], count: int) -> list[list[int]]:

@@ -27,9 +27,13 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class _Mallinfo(ctypes.Structure):
-    """glibc's `struct mallinfo2`: ten sizes, of which the ninth are the bytes in free blocks."""
+    """glibc's `struct mallinfo2`: ten sizes, of which the ninth, `fordblks`, is the bytes in free blocks."""
 
-    _fields_ = [(f"field{i}", ctypes.c_size_t) for i in range(10)]
+    _fields_ = [
+        *((f"size{i}", ctypes.c_size_t) for i in range(8)),
+        ("free", ctypes.c_size_t),
+        ("top", ctypes.c_size_t),
+    ]
 
 
 def free_unused(*args: Any, **kwargs: Any) -> None:
@@ -44,7 +48,7 @@ def free_unused(*args: Any, **kwargs: Any) -> None:
         return
     if hasattr(library, "mallinfo2"):  # glibc 2.33 and later
         library.mallinfo2.restype = _Mallinfo
-        if library.mallinfo2().field8 < WORTH_FREEING:
+        if library.mallinfo2().free < WORTH_FREEING:
             return
     library.malloc_trim(0)
 
