@@ -309,7 +309,7 @@ def _lengths(given: Assumptions) -> str:
     groups = (
         ""
         if given.trained_groups == 1
-        else f", at most {given.trained_groups:.0%} of a step's groups trained on"
+        else f", {given.trained_groups:.0%} of the largest step's groups trained on"
     )
     return f"prompts of {given.mean_prompt_tokens:,.0f} tokens or as the budget allows, rollouts of {mean}{groups}"
 

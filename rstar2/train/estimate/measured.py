@@ -31,15 +31,22 @@ def measured_assumptions(run: Path) -> Assumptions:
 def assumptions_of(steps: Sequence[Metrics]) -> Assumptions:
     """What a stage's steps say of rollouts; what none of them measured is assumed as before."""
 
-    def measured(metric: str) -> list[float]:
-        found = (float(step.get(metric, math.nan)) for step in steps)
-        return [value for value in found if math.isfinite(value)]
+    def measured(*metrics: str) -> list[tuple[float, ...]]:
+        """The values of the steps that have all of them."""
+        found = (tuple(float(step.get(metric, math.nan)) for metric in metrics) for step in steps)
+        return [values for values in found if all(map(math.isfinite, values))]
 
-    usual, tokens = Assumptions(), measured("rstar2/tokens")
+    def mean(metric: str, otherwise: float) -> float:
+        return fmean([value for (value,) in measured(metric)] or [otherwise])
+
+    usual = Assumptions()
+    updates = measured("response_length/mean", "rstar2/dropped_groups")
+    # The step that trained on most tokens decides on memory.
+    tokens, dropped = max(updates, key=lambda each: each[0] * (1 - each[1]), default=(None, 0.0))
     return Assumptions(
-        mean_tokens=fmean(tokens) if tokens else None,
-        longest_step=max(measured("response_length/mean"), default=None),
-        mean_prompt_tokens=fmean(measured("prompt_length/mean") or [usual.mean_prompt_tokens]),
-        trained_groups=1.0 - min(measured("rstar2/dropped_groups"), default=0.0),
-        calls_per_rollout=fmean(measured("rstar2/calls") or [usual.calls_per_rollout]),
+        mean_tokens=fmean(value for (value,) in lengths) if (lengths := measured("rstar2/tokens")) else None,
+        tokens_of_largest_step=tokens,
+        mean_prompt_tokens=mean("prompt_length/mean", usual.mean_prompt_tokens),
+        trained_groups=1.0 - dropped,
+        calls_per_rollout=mean("rstar2/calls", usual.calls_per_rollout),
     )

@@ -26,13 +26,12 @@ class Assumptions:
 
     mean_tokens: float | None = None
     """Of a rollout after its prompt; None where `mean_token_share` is all that is known."""
-    longest_step: float | None = None
-    """The same of the step with the longest rollouts, which decides on memory; None where there is no other than
-    `mean_tokens`."""
+    tokens_of_largest_step: float | None = None
+    """The same in the step that trains on most tokens, which decides on memory; None where nothing is known of it."""
     mean_prompt_tokens: float = 250
     trained_groups: float = 1.0
-    """The share of groups that give a gradient, and so are trained on, in the step with most of them, which decides on
-    memory. A recipe that replaces the others trains on as many as it has problems."""
+    """The share of groups that give a gradient, and so are trained on, in that step. A recipe that replaces the others
+    trains on as many as it has problems."""
     calls_per_rollout: float = 2.75
     """The paper's 45,000 a step of 16,384 rollouts."""
     program_s: float = 0.3
@@ -66,7 +65,7 @@ class Assumptions:
         """What the largest step trains on."""
         rollout, selection = recipe.rollout, recipe.selection
         groups = 1.0 if selection.refill_batches else self.trained_groups
-        tokens = min(self.longest_step or self.rollout_tokens(rollout), rollout.tokens)
+        tokens = min(self.tokens_of_largest_step or self.rollout_tokens(rollout), rollout.tokens)
         kept = max(1, round(groups * rollout.prompts * selection.down_sample_to_n))
         return Update(kept, self.prompt_tokens(rollout) + tokens)
 

@@ -25,7 +25,7 @@ def test_the_last_stage_that_has_steps_counts(tmp_path: Path) -> None:
             31.0,
             1.5,
         )
-        assert assumed.trained_groups == pytest.approx(2 / 3), "the step with most of them"
+        assert (assumed.tokens_of_largest_step, assumed.trained_groups) == (50.0, pytest.approx(2 / 3))
     assert measured_assumptions(tmp_path / "stage1").mean_tokens == 10.0
 
 
@@ -48,6 +48,9 @@ def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tm
     write_steps(tmp_path / "stage1", 40.0, 50.0)
     assumed = measured_assumptions(tmp_path)
     small = ["rollout.prompts=30", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    # 60 tokens of half of the groups are fewer than 50 of two thirds.
+    write_steps(tmp_path / "stage2", 60.0, 50.0)
+    assert measured_assumptions(tmp_path).update(stage_recipe(1, "laptop", small)).mean_tokens == 31 + 50
     kept = assumed.update(stage_recipe(1, "laptop", small))
     assert (kept.rollouts, kept.mean_tokens) == (80, 31 + 50)
     refilled = assumed.update(stage_recipe(1, "laptop", [*small, "algorithm.name=dapo"]))
