@@ -1,11 +1,12 @@
 """Everything that imports VERL or Ray: extensions through the hooks of VERL 0.9.1; none of its code is copied.
 
 - `plugin`: loaded into every VERL process by VERL_USE_EXTERNAL_MODULES; what makes VERL train on a CPU.
-- `cpu`: the platform, training engine and rollout backend that it registers.
+- `cpu`: the platform, training engine and rollout backend that it registers, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.
 - `sampler`: RoC behind VERL's custom-sampler hook.
 - `rollout_fields`: what travels from the agent loop to the sampler.
 
 Private touch points, held by tests/train/test_contract.py: `initialize_global_process_group` and `..._ray` of
-`verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch`.
+`verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch`,
+`prepare_micro_batches` of the FSDP engine, `SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`.
 """

@@ -15,7 +15,7 @@ NAME = "cpu"
 CPU_ROLLOUT = "rstar2_cpu"
 """The rollout backend's name in VERL's config."""
 WORTH_FREEING = 256 << 20
-"""Bytes."""
+"""Bytes in free blocks from which on they are given back to the system."""
 _AS_TORCH_HAS_IT = ("is_available", "device_count", "current_device", "set_device", "synchronize")
 _STREAMS = ("Stream", "stream", "current_stream")
 _NOTHING = ("manual_seed", "manual_seed_all", "ipc_collect", "reset_peak_memory_stats")
