@@ -114,17 +114,20 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-def free_port() -> int:
-    """A TCP port of the loopback address that nothing listens on now; another process may take it before you do.
+def unassigned_ports() -> range:
+    """TCP ports that the kernel gives to no connection and to nobody who asks for any port; empty if there are few.
 
-    It is below those that the kernel gives to connections and to whoever asks for any port, where there is room: of
-    these any may be given away at any moment.
+    Any other that is free now may be given away before whoever looked for it listens there.
     """
-    range_ = Path("/proc/sys/net/ipv4/ip_local_port_range")
-    end = int(range_.read_text().split()[0]) if range_.exists() else 0
-    tried = (
-        random.SystemRandom().sample(range(_FIRST_PORT, end), _TRIES) if end > _FIRST_PORT + _TRIES else []
-    )
+    assigned = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    end = int(assigned.read_text().split()[0]) if assigned.exists() else 0
+    return range(_FIRST_PORT, end) if end > _FIRST_PORT + _TRIES else range(0)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback address that nothing listens on now; another program may take it before you do."""
+    ports = unassigned_ports()
+    tried = random.SystemRandom().sample(ports, _TRIES) if ports else []
     for port in [*tried, 0]:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))

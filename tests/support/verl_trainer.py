@@ -23,6 +23,7 @@ from support.verl_config import composed
 from support.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
 from verl.plugin.platform import get_platform
+from verl.single_controller.ray import RayWorkerGroup
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import distributed, torch_functional
 from verl.workers.engine.base import EngineRegistry
@@ -71,6 +72,7 @@ def plugin() -> dict[str, Any]:
         "expected": torch.log_softmax(logits, -1).gather(-1, labels[:, None]).squeeze(-1).detach(),
         "rollout": get_rollout_class("rstar2_cpu").__name__,
         "replica": get_rollout_replica_class("rstar2_cpu").__name__,
+        "ports": RayWorkerGroup(worker_names=[], worker_handles=[])._ray_master_port_range,
     }
 
 

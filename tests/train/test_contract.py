@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import socket
 
 import pytest
 from support.optional import needs
 from support.verl_config import composed
 
+from rstar2.processes import free_port, unassigned_ports
 from rstar2.train.recipe import VERL_MICRO_BATCH
 
 pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
@@ -148,3 +150,21 @@ def test_the_asynchronous_buffer_evicts_failed_groups_by_one_method() -> None:
     assert "self._wait_for_next_poll(" in waits
     reasons = inspect.getsource(ReplayBufferAsync._terminal_eviction_reasons)
     assert "return stale_uids, dapo_uids, set(self.failure_keys[partition_id]), dapo_counts" in reasons
+
+
+def test_workers_meet_at_the_first_free_port_of_a_range_where_one_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+    from verl.single_controller.ray import RayWorkerGroup, base
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    ports = unassigned_ports()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        _, found = base.get_master_addr_port._function([port, ports.stop])
+    assert port < int(found) < ports.stop
+    made = inspect.getsource(RayWorkerGroup._init_with_resource_pool)
+    assert "master_port_range=self._ray_master_port_range" in made

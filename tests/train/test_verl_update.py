@@ -18,6 +18,7 @@ from support.scripted_rollouts import Group, Trained, Update, in_trainer
 from rstar2.analysis import forward
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.processes import unassigned_ports
 from rstar2.prompts import load_codec
 from rstar2.trace import read_traces
 from rstar2.train import stages
@@ -96,6 +97,7 @@ def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Call
     assert found["engine"] == "CpuTrainingEngine"
     assert found["process_groups"] == "rstar2.train.verl.plugin"
     assert "rstar2" in found["log_probs"]
+    assert set(range(*found["ports"])) < set(unassigned_ports())
     assert found["computed"].shape == (7,)
     assert found["computed"].allclose(found["expected"])
 

@@ -4,6 +4,7 @@
 - `cpu`: the platform, training engine and rollout backend that it registers, and the engine's micro-batches.
 - `agent_loop`: our agent loop, judge and grader behind VERL's agent-loop hook.
 - `sampler`: RoC behind VERL's custom-sampler hook.
+- `rendezvous`: the port at which the workers find each other, on CPUs and GPUs alike.
 - `rollout_fields`: what travels from the agent loop to the sampler.
 
 Private touch points, held by tests/train/test_contract.py: `initialize_global_process_group` and `..._ray` of

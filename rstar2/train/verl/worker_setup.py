@@ -1,4 +1,4 @@
-"""Loaded into every VERL process on GPUs, before VERL makes process groups: time-outs and secrets.
+"""Loaded into every VERL process on GPUs, before VERL makes process groups: time-outs, secrets and ports.
 
 VERL 0.9.1 reads its own `actor_rollout_ref.nccl_timeout` nowhere: its groups have PyTorch's default, and those of SFT
 ten hours. Keys and tokens come from a file that only the user may read, since Ray shows its workers' environment.
@@ -15,6 +15,7 @@ from pathlib import Path
 from torch.distributed import distributed_c10d
 from verl.utils import distributed
 
+from rstar2.train.verl import rendezvous  # noqa: F401  (has its effect when it is imported)
 from rstar2.train.verl.output import trackers  # noqa: F401  (has its effect when it is imported)
 
 NCCL_TIMEOUT = "RSTAR2_NCCL_TIMEOUT_S"
