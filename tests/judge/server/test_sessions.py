@@ -19,7 +19,7 @@ import httpx
 import pytest
 import redis
 from support.held_programs import HELD, release_until
-from support.judge_faults import parts, status_when
+from support.judge_faults import parts, status, status_when
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.client import JudgeClient
@@ -152,8 +152,15 @@ def busy(judge: JudgeHandle, http: httpx.Client) -> Iterator[None]:
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(again, http, "/v1/runs", {"code": HELD, "timeout_s": TIMEOUT_S}, key)
         try:
+            wait_until(lambda: is_delivered(judge, key))
+            [before] = status(judge)["workers"]  # whose last heartbeat may be of an earlier program
             # From then on it fetches nothing: what it has fetched can no longer be taken back.
-            status_when(judge, lambda found: any(each["running_s"] > LONG_S for each in found["workers"]))
+            status_when(
+                judge,
+                lambda found: any(
+                    each["beat"] > before["beat"] and each["running_s"] > LONG_S for each in found["workers"]
+                ),
+            )
             yield
         finally:
             release_until(running.done, judge.pid)
