@@ -1,9 +1,11 @@
 # make demo    set up, then train, measure and show the miniature recipe
-# make test    set up, then run all tests
+# make test    set up, then run the tests, but for the long ones
+# make test-long  set up, then run those: whole trainings, clusters, others' packages
 # make quick   set up, then run the tests that take no more than a moment
 # make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
 #              where that cannot be, say why in a line
-# make stress  set up, then run all tests on a machine that is busy with other programs
+# make stress  set up, then run the tests of make test on a machine that is busy with other programs
+# make stress-long  the same with those of make test-long
 # make check   set up, then lint, formatting, types and import rules
 # make docs    set up, then build the site of the documentation in build/docs; a broken link fails
 # make clean   remove what the others made
@@ -14,7 +16,7 @@ STAMP := $(VENV)/.installed
 # Three processes for two processors: many tests wait for most of their time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-vllm stress chromium smollm2 check docs clean
+.PHONY: demo test test-long quick test-vllm stress stress-long chromium smollm2 check docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -25,7 +27,10 @@ demo: $(STAMP)
 	$(BIN)/rstar2 demo
 
 test: $(STAMP) chromium smollm2
-	$(PYTEST)
+	$(PYTEST) -m "not long"
+
+test-long: $(STAMP)
+	$(PYTEST) -m long
 
 quick: $(STAMP)
 	$(PYTEST) -m "not slow"
@@ -38,7 +43,10 @@ test-vllm: $(STAMP) smollm2
 	fi
 
 stress: $(STAMP) chromium smollm2
-	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST)
+	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m "not long"
+
+stress-long: $(STAMP)
+	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m long
 
 # Chromium for the tests of the report page: found, or installed where apt-get can; never an error.
 chromium: $(STAMP)

@@ -44,12 +44,16 @@ REAL_VLLM = ("engines/test_real_vllm.py", "train/test_vllm_training.py")
 collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [*REAL_VLLM]
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest leaves out what -m says.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place(item.path))
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             # A busy machine starts its nodes several times.
             item.add_marker(pytest.mark.timeout(3600))
+            item.add_marker(pytest.mark.long)
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)

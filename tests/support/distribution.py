@@ -44,6 +44,7 @@ SHARED = {
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
+    "demo/test_short_demo.py",
     "sandboxes",
     "judges",
     "cluster",

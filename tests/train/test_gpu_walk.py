@@ -20,7 +20,7 @@ from rstar2.train.stages import write_stage_inputs
 ASKED = 8
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @needs("verl")
 def test_training_on_gpus_comes_to_the_first_call_that_needs_one(

@@ -29,7 +29,7 @@ from rstar2.train.conversations import written
 from rstar2.train.plan import plan_sft
 from rstar2.train.recipe import sft_recipe
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(10800), needs("verl")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(10800), needs("verl")]
 
 UNPARSED = ("parse_error", "unknown_tool", "invalid_arguments")
 

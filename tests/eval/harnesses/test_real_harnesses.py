@@ -35,7 +35,7 @@ from rstar2.eval.runner import EvalResult, Part, run_parts
 from rstar2.eval.settings import EvalSettings
 from rstar2.trace import read_traces
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 LM_EVAL = """
 import sys, types
