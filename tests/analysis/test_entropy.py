@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.vllm_standin import StandIn, serving
 
-from rstar2.analysis import forward, server
+from rstar2.analysis import server
 from rstar2.analysis.entropy import entropy_bounds, kept_surprisal
 from rstar2.analysis.stored import STEP, TokenEntropies, place_of, read_entropies, write_entropies
 from rstar2.engines.base import EngineError
@@ -22,6 +21,8 @@ from rstar2.trace import Trace, TraceWriter
 
 @pytest.fixture(scope="module")
 def model(model_folder: Path) -> Any:
+    from rstar2.analysis import forward
+
     return forward.load_model(find_model(str(model_folder)) or model_folder)
 
 
@@ -33,6 +34,8 @@ def traces(make_trace: Any) -> list[Trace]:
 
 def _logits(model: Any, trace: Trace) -> Any:
     """The logits before each token that the model wrote, one trace at a time and without a cache: shape (M, V)."""
+    import torch
+
     ids = torch.tensor([[*trace.prompt_ids, *trace.response_ids]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, len(trace.prompt_ids) - 1 : -1].float()
@@ -41,7 +44,7 @@ def _logits(model: Any, trace: Trace) -> Any:
 
 def _direct(model: Any, trace: Trace) -> Any:
     """The definition, in 64 bits."""
-    p = torch.softmax(_logits(model, trace).double(), dim=-1)
+    p = _logits(model, trace).double().softmax(dim=-1)
     return -(p * p.log()).sum(-1).numpy()
 
 
@@ -50,6 +53,8 @@ def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
     model: Any, traces: list[Trace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from verl.utils.torch_functional import entropy_from_logits
+
+    from rstar2.analysis import forward
 
     # Small enough that the longest sequence is read in several pieces.
     monkeypatch.setattr(forward, "LOGITS", 4 * 40 * 600)
@@ -63,12 +68,16 @@ def test_the_forward_pass_agrees_with_the_definition_and_with_verl(
 
 
 def test_the_temperature_is_that_of_the_distribution(model: Any, traces: list[Trace]) -> None:
+    from rstar2.analysis import forward
+
     (entropy,) = forward.entropies(model, traces[:1], temperature=0.5)
-    p = torch.softmax(_logits(model, traces[0]).double() / 0.5, dim=-1)
+    p = (_logits(model, traces[0]).double() / 0.5).softmax(dim=-1)
     assert np.abs(entropy - (-(p * p.log()).sum(-1)).numpy()).max() < 1e-4
 
 
 def test_a_token_that_the_model_does_not_know_is_named(model: Any, traces: list[Trace]) -> None:
+    from rstar2.analysis import forward
+
     foreign = traces[0].model_copy(update={"response_ids": [99999] * len(traces[0].response_ids)})
     with pytest.raises(UserError, match="token 99999"):
         forward.entropies(model, [foreign])
@@ -108,6 +117,8 @@ class _Knowing(StandIn):
         return [1], "length"
 
     def _choice(self, token_ids: list[int], finish: str | None) -> dict[str, Any]:
+        import torch
+
         body = self.asked[-1]
         choice = super()._choice(token_ids, finish)
         if self.known is not None:
@@ -130,6 +141,8 @@ def knowing(model: Any) -> Iterator[_Knowing]:
 def test_the_bounds_of_a_server_hold_the_exact_entropy(
     knowing: _Knowing, model: Any, traces: list[Trace]
 ) -> None:
+    from rstar2.analysis import forward
+
     vocabulary = model.config.vocab_size
     found = server.bounds(knowing.url, None, traces[1:2], vocabulary)
     exact = forward.entropies(model, traces[1:2])

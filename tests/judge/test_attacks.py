@@ -16,7 +16,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.judge.schema import RunRequest, RunResult
 from rstar2.judge.service.start import JudgeHandle, running_judge
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 SHARED = Path(os.environ.get("RSTAR2_SHARED", Path(__file__).resolve().parents[3] / "shared")) / "attacks"
 
 

@@ -79,7 +79,7 @@ def queue_url(net: Net, tmp_path: Path) -> Iterator[str]:
         stop_group(server, TIMEOUT_S)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_both_machines_do_work(net: Net, queue_url: str, tmp_path: Path) -> None:
     words = ["worker", "--redis", queue_url, "--workers", "1", "--folder", str(tmp_path / "there")]
     start = f"from rstar2.cli.judge import app\napp({words!r})"

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 BOUND_S = 3600.0
+EVICTED = "training/off_policy/evicted_samples"
+"""A measurement that only VERL's asynchronous trainers make."""
 
 
 def start(run: Path, changes: list[str]) -> subprocess.Popen[bytes]:

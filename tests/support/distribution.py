@@ -12,51 +12,41 @@ SHARED = {
     "judge/sandbox/": "sandboxes",
     # A judge of one worker that asks for a token, beside the judge that most rooms use.
     **dict.fromkeys(("judge/server/", "judge/client/", "judge/service/"), "judges"),
-    # VERL, which takes ten seconds to import.
+    # Chromium.
+    "report/": "browser",
+    # Each leaves the libraries to processes of its own.
+    **{
+        name: name
+        for name in ("train/test_prepared_data.py", "train/test_verl_update.py", "train/test_gpu_walk.py")
+    },
+    # VERL, torch and transformers, which take ten seconds to import, and in the long layer a Ray cluster of two nodes.
     **dict.fromkeys(
         (
-            f"train/test_{name}.py"
-            for name in (
-                "agent_loop",
-                "algorithms",
-                "command",
-                "contract",
-                "cpu",
-                "profiles",
-                "sampler",
-            )
+            "train/",
+            "analysis/",
+            "engines/test_hf.py",
+            "serve/test_model_server.py",
+            "test_same_ids.py",
         ),
-        "verl",
-    ),
-    "train/estimate/": "verl",
-    "test_same_ids.py": "verl",
-    # A Ray cluster of two nodes.
-    **dict.fromkeys(
-        (
-            "train/test_hardware.py",
-            "train/test_router.py",
-            "train/test_workers.py",
-            "train/filter/test_filter.py",
-        ),
-        "cluster",
+        "libraries",
     ),
 }
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    "demo/test_short_demo.py",
     "sandboxes",
+    "libraries",
     "judges",
-    "cluster",
+    "demo/test_short_demo.py",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
-    "verl",
     "train/test_verl_update.py",
     "judge/test_faults.py",
     "serve/test_replicas.py",
     "tools/test_toolbox.py",
     "serve/test_whole.py",
     "cli/test_chat_terminal.py",
+    "browser",
     "train/test_gpu_walk.py",
     "cli/test_eval.py",
     "test_example_lines.py",

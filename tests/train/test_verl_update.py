@@ -15,7 +15,6 @@ import pytest
 from support.optional import needs
 from support.scripted_rollouts import Group, Trained, Update, in_trainer
 
-from rstar2.analysis import forward
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.processes import unassigned_ports
@@ -27,7 +26,7 @@ from rstar2.train.recipe import StageRecipe, stage_recipe
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.stages import Start, continue_optimizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(5400), needs("verl")]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(5400), needs("verl")]
 
 BOUND_S = 1800.0
 ONE_RANK = {
@@ -119,6 +118,8 @@ def plain(train: Train, root: Path) -> Trained:
 
 def test_the_entropy_that_verl_reports_is_that_of_the_analysis(plain: Trained, root: Path) -> None:
     """Means over the tokens of the rollouts that were trained on; VERL's is of the policy before the update."""
+    from rstar2.analysis import forward
+
     kept = [each for each in read_traces(root / "plain" / "traces" / "step-000001.jsonl") if each.kept]
     assert len(kept) == 8
     found = np.concatenate(forward.entropies(forward.load_model(root / "model"), kept))

@@ -104,7 +104,7 @@ compute()
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_crowd_gets_no_more_of_a_processor_than_one_process(
     group: Path, as_root: bool, tier: Isolation
@@ -148,7 +148,7 @@ os.write(1, b'niced')
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
     get_worker: GetWorker, tier: Isolation
