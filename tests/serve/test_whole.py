@@ -33,6 +33,7 @@ def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RSTAR2_STATE", str(tmp_path / "state"))
 
 
+@pytest.mark.long
 def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     folder, port = tmp_path / "model", str(free_port())
     tiny = TinyModel(vocab=512, hidden=32, layers=1, heads=2)

@@ -10,14 +10,19 @@ TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most rooms use.
-    **dict.fromkeys(("judge/server/", "judge/client/", "judge/service/"), "judges"),
+    # A judge of one worker that asks for a token, beside the judge that most rooms use; both load all libraries.
+    **dict.fromkeys(("judge/server/", "judge/client/", "judge/service/", "tools/"), "judges"),
     # Chromium.
     "report/": "browser",
     # Each leaves the libraries to processes of its own.
     **{
         name: name
-        for name in ("train/test_prepared_data.py", "train/test_verl_update.py", "train/test_gpu_walk.py")
+        for name in (
+            "train/test_short_training.py",
+            "train/test_prepared_data.py",
+            "train/test_verl_update.py",
+            "train/test_gpu_walk.py",
+        )
     },
     # VERL, torch and transformers, which take ten seconds to import, and in the long layer a Ray cluster of two nodes.
     **dict.fromkeys(
@@ -37,13 +42,12 @@ LONGEST_FIRST = (
     "sandboxes",
     "libraries",
     "judges",
-    "demo/test_short_demo.py",
+    "train/test_short_training.py",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
     "train/test_verl_update.py",
     "judge/test_faults.py",
     "serve/test_replicas.py",
-    "tools/test_toolbox.py",
     "serve/test_whole.py",
     "cli/test_chat_terminal.py",
     "browser",

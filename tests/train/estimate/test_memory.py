@@ -278,7 +278,7 @@ def test_the_activations_of_full_size_layers_are_within_a_tenth(
     assert planned == pytest.approx(counted, rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("verl")
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize(
