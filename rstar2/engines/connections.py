@@ -13,15 +13,22 @@ import httpx
 
 
 class OneConnectionEach(httpx.AsyncBaseTransport):
-    """As many one-connection pools as there were requests in flight at most, kept alive and used again."""
+    """As many one-connection pools as there were requests in flight at most, kept alive and used again.
 
-    def __init__(self) -> None:
+    Args:
+        scheme: `http` or `https`; a request by another one is httpx.UnsupportedProtocol.
+    """
+
+    def __init__(self, scheme: str) -> None:
+        self._scheme = scheme
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._all: list[httpx.AsyncHTTPTransport] = []
-        # Each pool would read the certificate store again.
-        self._tls = ssl.create_default_context()
+        # Reading the certificate store takes longer than most requests: once for all pools, and not without TLS.
+        self._tls = ssl.create_default_context() if scheme == "https" else False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.scheme != self._scheme:
+            raise httpx.UnsupportedProtocol(f"{request.url} in place of {self._scheme}", request=request)
         pool = self._idle.pop() if self._idle else self._open()
 
         def release() -> None:

@@ -78,7 +78,7 @@ class OpenAIServer:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(answer_s, connect=_CONNECT_S),
-            transport=OneConnectionEach(),
+            transport=OneConnectionEach(httpx.URL(self.url).scheme),
             trust_env=False,
         )
 

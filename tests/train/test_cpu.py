@@ -15,19 +15,27 @@ pytestmark = needs("verl")
 MIB = 1 << 20
 
 
+@pytest.fixture(autouse=True)
+def _worth_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of what is worth it in a training."""
+    from rstar2.train.verl.cpu import platform
+
+    monkeypatch.setattr(platform, "WORTH_FREEING", platform.WORTH_FREEING // 4)
+
+
 def in_memory() -> int:
     """Bytes of this process that are in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def freed_by(ask: Callable[[], object]) -> int:
-    """Bytes by which this process is smaller once `ask` was called, of 350 MiB that were freed but are still held."""
+    """Bytes by which this process is smaller once `ask` was called, of 112 MiB that were freed but are still held."""
     import torch
 
     # From the first block that was freed on, glibc keeps blocks of its size.
     torch.ones(16 * MIB // 4)
-    tensors = [torch.ones(MIB // 4) for _ in range(400)]
-    some = tensors[::50]
+    tensors = [torch.ones(MIB // 4) for _ in range(128)]
+    some = tensors[::8]
     del tensors
     held = in_memory()
     ask()
@@ -39,15 +47,15 @@ def freed_by(ask: Callable[[], object]) -> int:
 def test_memory_that_was_freed_goes_back_to_the_system_when_verl_asks() -> None:
     from rstar2.train.verl.cpu.platform import CpuPlatform
 
-    assert freed_by(CpuPlatform().empty_cache) > 300 * MIB
-    assert freed_by(CpuPlatform.device_module.empty_cache) > 300 * MIB
+    assert freed_by(CpuPlatform().empty_cache) > 96 * MIB
+    assert freed_by(CpuPlatform.device_module.empty_cache) > 96 * MIB
 
 
 def test_what_is_not_worth_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     from rstar2.train.verl.cpu import platform
 
     monkeypatch.setattr(platform, "WORTH_FREEING", 1 << 60)
-    assert freed_by(platform.free_unused) < 100 * MIB
+    assert freed_by(platform.free_unused) < 32 * MIB
 
 
 def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +69,8 @@ def test_it_goes_back_before_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -
     freed = freed_by(
         lambda: CpuTrainingEngine.forward_step(object.__new__(CpuTrainingEngine), "a micro-batch")
     )
-    assert freed > 300 * MIB
-    assert seen[0] < held + 100 * MIB
+    assert freed > 96 * MIB
+    assert seen[0] < held + 64 * MIB
 
 
 def test_micro_batches_hold_rows_of_like_lengths_and_their_padding_within_the_limit() -> None:
