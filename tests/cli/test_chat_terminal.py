@@ -259,6 +259,7 @@ def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
         person.ends_with(0)
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_that_comes_after(
     standin: StandIn, judge: JudgeHandle
 ) -> None:

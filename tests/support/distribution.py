@@ -11,18 +11,38 @@ SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
     # A judge of one worker that asks for a token, beside the judge that most rooms use; both load all libraries.
-    **dict.fromkeys(("judge/server/", "judge/client/", "judge/service/", "tools/"), "judges"),
+    **dict.fromkeys(
+        (
+            "judge/server/",
+            "judge/client/",
+            "judge/service/",
+            "judge/test_scale.py",
+            "tools/",
+            "test_example_lines.py",
+            "test_examples.py",
+        ),
+        "judges",
+    ),
+    # The judge that most rooms use.
+    **dict.fromkeys(
+        (
+            "cli/test_chat.py",
+            "cli/test_chat_terminal.py",
+            "cli/test_data_agree.py",
+            "cli/test_eval.py",
+            "data/test_builtin.py",
+            "eval/test_eval_model.py",
+            "serve/test_agent.py",
+            "train/test_short_training.py",
+        ),
+        "judge users",
+    ),
     # Chromium.
     "report/": "browser",
     # Each leaves the libraries to processes of its own.
     **{
         name: name
-        for name in (
-            "train/test_short_training.py",
-            "train/test_prepared_data.py",
-            "train/test_verl_update.py",
-            "train/test_gpu_walk.py",
-        )
+        for name in ("train/test_prepared_data.py", "train/test_verl_update.py", "train/test_gpu_walk.py")
     },
     # VERL, torch and transformers, which take ten seconds to import, and in the long layer a Ray cluster of two nodes.
     **dict.fromkeys(
@@ -39,22 +59,17 @@ SHARED = {
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    "sandboxes",
-    "libraries",
     "judges",
-    "train/test_short_training.py",
+    "judge users",
+    "libraries",
+    "sandboxes",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
     "train/test_verl_update.py",
-    "judge/test_faults.py",
     "serve/test_replicas.py",
-    "serve/test_whole.py",
-    "cli/test_chat_terminal.py",
+    "judge/test_faults.py",
     "browser",
     "train/test_gpu_walk.py",
-    "cli/test_eval.py",
-    "test_example_lines.py",
-    "cli/test_chat.py",
     "cli/test_serve.py",
 )
 """The units of more than about 20 seconds: a long one at the end would leave the other processes idle."""

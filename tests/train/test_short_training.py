@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.commands import rstar2
 from support.kept_traces import training_traces
 from support.optional import needs
 from support.products import command, jsonl, pairs, question, solved
@@ -29,8 +30,9 @@ def test_conversations_and_problems_become_a_trained_model(tmp_path: Path, judge
     drawn = pairs(32)
     asked = [{"problem": question(a, b), "answer": str(a * b)} for a, b in drawn]
     conversations = jsonl(tmp_path / "own.jsonl", [solved(a, b) for a, b in drawn])
-    command("data", "prepare", conversations, "--output", tmp_path / "sft")
-    command("data", "prepare", jsonl(tmp_path / "asked.jsonl", asked), "--output", tmp_path / "rl")
+    for source, name in ((conversations, "sft"), (jsonl(tmp_path / "asked.jsonl", asked), "rl")):
+        prepared = rstar2("data", "prepare", source, "--output", tmp_path / name)
+        assert prepared.code == 0, prepared.stderr
     texts = [FORMAT.messages(each["problem"]) for each in asked]
     make_tiny_model(tmp_path / "base", TinyModel(layers=1), texts, FORMAT, seed=1)
 

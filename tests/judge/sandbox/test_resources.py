@@ -170,7 +170,7 @@ while time.process_time() < end: pass
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_process_cannot_hide_from_its_zygote(get_worker: GetWorker, tier: Isolation) -> None:
     worker = get_worker(tier)
