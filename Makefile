@@ -1,6 +1,6 @@
 # make demo    set up, then train, measure and show the miniature recipe
 # make test    set up, then run the tests, but for the long ones
-# make test-long  set up, then run those: whole trainings, clusters, others' packages
+# make test-long  set up, then run those: trainings that learn, clusters, others' packages and the like
 # make quick   set up, then run the tests that take no more than a moment
 # make test-vllm  set up, install vLLM's build for processors and VERL in .venv-vllm, and run the tests that need them;
 #              where that cannot be, say why in a line

@@ -23,7 +23,7 @@ class OneConnectionEach(httpx.AsyncBaseTransport):
         self._scheme = scheme
         self._idle: list[httpx.AsyncHTTPTransport] = []
         self._all: list[httpx.AsyncHTTPTransport] = []
-        # Reading the certificate store takes longer than most requests: once for all pools, and not without TLS.
+        # Reading the certificate store takes tens of milliseconds: once for all pools, and not without TLS.
         self._tls = ssl.create_default_context() if scheme == "https" else False
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

@@ -6,15 +6,13 @@ and is asynchronous.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.demo_run import BOUND_S, EVICTED, adam_steps, finish, output, start
 from support.kept_traces import training_traces
 from support.optional import needs
 from support.trainer_metrics import logged_steps
@@ -47,23 +45,6 @@ SMALL = [
     "stage3.drop_solved=2",
     "stage3.reward=constant",
 ]
-BOUND_S = 3600.0
-
-
-def start(run: Path, *more: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "rstar2", "demo", "--run", str(run)]
-    for change in [*SMALL, *more]:
-        argv += ["--set", change]
-    return subprocess.Popen(
-        argv, stdout=(run.parent / f"{run.name}.out").open("ab"), stderr=subprocess.STDOUT
-    )
-
-
-def finish(process: subprocess.Popen[bytes], run: Path) -> dict[str, Any]:
-    code = process.wait(BOUND_S)
-    assert code == 0, (run.parent / f"{run.name}.out").read_text()[-3000:]
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return summary
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +55,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
         pass
     kill_after(run, "stage2", 2, 4)
     kill_after(run, "stage3", 2, 3)
-    return run, finish(start(run), run)
+    return run, finish(start(run, SMALL), run)
 
 
 def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
@@ -86,11 +67,11 @@ def kill_after(run: Path, stage: str, step: int, next_saved: int) -> None:
     checkpoint = run / stage / "checkpoints" / f"global_step_{next_saved}"
     (checkpoint / "actor").mkdir(parents=True)
     os.mkfifo(checkpoint / "actor" / "model_world_size_1_rank_0.pt")
-    process = start(run)
+    process = start(run, SMALL)
     metrics = run / stage / "metrics-1.jsonl"
     try:
         wait_until(lambda: logged_steps(metrics)[-1:] >= [step] or process.poll() is not None, BOUND_S)
-        assert process.poll() is None, (run.parent / "run.out").read_text()[-3000:]
+        assert process.poll() is None, output(run).read_text()[-3000:]
     finally:
         process.kill()
         process.wait(300)
@@ -125,35 +106,11 @@ def test_a_killed_asynchronous_stage_resumes_too(killed: tuple[Path, dict[str, A
     assert [logged_steps(run / "stage3" / f"metrics-{n}.jsonl") for n in (1, 2)] == [[1, 2], [3]], (
         "the second was saved"
     )
-    # A measurement that only VERL's asynchronous trainers make.
-    evicted = "training/off_policy/evicted_samples"
     asynchronous = {
-        stage: [evicted in metrics for metrics in step_metrics(run / stage).values()]
+        stage: [EVICTED in metrics for metrics in step_metrics(run / stage).values()]
         for stage in ("stage2", "stage3")
     }
     assert asynchronous == {"stage2": [False] * 5, "stage3": [True] * 3}
-
-
-def test_the_summary_says_what_was_measured(killed: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = killed
-    assert summary["seed"] == 1
-    assert summary["isolation"] in ("strict", "landlock", "none")
-    assert [phase["name"] for phase in summary["phases"]] == ["sft", "stage1", "stage2", "stage3"]
-    for phase in summary["phases"]:
-        assert phase["problems"] == 64
-        assert phase["samples"] == 128
-        low, high = phase["interval"]
-        assert 0 <= low <= phase["accuracy"] <= high <= 1
-        assert phase["wall_s"] > 0
-
-
-def test_the_summary_says_where_the_time_went(killed: tuple[Path, dict[str, Any]]) -> None:
-    _, summary = killed
-    timing = summary["timing"]
-    parts = ("start_up_s", "rollout_s", "update_s", "checkpoint_s", "evaluation_s", "export_s", "other_s")
-    assert all(timing[part] > 0 for part in parts), timing
-    assert sum(timing[part] for part in parts) == pytest.approx(timing["wall_s"], abs=1.0)
-    assert 0 < timing["judge_s"] < timing["rollout_s"]
 
 
 def test_every_step_keeps_a_sample_of_its_rollouts_as_traces(killed: tuple[Path, dict[str, Any]]) -> None:
@@ -195,16 +152,6 @@ def test_stage_2_continues_the_optimizer_and_stage_3_starts_afresh(
 ) -> None:
     run, _ = killed
     assert [adam_steps(run / stage) for stage in ("stage1", "stage2", "stage3")] == [2, 2 + 5, 3]
-
-
-def adam_steps(stage: Path) -> int:
-    """How many updates AdamW's moments at the end of a stage are made of."""
-    import torch
-
-    last = max(stage.glob("checkpoints/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
-    state = torch.load(last / "actor" / "optim_world_size_1_rank_0.pt", weights_only=False)["state"]
-    [steps] = {int(each["step"]) for each in state.values()}
-    return steps
 
 
 def weight_change(run: Path, before: str, after: str) -> float:

@@ -10,7 +10,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most rooms use; both load all libraries.
+    # A judge of one worker that asks for a token, beside the judge that most rooms use; and what takes long as well.
     **dict.fromkeys(
         (
             "judge/server/",
@@ -33,7 +33,7 @@ SHARED = {
             "data/test_builtin.py",
             "eval/test_eval_model.py",
             "serve/test_agent.py",
-            "train/test_short_training.py",
+            "serve/test_whole.py",
         ),
         "judge users",
     ),
@@ -59,14 +59,15 @@ SHARED = {
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
+    "demo/test_short_demo.py",
     "judges",
     "judge users",
     "libraries",
     "sandboxes",
+    "serve/test_replicas.py",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
     "train/test_verl_update.py",
-    "serve/test_replicas.py",
     "judge/test_faults.py",
     "browser",
     "train/test_gpu_walk.py",

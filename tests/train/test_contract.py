@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import socket
+from typing import Any
 
 import pytest
 from support.optional import needs
 from support.verl_config import composed
 
-from rstar2.processes import free_port, unassigned_ports
+from rstar2.processes import free_port
 from rstar2.train.recipe import VERL_MICRO_BATCH
 
 pytestmark = [pytest.mark.slow, needs("verl")]  # Importing VERL takes seconds.
@@ -159,12 +160,29 @@ def test_workers_meet_at_the_first_free_port_of_a_range_where_one_is_given(
     from verl.single_controller.ray import RayWorkerGroup, base
 
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    ports = unassigned_ports()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", free_port()))
         taken.listen()
         port = taken.getsockname()[1]
-        _, found = base.get_master_addr_port._function([port, ports.stop])
-    assert port < int(found) < ports.stop
-    made = inspect.getsource(RayWorkerGroup._init_with_resource_pool)
-    assert "master_port_range=self._ray_master_port_range" in made
+        _, found = base.get_master_addr_port._function([port, port + 1000])
+    assert port < int(found) < port + 1000
+    taken_from = 'self._ray_master_port_range = kwargs.pop("master_port_range", None)'
+    assert taken_from in inspect.getsource(RayWorkerGroup.__init__)
+    for made in (RayWorkerGroup._init_with_resource_pool, RayWorkerGroup._init_with_subresource_pool):
+        assert "master_port_range=self._ray_master_port_range" in inspect.getsource(made)
+
+
+def test_worker_groups_get_ports_that_the_kernel_gives_to_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rstar2.train.verl import rendezvous
+
+    given: list[dict[str, Any]] = []
+    init = rendezvous._with_ports(lambda group, **more: given.append(more))
+    for ports in (range(20_000, 32_000), range(0)):
+        monkeypatch.setattr(rendezvous, "unassigned_ports", lambda ports=ports: ports)
+        init(None)
+    (first, end), without = given[0]["master_port_range"], given[1]
+    assert 20_000 <= first < 26_000
+    assert end == 32_000
+    assert without == {}

@@ -96,7 +96,7 @@ def test_the_plugin_makes_the_cpu_a_platform_and_a_rollout_backend(trainer: Call
     assert found["engine"] == "CpuTrainingEngine"
     assert found["process_groups"] == "rstar2.train.verl.plugin"
     assert "rstar2" in found["log_probs"]
-    assert set(range(*found["ports"])) < set(unassigned_ports())
+    assert unassigned_ports()[-1] in range(*found["ports"])
     assert found["computed"].shape == (7,)
     assert found["computed"].allclose(found["expected"])
 

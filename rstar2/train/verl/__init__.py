@@ -9,5 +9,6 @@
 
 Private touch points, held by tests/train/test_contract.py: `initialize_global_process_group` and `..._ray` of
 `verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch`,
-`prepare_micro_batches` of the FSDP engine, `SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`.
+`prepare_micro_batches` of the FSDP engine, `RayWorkerGroup.__init__` and its `master_port_range`,
+`SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`.
 """

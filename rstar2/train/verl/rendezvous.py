@@ -1,8 +1,9 @@
-"""Gives VERL's workers a port to find each other at that nothing else gets meanwhile; has its effect when imported.
+"""Has VERL's workers find each other at a port that the kernel gives to nothing else; works by being imported.
 
 VERL 0.9.1 asks for any free port and gives it back; a worker listens there seconds later. The kernel gives such ports
 to connections too, so on a busy machine now and then one was taken, and the training failed at its start. VERL's worker
-groups also take a range of ports, which its trainers do not set.
+groups also take a range of ports, which its trainers do not set. The range is that of the trainer's machine, though
+the first worker's node uses it.
 """
 
 from __future__ import annotations

@@ -148,8 +148,8 @@ os.write(1, b'niced')
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tier", ["strict", "landlock"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["strict", pytest.param("landlock", marks=pytest.mark.long)])
 def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
     get_worker: GetWorker, tier: Isolation
 ) -> None:
@@ -170,8 +170,8 @@ while time.process_time() < end: pass
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("tier", ["strict", "landlock"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tier", ["strict", pytest.param("landlock", marks=pytest.mark.long)])
 def test_a_process_cannot_hide_from_its_zygote(get_worker: GetWorker, tier: Isolation) -> None:
     worker = get_worker(tier)
     worker.open_session()

@@ -1,0 +1,96 @@
+"""The demo as a user runs it, from its data to its report, with one step in each stage, which is too few to learn.
+
+Demos that learn, are killed and resume are those of `test_whole_demo.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.demo_run import EVICTED, adam_steps, finish, start
+from support.kept_traces import training_traces
+from support.optional import needs
+
+from rstar2.train.records.steps import step_metrics
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
+
+SHORT = [
+    "traces.count=1600",
+    "problems.train=32",
+    "problems.held_out=16",
+    "eval.samples=2",
+    "rl.steps=1",
+    "rl.checkpoint.every=1",
+    "rl.traces_per_step=10",
+    "stage2.steps=1",
+    "stage3.steps=1",
+    "stage3.mode=colocate_async",
+    "stage3.algorithm.correction=token-tis",
+    "stage3.rollout.prompts=4",
+    "stage3.drop_solved=2",
+]
+STAGES = ("stage1", "stage2", "stage3")
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The run's folder and its summary."""
+    run = tmp_path_factory.mktemp("demo") / "run"
+    return run, finish(start(run, SHORT), run)
+
+
+def test_the_summary_says_what_was_measured(demo: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = demo
+    assert summary["seed"] == 1
+    assert summary["isolation"] in ("strict", "landlock", "none")
+    assert [phase["name"] for phase in summary["phases"]] == ["sft", *STAGES]
+    for phase in summary["phases"]:
+        assert phase["problems"] == 16
+        assert phase["samples"] == 32
+        low, high = phase["interval"]
+        assert 0 <= low <= phase["accuracy"] <= high <= 1
+        assert phase["wall_s"] > 0
+
+
+def test_the_summary_says_where_the_time_went(demo: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = demo
+    timing = summary["timing"]
+    parts = ("start_up_s", "rollout_s", "update_s", "checkpoint_s", "evaluation_s", "export_s", "other_s")
+    assert all(timing[part] > 0 for part in parts), timing
+    assert sum(timing[part] for part in parts) == pytest.approx(timing["wall_s"], abs=1.0)
+    assert 0 < timing["judge_s"] < timing["rollout_s"]
+
+
+def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    for stage in STAGES:
+        assert (run / stage / "model" / "model.safetensors").is_file()
+        traces = list(training_traces(run / stage))
+        assert [trace.step for trace in traces] == [1] * 10
+        assert all(trace.problem and trace.gold and trace.turns for trace in traces)
+    assert [adam_steps(run / stage) for stage in STAGES] == [1, 2, 1], "only stage 2 continues the optimizer"
+
+
+def test_every_stage_updates_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    for stage in STAGES:
+        [step] = step_metrics(run / stage).values()
+        assert 0 < step["critic/rewards/mean"] < 1
+        assert step["actor/grad_norm"] > 0
+
+
+def test_stage_3_is_asynchronous(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    asynchronous = [
+        stage for stage in STAGES if any(EVICTED in step for step in step_metrics(run / stage).values())
+    ]
+    assert asynchronous == ["stage3"]
+
+
+def test_the_report_and_the_plot_are_there(demo: tuple[Path, dict[str, Any]]) -> None:
+    run, _ = demo
+    assert "<html" in (run / "report.html").read_text()
+    assert "<svg" in (run / "figure4.svg").read_text()
