@@ -74,9 +74,10 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
     assert [adam_steps(run / stage) for stage in STAGES] == [1, 2, 1], "only stage 2 continues the optimizer"
 
 
-def test_every_stage_updates_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
+def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
+    """Of sixteen groups some differ; stage 3 has four, which now and then are all alike."""
     run, _ = demo
-    for stage in STAGES:
+    for stage in ("stage1", "stage2"):
         [step] = step_metrics(run / stage).values()
         assert 0 < step["critic/rewards/mean"] < 1
         assert step["actor/grad_norm"] > 0
