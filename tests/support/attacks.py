@@ -255,3 +255,9 @@ def _next_prints(
     if printed is not None:
         printed.append(result.stdout)
     return "" if re.fullmatch(pattern, result.stdout) else f"the next program ended so: {result!r:.600}"
+
+
+def not_in_landlock(case: Case) -> str:
+    """Which documented exception of the landlock tier a case that has to succeed runs into; empty: none."""
+    has_to_succeed = case.expect["status_any"] == ["ok"]
+    return "Programs cannot start processes" if has_to_succeed and _STARTS_PROCESSES.search(case.code) else ""
