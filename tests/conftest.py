@@ -52,6 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             # A busy machine starts its nodes several times.
             item.add_marker(pytest.mark.timeout(3600))
+        if {"ray_cluster", "verls_queue"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.long)
         if item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)

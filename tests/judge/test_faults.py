@@ -203,6 +203,7 @@ def kill(server: EmbeddedRedis) -> None:
     server.process.wait(TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_the_queue_is_away_for_two_seconds(judge_elsewhere: JudgeHandle, server: EmbeddedRedis) -> None:
     def away() -> None:
         kill(server)
@@ -212,6 +213,7 @@ def test_the_queue_is_away_for_two_seconds(judge_elsewhere: JudgeHandle, server:
     run_through(judge_elsewhere, away)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_asked_to_leave_finishes_what_it_runs_and_returns_the_rest(
     tmp_path: Path, judge_elsewhere: JudgeHandle, server: EmbeddedRedis
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_worker_that_is_asked_to_leave_finishes_what_it_runs_and_returns_the_r
     assert left[0] <= count - stayed < count
 
 
+@pytest.mark.long
 def test_the_queue_loses_all_it_held(judge_elsewhere: JudgeHandle, server: EmbeddedRedis) -> None:
     def forget() -> None:
         kill(server)
@@ -261,6 +264,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.long
 def test_the_disk_of_the_work_area_is_full_for_a_while(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
 

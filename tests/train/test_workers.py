@@ -63,7 +63,7 @@ def test_without_keys_there_is_no_such_file(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "stage1").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @needs("verl")
 def test_a_worker_reads_the_secrets_and_its_process_groups_have_the_profiles_time_out(tmp_path: Path) -> None:
     command = stage_command(stage_recipe(1, "64xh100", []), tmp_path, tmp_path / "m")
