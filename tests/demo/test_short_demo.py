@@ -18,7 +18,7 @@ from rstar2.train.records.steps import step_metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs("verl")]
 
 SHORT = [
-    # As good after half of the traces as after all of them in larger batches.
+    # Small batches: SFT learns enough for differences in reward from few traces.
     "traces.count=800",
     "sft.batch=4",
     "sft.lr=2e-3",

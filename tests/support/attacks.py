@@ -206,7 +206,7 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
         case "no_leftover":
             places = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
             left = [str(place) for place in places if (place / LEFTOVER).exists()]
-            return f"left in {left}" if left else _next_prints(sandbox, _LOOK_FOR_LEFTOVERS, r"\[\] \[\]\n")
+            return f"left in {left}" if left else _unlike(_next(sandbox, _LOOK_FOR_LEFTOVERS), r"\[\] \[\]\n")
         case "secret_intact":
             mode = host.secret.stat().st_mode & 0o777
             return "" if (host.secret.read_text(), mode) == (SECRET, SECRET_MODE) else "it was changed"
@@ -218,15 +218,15 @@ def _check(name: str, sandbox: Sandbox | OrdinaryUser, host: Surroundings, befor
         case "no_survivors":
             return f"processes {left}" if (left := _survivors(before)) else ""
         case "worker_ok":
-            return _next_prints(sandbox, "print(6*7)", r"42\n")
+            return _unlike(_next(sandbox, "print(6*7)"), r"42\n")
         case "next_clean":
             seen = "[k for k in os.environ if '/tmp/evil' in os.environ[k]], len([1]), math.pi"
-            return _next_prints(sandbox, f"import os, math\nprint({seen})", r"\[\] 1 3\.14159\d*\n")
+            return _unlike(_next(sandbox, f"import os, math\nprint({seen})"), r"\[\] 1 3\.14159\d*\n")
         case "next_numpy_clean":
             code = "import numpy as np\nprint(np.array([1]).sum(), *np.random.randint(10**9, size=3))"
-            draws: list[str] = []
-            wrong = [_next_prints(sandbox, code, r"1( \d+){3}\n", draws) for _ in range(2)]
-            return "; ".join(filter(None, wrong)) or (f"both drew {draws}" if draws[0] == draws[1] else "")
+            first, second = _next(sandbox, code), _next(sandbox, code)
+            wrong = _unlike(first, r"1( \d+){3}\n") or _unlike(second, r"1( \d+){3}\n")
+            return wrong or ("two programs drew the same numbers" if first.stdout == second.stdout else "")
     raise ValueError(f"unknown check {name!r}")
 
 
@@ -247,13 +247,13 @@ print([place for place in ('/tmp', '/var/tmp', '/dev/shm') if '{LEFTOVER}' in na
 """
 
 
-def _next_prints(
-    sandbox: Sandbox | OrdinaryUser, code: str, pattern: str, printed: list[str] | None = None
-) -> str:
-    """Run a program after the case's. Returns what is wrong with what it prints, or nothing; adds that to `printed`."""
-    result = sandbox.run(RunRequest(code=code, timeout_s=_AMPLE_S), "next")
-    if printed is not None:
-        printed.append(result.stdout)
+def _next(sandbox: Sandbox | OrdinaryUser, code: str) -> RunResult:
+    """Run a program after the case's."""
+    return sandbox.run(RunRequest(code=code, timeout_s=_AMPLE_S), "next")
+
+
+def _unlike(result: RunResult, pattern: str) -> str:
+    """What is wrong with a program that had to print a text of this pattern, or nothing."""
     return "" if re.fullmatch(pattern, result.stdout) else f"the next program ended so: {result!r:.600}"
 
 
