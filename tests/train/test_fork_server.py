@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -111,6 +112,29 @@ def test_signals_reach_the_forked_process(
         assert client.wait(WAIT_S) == 3
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_nothing_is_run_before_the_client_passes_signals_on(
+    server: dict[str, str], tmp_path: Path, begins: bool
+) -> None:
+    path = script(tmp_path, "print('ran')")
+    request = json.dumps({"argv": [path], "env": {}, "cwd": "/", "umask": 0o22}).encode()
+    may_begin, begin = os.pipe()
+    with socket.socket(socket.AF_UNIX) as client, (tmp_path / "output").open("w") as output:
+        client.settimeout(WAIT_S)
+        client.connect(f"\0{server[SOCKET_VARIABLE]}")
+        descriptors = [0, output.fileno(), 2, may_begin]
+        socket.send_fds(client, [len(request).to_bytes(8, "big")], descriptors)
+        client.sendall(request)
+        os.close(may_begin)
+        fork_client.exactly(client, 8)  # the process is there
+        if begins:
+            os.write(begin, b"1")
+        os.close(begin)
+        status = int.from_bytes(fork_client.exactly(client, 8), "big")
+    assert os.waitstatus_to_exitcode(status) == (0 if begins else 1)
+    assert (tmp_path / "output").read_text() == ("ran\n" if begins else "")
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSEGV])
 def test_neither_end_outlives_the_other(server: dict[str, str], tmp_path: Path, end: signal.Signals) -> None:
     code = "import os, threading\nprint(os.getpid(), flush=True)\nthreading.Event().wait(3600)"
@@ -146,7 +170,7 @@ def test_only_the_servers_own_user_is_served(server: dict[str, str], uid: int, s
         "import array, json, os, socket, sys\nos.setuid(int(sys.argv[2]))\n"
         "client = socket.socket(socket.AF_UNIX)\nclient.settimeout(300)\nclient.connect(chr(0) + sys.argv[1])\n"
         "body = json.dumps({'argv': ['-m', 'this'], 'env': {}, 'cwd': '/', 'umask': 18}).encode()\n"
-        "files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2]))]\n"
+        "files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [0, 1, 2, os.pipe()[0]]))]\n"
         "try:\n    client.sendmsg([len(body).to_bytes(8, 'big')], files)\n    client.sendall(body)\n"
         "    answer = client.recv(8)\nexcept ConnectionError:\n    answer = b''\n"
         "sys.exit(0 if len(answer) == 8 else 5)"

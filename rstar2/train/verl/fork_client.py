@@ -26,12 +26,14 @@ def main() -> None:
     """Run the command that is on the command line; never returns."""
     arguments = sys.argv[1:]
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": _umask()}
+    may_begin, begin = os.pipe()
     try:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.settimeout(ANSWER_S)
         server.connect("\0" + os.environ[SOCKET_VARIABLE])
         body = json.dumps(request).encode()
-        socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])
+        socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2, may_begin])
+        os.close(may_begin)
         server.sendall(body)
         child = int.from_bytes(exactly(server, 8), "big")
     except (OSError, KeyError):
@@ -47,12 +49,23 @@ def main() -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, pass_on)
+    # Only now: a signal sent in answer to the command's first output would otherwise end this process alone.
+    _let_begin(begin)
     # Bounded by the child's life: the server answers when the child ends, and its own end closes the socket.
     status = _wait(server, child)
     if os.WIFSIGNALED(status):
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _let_begin(pipe: int) -> None:
+    try:
+        os.write(pipe, b"1")
+    except BrokenPipeError:  # the child has ended already
+        return
+    finally:
+        os.close(pipe)
 
 
 def _wait(server: socket.socket, child: int) -> int:

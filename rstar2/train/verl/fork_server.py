@@ -81,7 +81,7 @@ class Job:
     cwd: str
     umask: int
     descriptors: list[int]
-    """Standard input, output and error."""
+    """Standard input, output and error, and a pipe in which a byte arrives when the job may begin."""
 
 
 class ForkServer:
@@ -162,22 +162,26 @@ def _refuse_strangers(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> Job:
-    """One request: an eight-byte length with three descriptors, then JSON.
+    """One request: an eight-byte length with four descriptors, then JSON.
 
     Raises OSError where the client left or sent nothing in time, ValueError where what it sent is no request.
     """
-    header, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
-    if len(header) < 8 or len(descriptors) != 3:
+    header, descriptors, _, _ = socket.recv_fds(connection, 8, 4)
+    if len(header) < 8 or len(descriptors) != 4:
         raise ValueError("not a request")
     return Job(**json.loads(exactly(connection, int.from_bytes(header, "big"))), descriptors=descriptors)
 
 
 def _become(job: Job, set_by_imports: dict[str, str]) -> None:
-    """Take on the process state the job was asked for in: descriptors, environment, folder, random numbers."""
+    """Take on the process state the job was asked for in: descriptors, environment, folder, random numbers.
+
+    Returns when the client passes signals on to this process; the process ends where the client has ended first.
+    """
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    for target, descriptor in enumerate(job.descriptors):
+    *standard, may_begin = job.descriptors
+    for target, descriptor in enumerate(standard):
         os.dup2(descriptor, target)
         os.close(descriptor)
     os.environ.clear()
@@ -190,6 +194,10 @@ def _become(job: Job, set_by_imports: dict[str, str]) -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
     # random is seeded anew by Python at a fork; torch starts from a fixed seed in a fresh interpreter, too.
     sys.modules["numpy"].random.seed()
+    # Bounded by the client's life: its end closes the pipe.
+    if not os.read(may_begin, 1):
+        os._exit(1)
+    os.close(may_begin)
 
 
 def _run(argv: list[str]) -> None:
