@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.child_processes import children, lower_priority
+from support.process_table import children, lower_priority
 from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
 from support.tools import patient
 from support.vllm_standin import StandIn, recite, serving

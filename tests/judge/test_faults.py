@@ -20,7 +20,6 @@ import pytest
 import redis
 from support.judge_faults import (
     RECOVERS_S,
-    descendants,
     done_by,
     parts,
     run_during,
@@ -30,6 +29,7 @@ from support.judge_faults import (
     unfinished,
     wait_heartbeats,
 )
+from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure

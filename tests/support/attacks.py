@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from support.ordinary_user import OrdinaryUser
+from support.process_table import descendants
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.sandbox import Sandbox
@@ -112,25 +113,6 @@ class Surroundings:
         for name, value in values.items():
             code = code.replace(f"@@{name}@@", str(value))
         return code
-
-
-def descendants(pid: int) -> set[int]:
-    """Every process below `pid`, as the host sees them."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found: set[int] = set()
-    frontier = [pid]
-    while frontier:
-        children = parents.get(frontier.pop(), [])
-        found.update(children)
-        frontier += children
-    return found
 
 
 def _untouched(listener: socket.socket, receive: Callable[[], object]) -> bool:

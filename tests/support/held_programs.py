@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support.judge_faults import descendants
+from support.process_table import descendants
 from support.waiting import TIMEOUT_S
 
 HELD = """

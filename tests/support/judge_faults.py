@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+from support.process_table import descendants, running
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.client import SyncJudgeClient
@@ -21,19 +22,6 @@ AT_ONCE = 40
 PROGRAM = "import time; time.sleep(0.02); print({})"
 RECOVERS_S = TIMEOUT_S
 """Generous: how fast a judge recovers is for benchmarks, here it only has to."""
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that came from one, nearest first."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *descendants(child)]
-    return found
 
 
 def command(pid: int) -> str:
@@ -51,22 +39,10 @@ def parts(judge: JudgeHandle, name: str) -> list[int]:
     return [pid for pid in found if pid not in forked]
 
 
-def alive(pids: list[int]) -> list[int]:
-    left = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            left.append(pid)
-    return left
-
-
-def wait_gone(pids: list[int], seconds: float) -> list[int]:
+def wait_gone(pids: Iterable[int], seconds: float) -> list[int]:
     """The processes that are still there after so long."""
     deadline = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < deadline:
+    while (left := running(pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return left
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.process_table import running
 from support.waiting import wait_until
 
 from rstar2.errors import Failure
@@ -32,13 +33,6 @@ def run(tmp_path: Path, code: str, hung_after_s: float = 600.0) -> list[dict[str
     signs = SignsOfLife(tmp_path / "metrics.jsonl", tmp_path / PROGRESS_FILE, hung_after_s)
     run_trainer(python(code), tmp_path / "log", signs, seen.append)
     return seen
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return False
 
 
 class Clock:
@@ -181,4 +175,4 @@ def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:
     child = int(pid_file.read_text())
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait(300)
-    wait_until(lambda: not alive(child))
+    wait_until(lambda: not running([child]))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from support.kept_traces import training_traces
+from support.process_table import descendants, stat
 from support.waiting import wait_until
 
 from rstar2.data import builtin
@@ -75,20 +76,8 @@ def steps(metrics: Path) -> list[int]:
 
 
 def below(pid: int) -> list[tuple[int, str]]:
-    """The processes that a process started, and those that these started: number and time of start."""
-    known = {int(path.name): stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
-    found = [pid]
-    for each in found:
-        found += [child for child, fields in known.items() if fields and fields[1] == str(each)]
-    return [(each, known[each][19]) for each in found[1:]]
-
-
-def stat(pid: int) -> list[str]:
-    """A process's state, parent and so on, as /proc/PID/stat has them; empty where there is none."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    """The processes that came from one: number and time of start."""
+    return [(each, fields[19]) for each in descendants(pid) if (fields := stat(each))]
 
 
 def lives(process: tuple[int, str]) -> bool:

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
+from support.process_table import running
 from support.waiting import wait_until
 
 from rstar2.eval.grader import GraderPool, grade
@@ -117,15 +117,8 @@ def test_workers_end_with_a_caller_that_was_killed():
     pids = [int(pid) for pid in caller.stdout.readline().split()]
     caller.kill()
     caller.communicate(timeout=240)
-    wait_until(lambda: not any(map(is_running, pids)))
+    wait_until(lambda: not running(pids))
     assert len(pids) == 2
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_pool_refuses_sizes_that_mean_nothing():

@@ -14,9 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.attacks import descendants
 from support.held_programs import HELD, programs, release_until
-from support.judge_faults import alive
+from support.process_table import descendants, running, stat
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.sandbox import run
@@ -47,10 +46,8 @@ def _parts(before: set[int]) -> tuple[int, int]:
 def _started_at(pid: int) -> int:
     """In clock ticks since the machine started; numbers of processes begin again at some point. For one that has ended,
     later than any."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return sys.maxsize
+    fields = stat(pid)
+    return int(fields[19]) if fields else sys.maxsize
 
 
 def _kill(pid: int) -> None:
@@ -98,7 +95,7 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
         has_begun,
         lambda: _runs(sandbox, "a"),
         lambda: os.kill(victim, signal.SIGKILL),
-        lambda: not alive(list(first)),
+        lambda: not running(first),
         lambda: release_until(over.is_set, os.getpid()),
     )
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.held_programs import HELD, programs, release_until
 from support.ordinary_user import OrdinaryUser
+from support.process_table import stat
 from support.sandbox_worker import SandboxWorker
 from support.waiting import TIMEOUT_S, wait_until
 
@@ -186,9 +187,6 @@ def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
         for _ in range(6)
     ]
 
-    def is_running(pid: int) -> bool:
-        return Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[0] == b"R"
-
     def pids() -> Iterator[int]:
         for process in computing:
             yield process.pid
@@ -196,7 +194,7 @@ def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
             os.setpriority(os.PRIO_PROCESS, process.pid, 19)
 
     try:
-        wait_until(lambda: all(is_running(process.pid) for process in computing))
+        wait_until(lambda: all(stat(process.pid)[0] == "R" for process in computing))
         processes.bound_share(pids())
         return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in computing]
     finally:

@@ -22,7 +22,8 @@ import httpx
 import pytest
 import redis
 from support.held_programs import HELD, release_until
-from support.judge_faults import descendants, status, status_when, unfinished, wait_gone
+from support.judge_faults import status, status_when, unfinished, wait_gone
+from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError
