@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.child_processes import children
 from support.commands import Ran, largest_file, rstar2
+from support.process_table import children
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.trace import Trace
