@@ -66,9 +66,13 @@ _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
 _NUMBER = re.compile(
-    r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
-    r"(?![\w\]]*[\[(_])"
+    r"(?<![\w.\[\\^{])(?<!\w\()(?<![\w)\]}]\*)(?<![\w)\]}]\*\*)(?<!\S \* )"
+    r"[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
+    r"(?![\w\]]*(?:[\[(_]|\s?\*{1,2}[\w(\[]))"
 )
+"""A number that is no factor, index or part of a name."""
+_BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w(\[*])")
+"""Markdown's bold, whose stars are no powers."""
 _TOTAL = re.compile(rf"=\s*({_NUMBER.pattern})")
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
 _CHOSEN = re.compile(
@@ -157,7 +161,7 @@ def _final_turn(text: str) -> str:
         # Where nothing follows the reasoning, a box inside it is the answer, and nothing else in it is.
         if rest.strip() or not _BOX.search(turn):
             turn = rest
-    return turn.strip()
+    return _BOLD.sub(r"\1", turn).strip()
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> str:

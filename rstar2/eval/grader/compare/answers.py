@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from itertools import product
 
 from rstar2.eval.grader.compare import assignments, matrices
-from rstar2.eval.grader.compare.bound_letters import with_arguments_of, with_letter_of
+from rstar2.eval.grader.compare.bound_letters import (
+    depends_on_whole_numbers,
+    same_families,
+    same_numbers,
+    with_arguments_of,
+    with_letter_of,
+)
 from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
@@ -15,7 +21,6 @@ from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, walk
-from rstar2.eval.grader.parse.vocabulary import NUMERAL_WORDS
 
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
@@ -40,9 +45,18 @@ def compare(gold: Node, pred: Node) -> Outcome:
 def _compare_whole(gold: Node, pred: Node) -> Outcome:
     golds, preds = _with_signs(gold), _with_signs(pred)
     gold, pred = golds[0], preds[0]
-    outcome = _compare(gold, with_letter_of(gold, pred))
+    named_alike = with_letter_of(gold, pred)
+    outcome = _compare(gold, named_alike)
+    both_have_letters = bool(variables(gold) and variables(pred))
+    if (outcome[0] or both_have_letters) and not same_numbers(gold, named_alike):
+        raise NoValue("the numbers that a letter may be")
     if outcome[0]:
         return outcome
+    if _about_regions(gold, pred) and (depends_on_whole_numbers(gold) or depends_on_whole_numbers(pred)):
+        raise NoValue("bounds on whole numbers")
+    same_members = same_families(gold, named_alike)
+    if same_members is not None:
+        return same_members, "family"
     other = with_letter_of(gold, pred, certain=False)
     if other is not pred and _same(gold, other):
         raise NoValue("a letter that may stand for every whole number")
@@ -88,11 +102,6 @@ def _texts(a: Node, b: Node) -> bool:
             return True
         if a.plain and b.plain:
             return False
-    elif any(
-        isinstance(node, nodes.Text) and node.plain and NUMERAL_WORDS.isdisjoint(node.words)
-        for node in (a, b)
-    ):
-        return False
     raise NoValue("not understood")
 
 

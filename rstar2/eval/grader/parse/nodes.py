@@ -33,8 +33,8 @@ class Symbol(Node):
     """A variable, or a named constant where the name is one of `CONSTANTS`."""
 
     name: str
-    bound: bool = field(default=False, compare=False)
-    """Whether the answer says that it stands for every whole number."""
+    numbers: str = field(default="", compare=False)
+    """What the answer says that it is: `integer`, `positive integer`, `real`…; empty where it says nothing."""
 
 
 CONSTANTS = frozenset({"pi", "e", "i", "infinity"})
@@ -213,10 +213,10 @@ def is_unknown(node: Node) -> bool:
     return isinstance(node, Apply) or (isinstance(node, Symbol) and node.name not in CONSTANTS)
 
 
-def renamed(node: AnyNode, names: Mapping[str, Symbol]) -> AnyNode:
-    """The node with symbols replaced, all at once."""
+def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
+    """The node with symbols renamed, all at once."""
     if isinstance(node, Symbol):
-        return names.get(node.name, node)  # type: ignore[return-value]
+        return replace(node, name=names.get(node.name, node.name))
     return with_parts(node, lambda part: renamed(part, names))
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from rstar2.eval.grader.parse.answer import Answer
-from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Symbol, Text, number, renamed
+from rstar2.eval.grader.parse.conditions import split_condition
+from rstar2.eval.grader.parse.nodes import Node, NumberSet, Relation, SetOf, Symbol, Text, number
 from rstar2.eval.grader.parse.normalize import clean, words
 from rstar2.eval.grader.parse.numerals import based, repeating
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, tokenize
@@ -23,27 +24,7 @@ _LETTERED_NUMERAL = re.compile(
     r"((?=[A-Z]*\d|[A-F]{2,})[0-9A-Z]+)_(?:\{\s*)?(\d{1,2})(?:\s*\})?|([0-9A-Za-z]+) (?:in )?base (\w+)"
 )
 _LEADING = re.compile(r"^(?:=|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z]))\s*")
-_WHOLE = r"[a-z]\s*\\in\s*\\?(?:mathbb\s*)?\{?\s*[ZN]\s*\}?"
-_CONDITION = re.compile(
-    rf"(?<=\S)\s*(?:\(\s*{_WHOLE}\s*\)"
-    r"|(?:[,;]|\\text\s*\{[^{}]*\}|\b(?:where|for|with)\b)(?:\s|\\text\s*\{[^{}]*\}|\b(?:where|for|with|all|any)\b)*"
-    rf"\(?\s*{_WHOLE}\s*\)?"
-    r"|[,;]?\s*(?:\\text\s*\{)?\s*(?:where|for|with)\b[^=<>]{1,60}\bintegers?\s*\}?)$"
-)
-"""`, k \\in \\mathbb{Z}` behind a formula with a whole number k."""
-_CONDITION_CHARS = 200
-"""It is looked for in so many characters at the end, since the search takes the square of their number."""
 _WRAPPER = re.compile(r"\\(?:text\w*|mathrm|mathbb|mbox)\s*\{|\\mathbb(?![A-Za-z])")
-_LETTER = re.compile(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])")
-_QUANTIFIER_START = re.compile(
-    r"[,;(]?\s*(?:\\text\w*\s*\{[\s,]*)?(?:\bfor\s+(?:all|every|any|each)\b|\\forall(?![A-Za-z]))"
-)
-_QUANTIFIER = re.compile(
-    r"[,;(]? ?(?:for (?:all|every|any|each)|\\forall) ?"
-    r"(?:(?:real )?(?:numbers? |values of |values? )?[A-Za-z](?: ?, ?[A-Za-z])*(?: ?\\in ?\\?R)?"
-    r"|real (?:numbers?|values?)) ?\)?"
-)
-"""What leaves an answer as it is: `for all x`, `for every real number x`, `\\forall x, y \\in \\mathbb{R}`."""
 _ORDINAL = re.compile(
     r"(?=\d)(?:^|(?<=[,;=] )|(?<=[,;={])|(?<=the )|(?<=and ))(\d+)(?:(st|nd|rd|th)"
     r"|\s*\^?\s*\{?\s*(?:\\(?:text\w*|math\w+|rm)\s*)?\{\s*(st|nd|rd|th)\s*\}(?:\s*\})?)(?=\}?$|[,;]|\}? [a-z]{3})"
@@ -55,6 +36,7 @@ _PHRASES: dict[tuple[str, ...], Node] = {
     **{(word,): number(value) for word, value in NUMBER_WORDS.items()},
     ("all", "real", "number"): NumberSet("R"),
     ("all", "real"): NumberSet("R"),
+    ("all", "integer"): NumberSet("Z"),
     ("no", "solution"): SetOf(()),
     ("no", "real", "solution"): SetOf(()),
     ("empty", "set"): SetOf(()),
@@ -127,31 +109,12 @@ def parse(text: str, thousands: bool = True) -> Node:
     if len(text) > MAX_CHARS:
         raise ParseError("too long")
     cleaned = _LEADING.sub("", clean(text))
-    cleaned, letter = _without_condition(cleaned)
-    node = _parsed(cleaned, thousands)
-    return renamed(node, {letter: Symbol(letter, bound=True)}) if letter else node
-
-
-def _without_condition(cleaned: str) -> tuple[str, str]:
-    """The answer without a condition at its end, and the letter that the condition says is a whole number."""
-    tail = cleaned[-_CONDITION_CHARS:]
-    # Most answers have neither, and need no slow search.
-    found = _CONDITION.search(tail) if r"\in" in tail or "integer" in tail else None
-    if found is None:
-        return _without_quantifier(cleaned), ""
-    letter = _LETTER.search(_WRAPPER.sub(" ", found.group()))
-    return cleaned[: len(cleaned) - len(found.group())], letter.group() if letter else ""
-
-
-def _without_quantifier(cleaned: str) -> str:
-    """The answer without `for all x` or `for all real x` at its end, which bound nothing."""
-    if "for" not in cleaned:
-        return cleaned
-    found = _QUANTIFIER_START.search(cleaned, max(0, len(cleaned) - _CONDITION_CHARS))
-    if found is None or not found.start():
-        return cleaned
-    plain = " ".join(_WRAPPER.sub(" ", cleaned[found.start() :]).replace("}", " ").split())
-    return cleaned[: found.start()] if _QUANTIFIER.fullmatch(plain) else cleaned
+    rest, condition = split_condition(cleaned)
+    if condition is not None:
+        node = _parsed(rest, thousands)
+        if condition.fits(node):
+            return condition.noted_in(node)
+    return _parsed(cleaned, thousands)
 
 
 def _parsed(cleaned: str, thousands: bool) -> Node:

@@ -90,13 +90,3 @@ ORDINAL_WORDS = _counted(1, """
     fifteenth sixteenth seventeenth eighteenth nineteenth twentieth
 """)  # fmt: skip
 """Ordinal numbers written out."""
-
-NUMERAL_WORDS = (
-    NUMBER_WORDS.keys()
-    | ORDINAL_WORDS.keys()
-    | _set("""
-    half halve quarter thirty forty fifty sixty seventy eighty ninety hundred thousand million billion dozen score
-    hundredth thousandth once twice thrice double triple pi root plus minus negative over squared cubed percent
-""")
-)
-"""Words with which numbers are written; a phrase with one of them may be equal to any number."""
