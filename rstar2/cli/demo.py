@@ -85,4 +85,4 @@ def command(
     out.print(f"report   [cyan]{page}[/]")
     # So small a model knows only problems worded like those it was taught.
     known = builtin.held_out(plan.demo.seed, 1)[0].problem
-    out.print(f'next     [cyan]rstar2 chat --run {folder} --question "{known}"[/]', soft_wrap=True)
+    out.print(f'next     [cyan]rstar2 chat --run {folder} --prompt "{known}"[/]', soft_wrap=True)

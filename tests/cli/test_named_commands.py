@@ -1,0 +1,88 @@
+"""Commands and options that messages name exist: `Start one with rstar2 judge up --detach`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from rstar2.cli import app
+
+PACKAGE = Path(__file__).resolve().parents[2] / "rstar2"
+_COMMAND = re.compile(r"\brstar2 ([a-z]+)((?: [^\s`|<>)\[\]]+)*)")
+ROOT: Any = get_command(app)
+
+
+def _texts(source: str) -> list[str]:
+    """The literal texts of a module, with X in place of what is put into them."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            texts.append("".join(map(str, parts)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+    return texts
+
+
+def _unknown(text: str) -> list[str]:
+    """The commands in a text that do not exist, or that do not know an option they are given."""
+    unknown = []
+    for verb, rest in _COMMAND.findall(text):
+        command, words = _resolved([verb, *re.split(r",(?= )| -- ", rest)[0].split()])
+        options = {word.rstrip(".,:;'\"").partition("=")[0] for word in words if word.startswith("--")}
+        named = "--" in rest
+        if named and (command is None or not options <= _options(command)):
+            unknown.append(f"rstar2 {verb}{rest}")
+    return unknown
+
+
+def _resolved(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that words begin with, and the others; None in its place where there is none."""
+    command: Any = ROOT
+    while words and hasattr(command, "resolve_command"):
+        # Of typer's own copy of click, whose place differs from version to version.
+        try:
+            context = command.make_context("rstar2", list(words), resilient_parsing=True)
+            # A group may take other words where others take a command.
+            _, command, words = command.resolve_command(context, [*context._protected_args, *context.args])
+        except Exception as error:
+            if type(error).__name__ not in {"UsageError", "NoSuchOption"}:
+                raise
+            return None, words
+    return command, words
+
+
+def _options(command: Any) -> set[str]:
+    return {"--help", *(name for one in command.params for name in (*one.opts, *one.secondary_opts))}
+
+
+def test_messages_name_only_commands_and_options_that_exist() -> None:
+    unknown = {
+        str(path.relative_to(PACKAGE)): found
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (found := [name for text in _texts(path.read_text("utf-8")) for name in _unknown(text)])
+    }
+    assert unknown == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'next: rstar2 chat --run runs/demo --question "How much?"',
+        "Start one with `rstar2 judge up --detached`.",
+        "rstar2 jugde up --detach",
+    ],
+)
+def test_a_command_that_does_not_exist_is_noticed(text: str) -> None:
+    assert len(_unknown(text)) == 1
+    assert (
+        _unknown(
+            text.replace("--question", "--prompt").replace("detached", "detach").replace("jugde", "judge")
+        )
+        == []
+    )
