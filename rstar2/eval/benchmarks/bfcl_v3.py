@@ -14,7 +14,7 @@ from rstar2.eval.benchmarks import Benchmark, Given, Load, Open, Resources, Scor
 from rstar2.eval.harnesses.environment import Harness
 from rstar2.eval.harnesses.environment import decides as versions
 from rstar2.eval.harnesses.gateway import Gateway
-from rstar2.eval.harnesses.process import HarnessProcess, Refused, once, started
+from rstar2.eval.harnesses.process import ANSWER_S, HarnessProcess, Refused, once, started
 from rstar2.eval.methods.chat import trace_of
 from rstar2.eval.settings import EvalSettings
 from rstar2.trace import Trace
@@ -51,7 +51,13 @@ class BFCLMethod:
         async with self._gateway.conversation() as before, self._gateway.conversation() as conversation:
             try:
                 urls = {"url": conversation.url, "url_before": before.url}
-                made = await self._process.ask("run", id=problem.id, **urls)
+                made = await self._process.ask(
+                    "run",
+                    within=ANSWER_S + self.settings.turn_timeout_s + self.settings.wait_s,
+                    activity=lambda: [(each.requests, len(each.replies)) for each in (before, conversation)],
+                    id=problem.id,
+                    **urls,
+                )
             except Refused as error:
                 # The harness scores what it cannot read of a reply as wrong, and records it so.
                 made = {"id": problem.id, "result": f"Error during inference: {error.message}"}

@@ -27,8 +27,11 @@ from rstar2.eval.grader.grade import Given, Verdict, as_text, grade_quickly
 
 WALL_FACTOR = 30.0
 """A worker that has not answered after this many CPU deadlines of wall time is stuck, not merely waiting."""
-_LEAST_WALL_S = 300.0
+LEAST_WALL_S = 300.0
 """Its own start is in that time, which on a busy machine takes long."""
+_END_S = 60.0
+"""How long a process may take to end that was killed, or has closed its output."""
+_PIPE_BYTES = 1 << 16
 
 
 class _Stopped(Exception):
@@ -43,7 +46,7 @@ class _Worker:
     """One child process and its two pipes; used by one thread at a time."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._wall_s = max(WALL_FACTOR * timeout_s, _LEAST_WALL_S)
+        self._wall_s = max(WALL_FACTOR * timeout_s, LEAST_WALL_S)
         self._busy = threading.Lock()
         env = dict(os.environ)
         source = str(Path(rstar2.__file__).parents[1])
@@ -52,51 +55,70 @@ class _Worker:
             [sys.executable, "-m", "rstar2.eval.grader.worker", str(timeout_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
             env=env,
             process_group=0,  # Ctrl-C is the caller's; the worker ends with its standard input
         )
+        assert self._process.stdin is not None
+        # A worker that has stopped reading fills the pipe; writing must not wait for it.
+        os.set_blocking(self._process.stdin.fileno(), False)
         self.pid = self._process.pid
 
     def grade(self, gold: str | None, pred: str | None) -> Verdict:
         """Send one pair and wait for its verdict; _Stopped where the process ended first."""
+        request = json.dumps([gold, pred]).encode() + b"\n"
         with self._busy:
-            assert self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps([gold, pred]).encode() + b"\n")
-                self._process.stdin.flush()
-            except (OSError, ValueError):  # ValueError: the pool was closed, and the pipe with it
-                raise _Stopped(deadline=self._ended_by_deadline()) from None
-            verdict, extracted, rule = json.loads(self._answer())
+            verdict, extracted, rule = json.loads(self._exchange(request))
         return Verdict(verdict, extracted, rule)
 
     def stop(self) -> None:
         """Kill the process; a thread that waits for its answer is told that it stopped."""
         self._process.kill()
         with self._busy:
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe is not None
-                with contextlib.suppress(BrokenPipeError):  # an unsent request was still buffered
-                    pipe.close()
+                pipe.close()
 
-    def _answer(self) -> bytes:
+    def _exchange(self, request: bytes) -> bytes:
+        """Write a request and read its answer, both under one limit of wall time."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        descriptor, received = self._process.stdout.fileno(), b""
+        if self._process.stdin.closed:
+            raise _Stopped(deadline=False)
+        sink, source = self._process.stdin.fileno(), self._process.stdout.fileno()
         deadline = time.monotonic() + self._wall_s
         poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
+        poll.register(source, select.POLLIN)
+        poll.register(sink, select.POLLOUT)
+        rest, received = memoryview(request), b""
         while not received.endswith(b"\n"):
             left_ms = (deadline - time.monotonic()) * 1000
-            if left_ms <= 0 or not poll.poll(left_ms):
+            ready = poll.poll(left_ms) if left_ms > 0 else []
+            if not ready:
                 raise _Stopped(deadline=True)
-            part = os.read(descriptor, 1 << 16)
-            if not part:
-                raise _Stopped(deadline=self._ended_by_deadline())
-            received += part
+            try:
+                for descriptor, _ in ready:
+                    if descriptor == source:
+                        received += self._read(source)
+                    elif rest:
+                        rest = rest[os.write(sink, rest[:_PIPE_BYTES]) :]
+                        if not rest:
+                            poll.unregister(sink)
+            except BrokenPipeError:
+                raise _Stopped(deadline=self._ended_by_deadline()) from None
         return received
 
+    def _read(self, source: int) -> bytes:
+        part = os.read(source, _PIPE_BYTES)
+        if not part:
+            raise _Stopped(deadline=self._ended_by_deadline())
+        return part
+
     def _ended_by_deadline(self) -> bool:
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
         return self._process.returncode == -signal.SIGPROF
 
 
@@ -139,7 +161,7 @@ class GraderPool(contextlib.AbstractContextManager["GraderPool"]):
         self._threads.shutdown()
 
     def grade(self, gold: Given, pred: Given) -> Verdict:
-        """Grade one answer; waits for an idle worker where the quick rules do not decide."""
+        """Grade one answer; where the quick rules do not decide, waits for a worker, which has a deadline itself."""
         gold, pred = as_text(gold), as_text(pred)
         return grade_quickly(gold, pred) or self._grade_in_worker(gold, pred)
 

@@ -32,6 +32,8 @@ class Conversation:
     replies: list[Reply] = field(default_factory=list)
     failure: RStarError | None = None
     """Why the model did not answer, where it did not; the harness sees a refused request."""
+    requests: int = 0
+    """Answered or under way."""
 
 
 class Gateway:
@@ -69,6 +71,7 @@ class Gateway:
         conversation = self._conversations.get(request.match_info["name"])
         if conversation is None:
             return _refused("this conversation has ended")
+        conversation.requests += 1
         body = await request.json()
         seed = sample_seed(self._settings.seed, json.dumps(body["messages"]), 0)
         try:

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from rstar2.processes import die_with
 
 _PROGRAM = Path(__file__).parent / "inside" / "program.py"
 _START_S = 1800.0
+ANSWER_S = 1800.0
+"""How long the work of a harness itself may take, without a model's replies."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
 _LAST_LINES = 12
 """Of a log, in a message."""
+Activity = Callable[[], object]
 
 
 class Refused(RStarError):
@@ -39,8 +42,17 @@ class HarnessProcess:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._reader = asyncio.create_task(self._read())
 
-    async def ask(self, action: str, **arguments: Any) -> Any:
-        """What the program's `action` returns. Refused where it raises, a Failure where the program has ended."""
+    async def ask(
+        self, action: str, /, *, within: float = ANSWER_S, activity: Activity = lambda: None, **arguments: Any
+    ) -> Any:
+        """What the program's `action` returns.
+
+        It may take `within` seconds; where it asks a model meanwhile, from when `activity` last had another value.
+
+        Raises:
+            Refused: the action raised an exception.
+            Failure: the program has ended, or does not answer.
+        """
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -52,12 +64,28 @@ class HarnessProcess:
                 await self._process.stdin.drain()
             if self._reader.done():
                 raise self._gone()
-            answer = await future
+            answer = await self._answer(future, action, within, activity)
         finally:
             self._waiting.pop(number, None)
         if "error" in answer:
             raise Refused(answer["error"])
         return answer["value"]
+
+    async def _answer(
+        self, future: asyncio.Future[dict[str, Any]], action: str, within: float, activity: Activity
+    ) -> dict[str, Any]:
+        seen = activity()
+        while True:
+            await asyncio.wait([future], timeout=within)
+            if future.done():
+                return future.result()
+            now = activity()
+            if now == seen:
+                raise Failure(
+                    f"the harness's program has not answered {action!r} for {within:g} seconds",
+                    f"Its log: {self._log}. The same command continues.",
+                )
+            seen = now
 
     async def aclose(self) -> None:
         assert self._process.stdin is not None
@@ -67,7 +95,8 @@ class HarnessProcess:
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), _END_S)
         self._reader.cancel()
 
     async def _read(self) -> None:
@@ -113,10 +142,11 @@ async def started(
     running = HarnessProcess(process, log)
     try:
         try:
-            await asyncio.wait_for(running.ask("start", settings=dict(settings)), _START_S)
-        except (Refused, TimeoutError) as error:
-            said = getattr(error, "message", f"nothing for {_START_S:g} seconds")
-            raise Failure(f"the harness {harness.name} does not start: {said}", f"Its log: {log}") from error
+            await running.ask("start", within=_START_S, settings=dict(settings))
+        except Refused as error:
+            raise Failure(
+                f"the harness {harness.name} does not start: {error.message}", f"Its log: {log}"
+            ) from error
         yield running
     finally:
         await running.aclose()

@@ -82,6 +82,21 @@ def test_a_stopped_worker_is_not_taken_for_a_slow_one():
         assert pool.grade(SLOW_GOLD, SLOW_PRED).verdict == "correct"
 
 
+def test_a_worker_that_stays_stopped_is_given_up_however_long_the_output(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rstar2.eval.grader.pool.LEAST_WALL_S", 0.2)
+    monkeypatch.setattr("rstar2.eval.grader.pool.WALL_FACTOR", 0.0)
+    with GraderPool(workers=2) as pool:
+        for pid in children(pool):
+            os.kill(pid, signal.SIGSTOP)
+        # The second fills the pipe, which nobody reads.
+        for length in (1_000, 1_000_000):
+            assert pool.grade(SLOW_GOLD, "x" * length + SLOW_PRED).verdict == "timeout"
+
+
+def test_an_output_longer_than_a_pipe_is_graded(pool):
+    assert pool.grade(SLOW_GOLD, "x " * 500_000 + SLOW_PRED).verdict == "correct"
+
+
 def test_closing_leaves_no_process_behind():
     with GraderPool(workers=2) as pool:
         pids = children(pool)

@@ -30,6 +30,9 @@ class Worker:
     def leave(self):
         sys.exit(3)
 
+    def hang(self):
+        time.sleep(3600)
+
     def die(self):
         print("out of memory", file=sys.stderr, flush=True)
         os._exit(9)
@@ -67,6 +70,23 @@ async def test_what_the_harness_raises_fails_that_request_alone(harness: Harness
         with pytest.raises(Refused, match="SystemExit: 3"):
             await process.ask("leave")
         assert await process.ask("say", times=1) == "ab"
+
+
+async def test_a_program_that_does_not_answer_is_given_up(harness: Harness, tmp_path: Path) -> None:
+    async with running(harness, tmp_path) as process:
+        with pytest.raises(Failure, match="has not answered 'hang' for 2 seconds"):
+            await process.ask("hang", within=2)
+        assert await process.ask("say", times=1) == "ab"
+        process._process.kill()
+
+
+async def test_a_program_may_take_longer_while_it_is_active(harness: Harness, tmp_path: Path) -> None:
+    active = iter(range(3))
+    async with running(harness, tmp_path) as process:
+        with pytest.raises(Failure, match="has not answered 'hang'"):
+            await process.ask("hang", within=0.05, activity=lambda: next(active, None))
+        process._process.kill()
+    assert list(active) == []
 
 
 async def test_a_program_that_dies_is_said_with_its_last_words(harness: Harness, tmp_path: Path) -> None:

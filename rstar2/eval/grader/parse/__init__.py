@@ -1,7 +1,8 @@
 r"""Reading an answer: from text to plain nodes that cannot run.
 
-`reader` prepares the text (`normalize`, `conditions`, `tokens`) and reads it by the one grammar below, which three files
-share by recursive descent. Quoted signs, commands and words are tokens. What stands outside the grammar is kept as words.
+`reader` prepares the text (`normalize`, `conditions`, `tokens`) and reads it by the one grammar below, which three
+files share by recursive descent. Quoted signs, commands and words are tokens. What stands outside the grammar is kept
+as words.
 
     answer.py
       answer     = listing END
