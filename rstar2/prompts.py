@@ -166,7 +166,7 @@ class FormatChoice:
     """The format that a user names for a model; a UserError where one is forced, but none is named."""
 
     named: str | None = None
-    """As `read_format` takes it; None for the model's own."""
+    """Name or file of a format, see `read_format`; None for the model's own."""
     forced: bool = False
     """Use it also where the model has another one."""
 

@@ -33,7 +33,7 @@ class Toolbox:
 
 
 class RolloutTools:
-    """See `Toolbox.opened`."""
+    """The tools of one rollout, each opened when it is first called. `Toolbox.opened` makes and closes them."""
 
     def __init__(self, context: ToolContext, fmt: Format) -> None:
         self._context = context

@@ -253,7 +253,7 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     assert all(isinstance(call, ToolCall) and call.failed for call in calls)
 
 
-async def test_the_turn_limit_ends_a_rollout_that_goes_on_calling(codec: ChatCodec) -> None:
+async def test_the_turn_limit_ends_a_rollout_that_keeps_calling(codec: ChatCodec) -> None:
     tools = Tools()
     trace = await _run(codec, Scripted(codec, ASK, ASK, ASK), tools, Limits(max_turns=2))
     assert trace.finish == "max_turns"

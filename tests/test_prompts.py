@@ -49,7 +49,7 @@ def test_turns_put_together_are_the_templates_text_of_the_whole_conversation(
     assert f"{together}\n" == whole
 
 
-def test_the_prompt_ends_where_the_model_goes_on(tokenizer: Any, codec: ChatCodec) -> None:
+def test_the_prompt_ends_where_the_model_continues(tokenizer: Any, codec: ChatCodec) -> None:
     prompt = _text(tokenizer, codec.prompt(ours().messages("x")))
     assert prompt.endswith("<|im_start|>assistant\n<reason>")
     assert codec.turn_start == "<reason>"

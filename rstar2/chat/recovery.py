@@ -42,7 +42,7 @@ class ContinuingEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
     ) -> Generation:
-        """As of `Engine`, EngineUnavailable where nothing is generated for too long."""
+        """Generate, and continue after each failure of the engine; EngineUnavailable after too long without a token."""
         written: list[int] = []
         away_since, failures = 0.0, 0
 
@@ -71,8 +71,8 @@ class ContinuingEngine:
                 if now - away_since >= wait_s:
                     raise
                 if failures == 0:
-                    going_on = "the answer is continued" if written else "it is asked again"
-                    self.notice(f"{error.message}; {going_on} when it is back")
+                    continued = "the answer is continued" if written else "it is asked again"
+                    self.notice(f"{error.message}; {continued} when it is back")
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
                 failures += 1
                 continue

@@ -199,7 +199,7 @@ class HFEngine:
         self._answer_interruptions()
 
     def _answer_interruptions(self) -> None:
-        """See `interrupt`; whatever else waits in the inbox is done too."""
+        """Hand back what is generated so far to all callers, with finish `interrupted`, and empty the inbox."""
         while not self._interruptions.empty():
             rows = list(self._rows)
             self._keep([])

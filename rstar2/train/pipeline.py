@@ -61,7 +61,7 @@ class Pipeline:
     timer: PhaseTimer
     """Of the whole run."""
     solved: Path | None = None
-    """See `TrainPlan`; None samples the problems where a stage needs it."""
+    """Folder with the problems solved before, which stage 3 leaves out; None samples the problems for it."""
 
     def train_stages(
         self, recipes: dict[int, StageRecipe], model: Path, rows: Rows, root: Path, label: str = ""

@@ -84,7 +84,7 @@ class SftPlan:
 
     @staticmethod
     def compared(config: dict[str, Any]) -> dict[str, Any]:
-        """As of `TrainPlan`."""
+        """The part of `config` in which a resumed run may not differ."""
         return {**config, "recipe": compared(config["recipe"])}
 
 

@@ -105,7 +105,7 @@ class OptimSettings(Strict):
     warmup_steps: int = Field(20, ge=0)
     """The first step has 1 / warmup_steps of `lr`."""
     state: Literal["fresh", "continued"] = "fresh"
-    """continued: AdamW's moments and the warm-up go on from where the stage left them that made the model."""
+    """continued: AdamW's moments and the warm-up continue from where the stage that made the model left them."""
     weight_decay: float = Field(0.01, ge=0)
     """AdamW's; neither paper nor release names one."""
     clip_low: float | None = Field(None, gt=0)

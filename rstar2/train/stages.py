@@ -317,7 +317,7 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
     """VERL's checkpoint of the actor, AdamW's state included, at the end of the stage that made a model.
 
     A UserError where the model's folder is not that of a stage, or the stage ran on another number of ranks, at another
-    learning rate or with another weight decay: VERL would go on with that stage's, whatever the recipe says.
+    learning rate or with another weight decay: VERL would continue with that stage's, whatever the recipe says.
     """
     checkpoints, hardware = model.parent / "checkpoints", recipe.hardware
     hint = "Give the folder of the stage before, or start afresh with --set optim.state=fresh."

@@ -283,7 +283,7 @@ async def test_a_question_that_is_taken_back_and_asked_again_is_the_next_sample(
     ]
 
 
-async def test_a_kept_conversation_goes_on_from_its_last_answer(codec: ChatCodec) -> None:
+async def test_a_kept_conversation_continues_from_its_last_answer(codec: ChatCodec) -> None:
     writer = Writer(*[_spelled(codec, text) for text in "abcdef"])
     chat = _chat(codec, writer)
     first = await chat.ask("x")

@@ -57,7 +57,7 @@ def text(shown: object) -> str:
     return console.export_text()
 
 
-def test_a_curve_goes_on_over_the_stages(run: Path) -> None:
+def test_a_curve_continues_over_the_stages(run: Path) -> None:
     drawn = curve(run)
     assert drawn.steps == list(range(1, 11))
     assert drawn.starts == [1, 7]

@@ -224,7 +224,7 @@ def test_an_interruption_answers_everyone_and_what_is_missing_can_be_asked_for(e
         assert [*each.token_ids, *more.token_ids] == expected
 
 
-def test_an_idle_engine_is_interrupted_at_once_and_goes_on(engine: HFEngine) -> None:
+def test_an_idle_engine_is_interrupted_at_once_and_continues(engine: HFEngine) -> None:
     asyncio.run(engine.interrupt())
     assert len(together(engine, [GREEDY])[0].token_ids) == 12
 

@@ -131,7 +131,7 @@ def test_what_leaves_verl_passes_where_we_stand_in() -> None:
     assert "self._wait_for_next_poll(" in inspect.getsource(ReplayBuffer.sample)
 
 
-def test_the_asynchronous_trainer_stops_engines_for_the_update_and_clients_go_on() -> None:
+def test_the_asynchronous_trainer_stops_engines_for_the_update_and_clients_continue() -> None:
     from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient
 

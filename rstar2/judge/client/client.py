@@ -64,7 +64,7 @@ class JudgeClient:
     async def request(
         self, method: str, path: str, body: str, wait_s: float, read: Callable[[str], T], accepted: int = 200
     ) -> T:
-        """See `http.request`."""
+        """Send a request until an answer comes, for `wait_s` seconds at most; what `read` makes of its body."""
         url = self.url + path
         return await request(self._connection().http, method, url, body, wait_s, read, accepted)
 

@@ -1,0 +1,1 @@
+"""The judge's queue in Redis, and which workers are alive."""

@@ -119,7 +119,7 @@ class SyncRedisConnection:
         self._connection = pool.connection_class(**{**pool.connection_kwargs, "protocol": 2})
 
     def execute(self, commands: Mapping[Name, Command]) -> dict[Name, Any]:
-        """See `RedisConnection.execute`."""
+        """Send commands together. → their replies, by the names of the commands; RedisError where one fails."""
         if not commands:
             return {}
         connection = self._connection

@@ -102,7 +102,7 @@ class ForkServer:
                     if (job := self._accept()) is not None:
                         return job
                 elif (child := self._children.get(key.fd)) is not None:
-                    self._attend(child, key.fd)
+                    self._reap(child, key.fd)
 
     def _accept(self) -> Job | None:
         connection, _ = self._listener.accept()
@@ -130,7 +130,7 @@ class ForkServer:
             connection.sendall(pid.to_bytes(8, "big"))
         return None
 
-    def _attend(self, child: _Child, descriptor: int) -> None:
+    def _reap(self, child: _Child, descriptor: int) -> None:
         """A child ended, or its client did, and then the child must not outlive it."""
         if descriptor != child.pidfd:
             with contextlib.suppress(ProcessLookupError):

@@ -270,7 +270,7 @@ class RocReplayBufferAsync(RocReplayBuffer, ReplayBufferAsync):  # type: ignore[
     def sample(
         self, global_steps: int, partition_id: str, batch_size: int
     ) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """See `RocReplayBuffer.sample`; a Failure too where groups fail without end."""
+        """The batch of a step, after RoC, and its metrics; a Failure where group after group has failed."""
         if partition_id == "train" and self._resumed:
             self._resumed = False
             self._clear_trained(partition_id)

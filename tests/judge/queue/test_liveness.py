@@ -5,7 +5,7 @@ from __future__ import annotations
 from rstar2.judge.queue.liveness import LivenessMonitor
 
 
-def test_a_heartbeat_that_stands_still_is_a_death_and_one_that_goes_on_is_not() -> None:
+def test_a_worker_is_dead_when_its_heartbeat_stops_changing() -> None:
     monitor = LivenessMonitor()
     found = [monitor.dead_workers({"still": 7, "lives": second}, 100.0 + second) for second in range(6)]
     assert found == [[], [], [], [], ["still"], ["still"]]

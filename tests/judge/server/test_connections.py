@@ -190,7 +190,7 @@ def test_a_head_that_trickles_ends(strict_limits: JudgeHandle) -> None:
 
 
 @pytest.mark.slow
-def test_a_slow_body_that_goes_on_and_a_slow_program_are_waited_for(strict_limits: JudgeHandle) -> None:
+def test_a_slow_body_that_keeps_coming_and_a_slow_program_are_waited_for(strict_limits: JudgeHandle) -> None:
     program = {"code": "import time; time.sleep(2.5); print(7)", "timeout_s": TIMEOUT_S}
     body = json.dumps(program).encode()
     head = f"POST /v1/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -1,4 +1,4 @@
-"""Digits and what they stand for."""
+"""Numbers from their digits: decimals, repeating decimals, and numerals in another base."""
 
 from __future__ import annotations
 

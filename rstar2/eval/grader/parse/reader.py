@@ -1,4 +1,4 @@
-"""From text to nodes.
+"""Reads an answer: from its text to nodes, by the grammar.
 
 `read` turns any text into a node and never fails: what the grammar does not know becomes `Text`, which only ever equals
 the same words.

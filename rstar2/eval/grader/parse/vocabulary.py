@@ -1,4 +1,4 @@
-"""The names the grammar knows."""
+"""The words and commands that the grammar knows: functions, letters, constants, number words."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class BFCLWorker:
 
         The harness keeps the file systems, accounts and so on of an entry in the globals of its module `backends`,
         under the model's name, and for the length of the process: under one name, a second conversation about an entry
-        would go on where the first one ended.
+        would continue where the first one ended.
         """
         name = f"rstar2_model_{next(self._numbers)}"
         try:

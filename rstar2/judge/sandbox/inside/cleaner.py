@@ -47,16 +47,16 @@ class Cleaner:
         return self._socket
 
     def clean(self) -> bool:
-        """As Scratch.clean."""
+        """Remove whatever a program left; False where something could not be removed, or not soon."""
         return bool(self._ask("clean"))
 
     def take_snapshot(self) -> None:
-        """As Scratch.take_snapshot."""
+        """Record what is in the folders now as empty."""
         if self._socket is not None:
             self._ask("take snapshot")
 
     def is_over_quota(self, folder: str) -> bool | None:
-        """As scratch.is_over_quota."""
+        """Whether a folder holds more than a program may keep; None where it changed while it was measured."""
         return self._ask("is over quota", folder)
 
     def _ask(self, *question: str) -> bool | None:

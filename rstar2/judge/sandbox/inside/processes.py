@@ -53,7 +53,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def precise_cpu_seconds(pid: int) -> float:
-    """As `cpu_seconds`, of one process; its own part is not rounded to ticks."""
+    """CPU seconds of one process, exactly, and of the children that it has waited for, in ticks."""
     own = own_cpu_seconds(pid)
     try:
         fields = _stat_fields(f"/proc/{pid}/stat")

@@ -1,0 +1,1 @@
+"""What VERL needs to train without a GPU: an engine that generates, a platform, micro-batches."""
