@@ -155,14 +155,30 @@ def test_the_context_bounds_a_turn(engine: HFEngine) -> None:
     assert (full.token_ids, full.finish) == ([], "length")
 
 
-def test_a_cancelled_request_frees_its_place(engine: HFEngine) -> None:
+def test_a_cancelled_request_frees_its_place(folder: Path) -> None:
+    engine = opened(folder, max_batch=1, threads=1)
+    reached, cancelled = threading.Event(), threading.Event()
+    steps = itertools.count()
+
+    def hold(*_: Any) -> None:
+        if next(steps) == 3:
+            reached.set()
+            assert cancelled.wait(TIMEOUT_S)
+
     async def work() -> Generation:
         task = asyncio.create_task(engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=120)))
-        await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(reached.wait, TIMEOUT_S)
         task.cancel()
-        return await engine.generate(PROMPTS[1], GREEDY)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        cancelled.set()
+        said = await engine.generate(PROMPTS[1], GREEDY)
+        await engine.aclose()
+        return said
 
+    engine.model.register_forward_pre_hook(hold)
     assert len(asyncio.run(work()).token_ids) == 12
+    assert next(steps) < 4 + 12 + 4, "the cancelled request was generated to its end first"
 
 
 def test_whoever_watches_hears_every_token_in_order(engine: HFEngine) -> None:

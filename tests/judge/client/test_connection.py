@@ -135,23 +135,29 @@ async def test_what_the_judge_refuses_to_read_is_an_error_at_once() -> None:
 @pytest.mark.parametrize("way", ["with a word", "silently"])
 async def test_a_connection_that_was_closed_while_idle_is_replaced(way: str) -> None:
     closing: set[asyncio.Task[None]] = set()
+    answered, closed = asyncio.Event(), asyncio.Event()
 
     async def closes(connection: ServerConnection, asked: Asked) -> None:
         orders = json.loads(await connection.recv())
         asked.append(orders)
         await connection.send(json.dumps([result_of(orders[0])]))
+        await answered.wait()
         if way == "silently":
-            await asyncio.sleep(0.05)
             connection.transport.abort()
         else:
             # Nobody reads it yet: the client answers once it wants something.
             closing.add(asyncio.create_task(connection.close()))
+            await asyncio.sleep(0)
+        closed.set()
         await connection.wait_closed()
 
     async with standin(closes) as (url, asked), JudgeClient(url) as client:
         for number in range(3):
             assert (await client.run(RunRequest(code=str(number)))).stdout == str(number)
-            await asyncio.sleep(0.2)
+            answered.set()
+            await asyncio.wait_for(closed.wait(), TIMEOUT_S)
+            answered.clear()
+            closed.clear()
     assert len(asked) == 3
     assert len({orders[0]["id"] for orders in asked}) == 3
 

@@ -62,7 +62,8 @@ async def test_an_answer_that_comes_late_is_none_to_what_is_asked_next(
             await commands.execute(named(echo("late")))
     assert await commands.execute(named(echo("after"))) == {0: "after"}
     task = asyncio.create_task(commands.execute(named(("BLPOP", "nothing", 0))))
-    await asyncio.sleep(0.05)
+    with redis.Redis.from_url(server.url) as client:
+        await asyncio.to_thread(wait_until, lambda: client.info("clients")["blocked_clients"])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -112,7 +113,7 @@ async def test_a_connection_that_died_in_silence_is_found_out(server: EmbeddedRe
     assert not waits.done()
     with frozen(server):
         await subscription.check()
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0)
         assert not waits.done()
         await subscription.check()
         with pytest.raises(redis.RedisError):

