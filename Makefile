@@ -61,6 +61,7 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/deno fmt --check
+	$(BIN)/python -c "from rstar2.report.page import script; print(script())" | $(BIN)/deno lint --ext=js -
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -88,7 +88,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
 def _write(page: RunPage, file: TextIO) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
     head = head.replace("<!-- title -->", escape(page.title, quote=False))
-    file.write(head.replace("/* style */", "\n".join(map(_asset, _STYLES))))
+    file.write(head.replace("/* style */", "\n".join(_asset(f"styles/{name}") for name in _STYLES)))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):
         file.write(_data_element(f"chunk-{number}", chunk))
@@ -117,7 +117,12 @@ def _write(page: RunPage, file: TextIO) -> None:
         "formulas": available(),
     }
     file.write(_data_element("about", _json(about)))
-    file.write(tail.replace("/* script */", "\n".join(map(_asset, _SCRIPTS))))
+    file.write(tail.replace("/* script */", script()))
+
+
+def script() -> str:
+    """The page's JavaScript, which is one script made of several files."""
+    return "\n".join(_asset(f"scripts/{name}") for name in _SCRIPTS)
 
 
 def _quoted(section: Measurement) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 ```
 OUTPUT/
   data.parquet     the rows, in the order of the sources; see rstar2.data.rows
-  dropped.jsonl    every other row: its id or place, the reason, and what was found
+  dropped.jsonl    every unusable or filtered row: its id or place, the reason, and what was found
   card.md          the data card, and card.json with the same facts
   .work/           finished steps, while the preparation is under way
 ```
