@@ -47,12 +47,12 @@ def reference() -> str:
     stages = [{**stage, "hardware": named} for stage in stages]
     parts = [
         "## Every key of a stage's recipe\n",
-        "The paper's value is that of stages 1, 2 and 3 where they differ, and – where it states none.\n",
+        "The last column has the paper's values: those of stages 1, 2 and 3 if they differ, – if it states none.\n",
         *_tables(StageRecipe, "", stages),
         "## Every key of SFT's recipe\n",
         *_tables(SftRecipe, "", [read_toml(find("sft"))], leave_out={"hardware"}),
-        "`hardware` is that of a stage; of its keys `nodes`, `gpus_per_node`, `sequence_parallel`, `update_tokens`, "
-        "`gradient_checkpointing`, and those that end in `_s` apply to SFT.\n",
+        "SFT has the `hardware` table of a stage too. Of its keys, `device`, `nodes`, `gpus_per_node`, `gpu`,\n"
+        "`sequence_parallel`, `update_tokens`, `gradient_checkpointing` and those that end in `_s` apply to SFT.\n",
     ]
     return "\n".join(parts)
 

@@ -1,16 +1,16 @@
 #!/bin/bash
-# Without Slurm: makes this machine a node of a Ray cluster, until Ctrl-C.
+# Without Slurm: makes this machine a node of a Ray cluster until you press Ctrl-C.
 #
 #   export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(openssl rand -hex 32)    # the same on every machine
-#   examples/cluster/ray_node.sh head             # on the first
-#   examples/cluster/ray_node.sh 10.0.0.1:6379    # on every other, with the first one's address
+#   examples/cluster/ray_node.sh head             # on the first machine
+#   examples/cluster/ray_node.sh 10.0.0.1:6379    # on every other machine, with the first one's address
 #
-# Then on the first, with a judge that all of them reach:
+# Then on the first machine, with a judge that all machines can reach:
 #
 #   export RAY_ADDRESS=10.0.0.1:6379
 #   rstar2 train --stage 1..3 --model runs/sft --data train.parquet --profile 64xh100 --judge http://10.0.0.1:8088
 #
-# or from elsewhere, by Ray's own jobs, where Ray sets RAY_ADDRESS:
+# or from elsewhere as a Ray job, for which Ray sets RAY_ADDRESS:
 #
 #   ray job submit --address http://10.0.0.1:8265 -- rstar2 train --stage 1..3 ...
 set -euo pipefail

@@ -23,19 +23,20 @@ _ACTOR = "actor_rollout_ref.actor"
 
 
 class AlgorithmSettings(Strict):
-    """The loss, and what is done about rollouts that other probabilities wrote than the trainer's."""
+    """The loss, and the correction for rollouts sampled with probabilities that differ from the trainer's."""
 
     name: AlgorithmName = "grpo-roc"
-    """grpo-roc: the paper's, GRPO over the rollouts that `[roc]` selects. All others keep `roc.down_sample_to_n` at
-    random. grpo: without RoC. dapo: groups without a signal are replaced. dr-grpo: neither divided by the standard
-    deviation nor by the length. gspo: one ratio per rollout. cispo: the ratio is clipped, not the gradient. rloo,
-    reinforce++: their baselines. void-turn: GRPO without rollouts that have a turn with neither a call nor an answer
-    (SimpleTIR). drop-all-failed: GRPO without rollouts of which every call failed."""
+    """grpo-roc: the paper's algorithm, GRPO over the rollouts that `[roc]` selects. All others keep
+    `roc.down_sample_to_n` at random. grpo: GRPO without RoC. dapo: groups without a signal are replaced. dr-grpo:
+    divides neither by the standard deviation nor by the length. gspo: one ratio per rollout. cispo: clips the ratio,
+    not the gradient. rloo, reinforce++: their own baselines. void-turn: GRPO without rollouts that have a turn with
+    neither a call nor an answer (SimpleTIR). drop-all-failed: GRPO without rollouts whose calls all failed."""
     correction: Literal["none", "token-tis"] = "none"
-    """What is done where the engine's and the trainer's probability of a token differ. token-tis: each token's loss is
-    weighted by their ratio, cut at `correction_limit` (truncated importance sampling)."""
+    """Correction for tokens to which engine and trainer assign different probabilities. token-tis: each token's loss is
+    weighted by the ratio of the trainer's to the engine's, capped at `correction_limit` (truncated importance
+    sampling)."""
     correction_limit: float = Field(2.0, gt=1)
-    """The largest such weight."""
+    """The largest weight of a token under `correction`."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rstar2.train.trainer.tracking import Tracker
 
 STAGES = (1, 2, 3)
 PAPER = "paper"
-"""The name of the recipe whose stages differ: `stage1.toml` to `stage3.toml`."""
+"""The recipe with a file for each stage: `stage1.toml` to `stage3.toml`."""
 VERL_MICRO_BATCH = 4
 """VERL's default of `data.micro_batch_size_per_gpu`."""
 RewardRule = ReadingRule | Literal["constant"]
@@ -31,46 +31,49 @@ _STAGE = re.compile(r"\s*stage(\d+)\.")
 
 
 class Hardware(Strict):
-    """What the training runs on, and how the model is spread over it."""
+    """The machines that training runs on, and how the model is split over them."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """cuda: NVIDIA's and AMD's GPUs, as PyTorch calls both."""
+    """cuda: GPUs by NVIDIA or AMD; PyTorch uses this name for both."""
     nodes: int = Field(1, ge=1)
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: int = Field(8, ge=1)
-    """On a CPU: ranks."""
+    """GPUs per machine; on a CPU, the number of ranks."""
     gpu: Literal["a100", "h100", "h200", "b200", "mi300x"] = "h100"
-    """Which GPU `rstar2 plan` calculates with; the trainer takes what it finds. The a100 and h100 have 80 GB."""
+    """The GPU that `rstar2 plan` calculates with; the trainer uses what it finds. a100 and h100 are those of 80 GB."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs a rollout engine spans."""
+    """Number of GPUs that a rollout engine spans."""
     sequence_parallel: int = Field(1, ge=1)
-    """GPUs among which the update splits the tokens of a micro-batch (Ulysses)."""
+    """Number of GPUs over which the update splits the tokens of a micro-batch (Ulysses)."""
     engine_memory_share: float = Field(0.85, gt=0, lt=1)
-    """Share of each GPU's memory that a rollout engine takes for weights, KV cache and all else, while it is awake."""
+    """Share of each GPU's memory that a rollout engine takes while it is awake, for weights, KV cache and all else."""
     sequences_in_flight: int = Field(64, ge=1)
-    """Rollouts an engine generates at a time; further ones wait. Far more than its KV cache holds are recomputed."""
+    """Rollouts that an engine generates at a time; others wait. If these are far more than its KV cache holds, it
+    preempts and recomputes some."""
     router: Literal["sessions", "verl"] = "sessions"
-    """Which engine takes a rollout, where there are several. sessions: ours, see `rstar2.train.scheduler`; a rollout
-    waits until its KV cache has room on one, and stays there. verl: VERL's, the one with the fewest requests."""
+    """How rollouts are assigned if there are several engines. sessions: our scheduler (`rstar2.train.scheduler`); a
+    rollout waits until an engine has room for its KV cache, and stays on that engine. verl: VERL's router, which picks
+    the engine with the fewest requests."""
     update_tokens: int | None = Field(None, ge=1)
-    """Tokens per GPU in a micro-batch of the update; on a CPU, where they are computed too, those of padding included.
-    By default the longest rollout with its prompt, divided by `sequence_parallel`; in SFT twice `max_tokens`."""
+    """Tokens per GPU in a micro-batch of the update. On a CPU padding counts, because it is computed too. By default
+    the longest rollout with its prompt, divided by `sequence_parallel`; in SFT, twice `max_tokens`."""
     log_prob_tokens: int | None = Field(None, ge=1)
-    """The same where log-probabilities are only computed, which needs less memory. By default `update_tokens`."""
+    """As `update_tokens`, for passes that only compute log-probabilities, which needs less memory. By default the value
+    of `update_tokens`."""
     offload: Literal["none", "optimizer", "all"] = "all"
-    """What of the trainer waits in the host's memory while the engines generate: nothing, AdamW's moments, or these
-    and the weights."""
+    """What the trainer moves to host memory while the engines generate. none: nothing. optimizer: AdamW's moments.
+    all: the moments and the weights."""
     gradient_checkpointing: bool = True
-    """Keep each layer's input only, and compute the rest again in the backward pass."""
+    """Keep only each layer's input, and recompute the rest in the backward pass."""
     nccl_timeout_s: int = Field(1800, ge=1)
-    """Seconds after which a collective operation that not all ranks joined ends the trainer. Saving a checkpoint is
-    one: raise it for slow disks."""
+    """Seconds after which the trainer ends if some ranks have not joined a collective operation. Saving a checkpoint
+    is one: raise it for slow disks."""
     worker_start_s: int = Field(600, ge=1)
-    """Seconds that one of Ray's processes may take to start, which on a slow disk is spent on imports. A cluster that
-    is there already keeps its own."""
+    """Seconds that one of Ray's processes may take to start; on a slow disk they are spent on imports. A Ray cluster
+    that is already running keeps its own limit."""
     hung_after_s: float = Field(3600.0, gt=0)
     """Seconds without a finished step or rollout after which the trainer is stopped as hung. Start-up, the update and
-    a checkpoint each have to fit in it."""
+    a checkpoint must each take less."""
     export_timeout_s: float = Field(3600.0, gt=0)
     """Seconds that making a model of a checkpoint may take."""
 
@@ -81,50 +84,50 @@ class Hardware(Strict):
 
 
 class RolloutSettings(Strict):
-    """How a group is rolled out."""
+    """How the rollouts of a group are made."""
 
     prompts: int = Field(512, ge=1)
     """Problems per step."""
     rollouts: int = Field(32, ge=1)
-    """2G: rollouts per problem."""
+    """Rollouts per problem: 2G."""
     tokens: int = Field(8192, ge=1)
-    """Tokens after the prompt, tool output included."""
+    """Token budget of a rollout after its prompt, tool output included."""
     prompt_tokens: int = Field(2048, ge=1)
-    """Problems with a longer prompt are left out; `train` says at its start how many."""
+    """Limit for a prompt. Problems with a longer one are left out; `train` reports at its start how many."""
     max_turns: int = Field(10, ge=1)
-    """Turns of the model; a rollout that ends in a call at the last has no answer."""
+    """Limit for the model's turns; a rollout whose last turn is a call has no answer."""
     temperature: float = Field(1.0, gt=0)
-    """At which tokens are drawn; log-probabilities are computed at the same."""
+    """Sampling temperature; log-probabilities are computed at the same temperature."""
 
 
 class OptimSettings(Strict):
-    """AdamW and the clipped objective."""
+    """The settings of AdamW and of the clipped objective."""
 
     lr: float = Field(1e-6, gt=0)
     """Learning rate, constant after the warm-up."""
     warmup_steps: int = Field(20, ge=0)
-    """The first step has 1 / warmup_steps of `lr`."""
+    """Length of the warm-up; its first step uses 1 / warmup_steps of `lr`."""
     state: Literal["fresh", "continued"] = "fresh"
-    """continued: AdamW's moments and the warm-up continue from where the stage that made the model left them."""
+    """continued: AdamW's moments and the warm-up continue from the stage that made the model."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's; neither paper nor release names one."""
+    """AdamW's weight decay; neither the paper nor the release states one."""
     clip_low: float | None = Field(None, gt=0)
-    """By default the algorithm's own, see `rstar2.train.algorithms`; 0.2 for most."""
+    """Clip range below 1. By default the algorithm's own (`rstar2.train.algorithms`), 0.2 for most."""
     clip_high: float | None = Field(None, gt=0)
-    """Likewise; 0.28 for most."""
+    """Clip range above 1. By default the algorithm's own, 0.28 for most."""
 
 
 class CheckpointSettings(Strict):
-    """When training is saved."""
+    """When checkpoints are saved, and how many are kept."""
 
     every: int = Field(10, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
-    """How many of the last checkpoints stay. One more is needed while the next is written; with 1 there is none to
-    fall back to where the last is damaged."""
+    """How many of the last checkpoints are kept. The disk needs room for one more while the next is written. With 1
+    there is none to fall back to if the last is damaged."""
     export_every: int = Field(0, ge=0)
-    """Steps between models that are made of a checkpoint and stay, in `models/step-N` of the stage's folder; a
-    multiple of `every`. 0 makes one only, at the stage's end."""
+    """Steps between models that are made of a checkpoint and kept in `models/step-N` of the stage's folder; a multiple
+    of `every`. 0: only one model, at the stage's end."""
 
     @model_validator(mode="after")
     def _exported_are_saved(self) -> CheckpointSettings:
@@ -137,40 +140,40 @@ class CheckpointSettings(Strict):
 
 
 class HeldOutSettings(Strict):
-    """Problems on which the policy is measured while it trains; nothing is learned from them."""
+    """Problems on which the policy is evaluated during training; it is not trained on them."""
 
     data: str | None = None
-    """A file of `rstar2 data prepare`, or its folder. None, or empty, measures nothing."""
+    """A file from `rstar2 data prepare`, or its folder. If unset or empty, nothing is evaluated."""
     every: int = Field(10, ge=1)
-    """Steps between two measurements; the last step is always measured."""
+    """Steps between two evaluations; the last step is always evaluated."""
     samples: int = Field(1, ge=1)
     """Rollouts per problem."""
     temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
 
 
 class JudgeSettings(Strict):
-    """What training does while the judge is away or loses programs."""
+    """What training does while the judge is unavailable or loses programs."""
 
     wait_s: float = Field(600.0, gt=0)
-    """Seconds that a tool call waits for its result beyond the program's own limit; then it is lost."""
+    """Seconds that a tool call waits for its result beyond the program's own time limit; after that it is lost."""
     max_lost_share: float = Field(0.05, ge=0, lt=1)
-    """A step of which more rollouts than this share lost a call is not trained on: training waits for the judge and
-    rolls the step out again with the next problems. Below, such rollouts are left out before RoC selects."""
+    """If a larger share of a step's rollouts lost a call, the step is not trained on: training waits for the judge, and
+    rolls the step out again with the next problems. Otherwise these rollouts are left out before RoC selects."""
     stop_after_s: float = Field(1800.0, gt=0)
-    """Seconds of such waiting after which the training ends. Its last checkpoint is kept."""
+    """Seconds of waiting for the judge after which training ends. Its last checkpoint is kept."""
 
 
 class StageRecipe(Strict):
     """One RL stage (arXiv 2508.20722, table of stages)."""
 
     steps: int = Field(ge=1)
-    """Each rolls out `rollout.prompts` problems and makes one update."""
+    """Number of steps; each rolls out `rollout.prompts` problems and makes one update."""
     mode: Mode = "sync"
-    """When rollouts are made; VERL's trainers. sync: a step waits for all of its rollouts, then updates.
-    colocate_async: a step takes the first groups that are finished; the engines stop for the update, and the rollouts
-    that are not finished continue with the new weights. separate_async: engines on GPUs of their own generate during
-    the update too."""
+    """Which of VERL's trainers runs the stage, and so when rollouts are made. sync: a step waits for all of its
+    rollouts, then updates. colocate_async: a step takes the first finished groups; the engines stop for the update, and
+    unfinished rollouts continue with the new weights. separate_async: engines on GPUs of their own generate during the
+    update too."""
     rollout: RolloutSettings = RolloutSettings()
     asynchronous: AsyncSettings = AsyncSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -182,26 +185,27 @@ class StageRecipe(Strict):
     alarms: AlarmSettings = AlarmSettings()
     hardware: Hardware = Hardware()
     reward: RewardRule = "paper"
-    """The rule by which the answer is read, see `rstar2.eval.grader.reading_rules`; 1 where it is correct, else 0.
-    constant: every trace gets 1, a control that cannot learn; the paper's rule tells which are correct."""
+    """The rule that reads the answer (`rstar2.eval.grader.reading_rules`); the reward is 1 if the answer is correct,
+    else 0. constant: every trace gets 1, a control that cannot learn; the paper's rule decides which traces count as
+    correct."""
     format: str | None = None
-    """The format of a model that has no format file, by name or file; by default, or empty, its own chat template."""
+    """Format for a model without a format file: a name or a file. If unset or empty, the model's own chat template."""
     drop_solved: int = Field(0, ge=0)
-    """Leave out problems that the starting policy solves this many times of as many, under `reward`; 0 keeps all."""
+    """Leave out problems that the starting policy solves in each of this many samples, under `reward`; 0 keeps all."""
     keep_filter_traces: bool = False
-    """Keep the rollouts by which solved problems are found as traces too, not only their verdicts: tens of GB."""
+    """Keep traces of the rollouts that find the solved problems too, not only their verdicts: tens of GB."""
     traces_per_step: int = Field(64, ge=-1)
-    """Rollouts of each step that are kept as traces in the stage's folder, drawn at random; 0 none, -1 all.
-    Unless 0, every failed rollout is kept too: one that the engine could not finish, or that lost a tool call to
-    a fault of the judge. A rollout that is merely wrong is not a failed one."""
+    """Rollouts per step that are kept as traces in the stage's folder, drawn at random; 0: none, -1: all. Unless 0,
+    every failed rollout is kept too: one that the engine could not finish, or that lost a tool call because of a fault
+    of the judge. A rollout with a wrong answer is not a failed one."""
     seed: int = 1
-    """Of the order of problems, of what RoC draws, and on a CPU of the rollouts."""
+    """Seed for the order of problems, for RoC's draws and, on a CPU, for the rollouts."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """What VERL reports every metric of each step to, beside the file that `rstar2 watch` reads. console: the
-    trainer's log. wandb: Weights & Biases, with WANDB_MODE=offline into the run's folder. tensorboard: files in the
-    run's folder."""
+    """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
+    log. wandb: Weights & Biases; with WANDB_MODE=offline, files in the run's folder. tensorboard: files in the run's
+    folder."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """VERL's own keys, dotted, for what has no name here."""
+    """VERL's own keys, dotted, for settings that have no key here."""
 
     @property
     def trace_share(self) -> float:
@@ -291,32 +295,32 @@ class SftRecipe(Strict):
     """Stage 0: supervised fine-tuning on tool-use conversations."""
 
     format: str | None = None
-    """The format that is taught, by name or file; by default, or empty, that of the model's format file, else ours."""
+    """Format to teach: a name or a file. If unset or empty, that of the model's format file, or else ours."""
     epochs: int = Field(3, ge=1)
     """Passes over the data."""
     batch: int = Field(128, ge=1)
-    """Conversations of an update."""
+    """Conversations per update."""
     lr: float = Field(5e-6, gt=0)
-    """Learning rate after the warm-up; it falls as a cosine."""
+    """Learning rate at the end of the warm-up; from there it follows a cosine decay."""
     warmup_ratio: float = Field(0.04, ge=0, le=1)
-    """Share of all steps in which the learning rate rises."""
+    """Share of all steps in which the learning rate rises (warm-up)."""
     weight_decay: float = Field(0.01, ge=0)
-    """AdamW's."""
+    """AdamW's weight decay."""
     max_tokens: int = Field(16384, ge=1)
-    """Of a conversation, as the model sees it."""
+    """Limit for a conversation, as the model sees it."""
     too_long: Literal["drop", "cut"] = "drop"
-    """What becomes of a conversation of more tokens: left out, or cut at its end. Either way they are counted."""
+    """Conversations with more than `max_tokens`. drop: left out. cut: cut at their end. Either way they are counted."""
     hardware: Hardware = Hardware()
     checkpoint_every: int = Field(500, ge=1)
     """Steps between checkpoints; the last step is always saved."""
     seed: int = 1
-    """Of the order of conversations."""
+    """Seed for the order of conversations."""
     trackers: tuple[Tracker, ...] = ("console",)
-    """What VERL reports every metric of each step to, beside the file that `rstar2 watch` reads. console: the
-    trainer's log. wandb: Weights & Biases, with WANDB_MODE=offline into the run's folder. tensorboard: files in the
-    run's folder."""
+    """Where VERL reports all metrics of each step, besides the file that `rstar2 watch` reads. console: the trainer's
+    log. wandb: Weights & Biases; with WANDB_MODE=offline, files in the run's folder. tensorboard: files in the run's
+    folder."""
     verl: dict[str, Any] = Field(default_factory=dict)
-    """VERL's own keys, dotted, for what has no name here."""
+    """VERL's own keys, dotted, for settings that have no key here."""
 
     @property
     def update_tokens(self) -> int:

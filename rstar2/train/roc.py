@@ -25,31 +25,31 @@ NO_CALL_PENALTY = 0.5
 
 
 class RocSettings(Strict):
-    """How a group is sampled down. Names as in the released code where it has them."""
+    """How a group is sampled down. Keys have the names of the released code, where it has such a setting."""
 
     variant: Variant = "paper"
-    """paper: as published. release: as the authors' code does it. off: plain GRPO, G at random. An `[algorithm]` other
-    than grpo-roc is always off."""
+    """paper: as published. release: as in the authors' code. off: plain GRPO, with G rollouts at random. An
+    `[algorithm]` other than grpo-roc always uses off."""
     leave_out: Literal["none", "void-turn", "all-failed"] = "none"
-    """Rollouts never trained on, whatever their reward. void-turn: those with a turn of neither a call nor an answer.
-    all-failed: those of which every call failed. The algorithms void-turn and drop-all-failed set it."""
+    """Rollouts that are never trained on, whatever their reward. void-turn: those that have a turn with neither a call
+    nor an answer. all-failed: those whose calls all failed. The algorithms void-turn and drop-all-failed set it."""
     down_sample_to_n: int = Field(16, ge=2)
-    """G, the rollouts kept per problem."""
+    """Rollouts kept per problem: G."""
     reject_equal_reward: bool = True
-    """Drop groups whose kept rewards are all equal, be it before the selection or only after it."""
+    """Drop groups whose kept rewards are all equal, whether they already were before the selection or only after it."""
     refill_batches: float = Field(0, ge=0)
-    """Replace dropped groups by new problems, up to this many times a step's problems; what is still missing then is
-    padded, as it is with 0."""
+    """Replace dropped groups with new problems, up to this many times a step's problems. Padding fills what is still
+    missing after that, as it does with 0."""
     roc_error_ratio: bool = True
     """Whether failed calls count against a correct trace."""
     roc_answer_format: bool = True
     """Whether missing or repeated answer blocks count against a correct trace."""
     min_zero_reward_trace_num: int = Field(0, ge=0)
-    """Variant release: keep at least this many wrong traces, where there are."""
+    """Variant release: keep at least this many wrong traces, or all if there are fewer."""
     min_non_zero_reward_trace_num: int = Field(0, ge=0)
-    """Variant release: keep at least this many correct traces, where there are."""
+    """Variant release: keep at least this many correct traces, or all if there are fewer."""
     penalty_floor: float = Field(1e-3, gt=0)
-    """Least p_total, so that the weight 1 / p_total of a faultless trace is finite."""
+    """Minimum of p_total, so that the weight 1 / p_total of a faultless trace is finite."""
 
 
 @dataclass(frozen=True)

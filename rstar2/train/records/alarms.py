@@ -30,22 +30,22 @@ _NUMBERS = {
 
 
 class AlarmSettings(Strict):
-    """From which values on a sign of collapse is reported. Training continues."""
+    """The thresholds at which a sign of collapse is reported. Training continues."""
 
     window: int = Field(5, ge=1)
-    """Steps that are averaged. The first so many of a stage are what its later ones are compared with."""
+    """Steps over which values are averaged. The first window of a stage is what later steps are compared with."""
     entropy_fall: float = Field(0.7, gt=0, le=1)
-    """Entropy is this share lower than in the stage's first steps: the policy writes the same again and again."""
+    """Entropy is lower than in the stage's first steps by this share: the policy repeats itself."""
     entropy_rise: float = Field(2.0, gt=0)
-    """Entropy is this share higher than in the stage's first steps: the policy writes noise."""
+    """Entropy is higher than in the stage's first steps by this share: the policy writes noise."""
     length_change: float = Field(2.0, gt=1)
-    """Rollouts are this many times longer, or shorter, than `length_over` steps before."""
+    """Rollouts are longer or shorter than `length_over` steps before by this factor."""
     length_over: int = Field(20, ge=1)
-    """Over how many steps a change of length is looked for."""
+    """Steps over which a change of length is measured."""
     truncated: float = Field(0.2, gt=0, le=1)
-    """This share of the rollouts ends by the token budget. In the paper a tenth does at times in stage 1."""
+    """This share of the rollouts is truncated by the token budget. In the paper, at times a tenth in stage 1."""
     reward_fall: float = Field(0.15, gt=0, le=1)
-    """The mean reward, before selection, is this much lower than it has been in the stage."""
+    """The pass rate, before selection, is this much lower than the stage's best."""
 
 
 @dataclass(frozen=True)

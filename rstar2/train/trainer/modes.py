@@ -13,18 +13,18 @@ Mode = Literal["sync", "colocate_async", "separate_async"]
 
 
 class AsyncSettings(Strict):
-    """How far rollouts run ahead of the update; without effect where `mode` is sync."""
+    """How far rollouts run ahead of the update; without effect if `mode` is sync."""
 
     batches_ahead: float = Field(1.0, gt=0)
-    """Problems that are handed out before the step that they are meant for, in multiples of `rollout.prompts`."""
+    """Number of problems handed out ahead of the step they are meant for, in multiples of `rollout.prompts`."""
     max_steps: int = Field(8, ge=2)
-    """Steps that a problem's rollouts may be under way, its first and its last included."""
+    """Steps that a problem's rollouts may be under way, counting the first and the last."""
     too_old: Literal["drop", "wait"] = "drop"
-    """What becomes of a problem beyond `max_steps`. drop: its rollouts are left out, and another one is handed out.
-    wait: before it would be, a step waits until they are finished."""
+    """What happens to a problem that exceeds `max_steps`. drop: its rollouts are left out, and another problem is
+    handed out. wait: before that point, a step waits until its rollouts are finished."""
     rollout_nodes: int = Field(1, ge=1)
-    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`; separate_async
-    only."""
+    """Machines with `hardware.gpus_per_node` GPUs that only generate, in addition to `hardware.nodes`. Only for
+    separate_async."""
 
 
 def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) -> str:
