@@ -285,6 +285,8 @@ ORDINALS: list[Case] = [
     ("3", "a third", NOT_CORRECT),
     ("n", "n^{th}", NOT_CORRECT),
     ("42", "forty-two", UNPARSED),
+    ("600", "six hundred", UNPARSED),
+    ("600", "6 hundred", CORRECT),
     ("12", "12th", CORRECT),
     ("3", "3rd place", CORRECT),
     ("second", "first", WRONG),

@@ -214,6 +214,8 @@ class Answer(Expression):
 
     def _scaled(self, node: Node) -> Node:
         while self._tokens.next.is_words and self._tokens.next.text.lower() in SCALES:
+            if not any(isinstance(part, nodes.Number) for part in walk(node)):
+                raise ParseError("a number in words")  # six hundred, whose letters are no factors
             node = nodes.Product((node, number(SCALES[self._tokens.take().text.lower()])))
         return node
 
