@@ -91,7 +91,7 @@ class _Parameter:
 def _parameters(command: Any) -> Iterator[_Parameter]:
     """The options and arguments of a command, as its function's annotations describe them."""
     hints = get_type_hints(command.callback, include_extras=True)
-    options = {param.name: param.opts for param in command.params}
+    options = {param.name: param for param in command.params}
     for name, declared in inspect.signature(command.callback).parameters.items():
         if hints[name] is typer.Context:
             continue
@@ -100,8 +100,11 @@ def _parameters(command: Any) -> Iterator[_Parameter]:
         if positional:
             names = str(info.metavar or name.upper())
         else:
-            names = ", ".join(sorted(options[name], key=len))
-            names += "" if annotation is bool else f" {info.metavar or _kind(annotation)}"
+            names = ", ".join(sorted(options[name].opts, key=len))
+            if annotation is not bool:
+                names += f" {info.metavar or _kind(annotation)}"
+            elif options[name].secondary_opts:
+                names += f" / {options[name].secondary_opts[0]}"
         meaning = f"{info.help or ''} {_facts(declared.default, annotation, info)}".strip()
         yield _Parameter(names, meaning, positional, declared.default is inspect.Parameter.empty)
 
@@ -122,14 +125,15 @@ def _facts(default: Any, annotation: Any, info: Any) -> str:
         facts.append("required")
     elif isinstance(info.show_default, str):
         facts.append(f"default: {info.show_default}")
-    elif default not in (None, "") and annotation is not bool and info.show_default:
-        facts.append(f"default: {default}")
+    elif default not in (None, "") and default is not False and info.show_default:
+        facts.append("on by default" if default is True else f"default: {default}")
     if "list[" in str(annotation) and not isinstance(info, ArgumentInfo):
         facts.append("may be repeated")
     if info.min is not None:
         facts.append(f"at least {info.min}" if info.max is None else f"{info.min} to {info.max}")
     if info.envvar:
-        facts.append(f"environment: {info.envvar}")
+        names = [info.envvar] if isinstance(info.envvar, str) else info.envvar
+        facts.append(f"environment: {' or '.join(names)}")
     return f"({'; '.join(facts)})" if facts else ""
 
 
