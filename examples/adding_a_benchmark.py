@@ -1,9 +1,9 @@
-"""Add a benchmark: write its problems as JSON lines, and check the file before a model sees it.
+"""Add a benchmark: write its problems as JSON lines, and check the file before you run a model on it.
 
-No code of rstar2 changes for this; `rstar2 eval FILE.jsonl` measures a model on it. A benchmark that should have a
-name for everyone is one more `Source` in rstar2/data/benchmarks.py (CONTRIBUTING, "A benchmark").
+This needs no change to rstar2; `rstar2 eval FILE.jsonl` measures a model on the file. To give a benchmark a name for
+everyone, add a `Source` to rstar2/data/benchmarks.py (CONTRIBUTING, "A benchmark").
 
-`python examples/adding_a_benchmark.py FOLDER`; further arguments, such as `--judge URL`, go to `rstar2 eval`.
+Run `python examples/adding_a_benchmark.py FOLDER`; further arguments, such as `--judge URL`, go to `rstar2 eval`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROWS = [
     {"id": "roots", "problem": "Solve $x^2 = 5x - 6$. Give all solutions.", "answer": "2, 3"},
     {"id": "half", "problem": "What is the probability of heads for a fair coin?", "answer": "\\frac{1}{2}"},
 ]
-"""`problem` and `answer` are required; without `id` a problem is named after its line."""
+"""`problem` and `answer` are required; a problem without `id` is named after its line."""
 
 
 def main(folder: Path, *options: str) -> None:
@@ -28,12 +28,13 @@ def main(folder: Path, *options: str) -> None:
     file = folder / "mine.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
 
-    # A bad row is refused here, with its file, line and field.
+    # A bad row raises an error here that names its file, line and field.
     problems = load_benchmark(str(file))
     print(f"{len(problems)} problems: {', '.join(problem.id for problem in problems)}")
 
-    # The oracle answers with the gold answer, the first of each ten problems wrong on purpose. So 2 of 3 must be
-    # correct; anything else is a fault of the benchmark, the judge or the grader, and no model is needed to see it.
+    # The oracle gives the gold answer, except for the first of each ten problems, which it deliberately answers wrong.
+    # So 2 of 3 must be correct. Any other score means a fault in the benchmark, the judge or the grader, and shows it
+    # without a model.
     command = [sys.executable, "-m", "rstar2", "eval", str(file), "--oracle", "-n", "2", *options]
     subprocess.run([*command, "--run", str(folder / "run")], check=True, stdout=subprocess.DEVNULL)
     results = json.loads((folder / "run" / "mine" / "results.json").read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """Run untrusted Python on a judge: one program, a batch, and a program that never ends.
 
-Needs a judge that answers: `rstar2 judge up --detach`. Then: `python examples/judge_client.py http://127.0.0.1:8088`
+Start a judge with `rstar2 judge up --detach`, then run `python examples/judge_client.py http://127.0.0.1:8088`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def main(url: str) -> None:
         one = judge.run(RunRequest(code="print('hello')\n6 * 7"))
         print(f"one program: {one.outcome}, stdout {one.stdout!r}, value {one.value}")
 
-        # Programs of one call run side by side; results come in the order of the requests.
+        # The programs of one call run in parallel; the results have the order of the requests.
         squares = judge.run_many([RunRequest(code=f"print({n} ** 2)") for n in range(5)])
         print("a batch:", *[result.stdout.strip() for result in squares])
 
-        # A failed program is a result, not an exception: read `outcome`.
+        # A failed program gives a result, not an exception: check `outcome`.
         failed = judge.run(RunRequest(code="1 / 0"))
         print(f"an error: {failed.outcome}, {failed.stderr.splitlines()[-1]}")
 
-        # The time limit is in wall-clock seconds from when the program starts, not from when it is sent.
+        # The time limit is in wall-clock seconds, counted from the start of the program, not from its submission.
         endless = judge.run(RunRequest(code="while True: pass", timeout_s=0.5))
         print(f"an endless loop: {endless.outcome}")
 

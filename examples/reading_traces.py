@@ -1,6 +1,7 @@
 """Read the traces of a run: verdicts, failed calls, and one rollout turn by turn.
 
-A run of `rstar2 eval` has one file per benchmark: `python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl`
+A run of `rstar2 eval` has one trace file per benchmark. Run
+`python examples/reading_traces.py RUN/BENCHMARK/traces.jsonl`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def main(path: Path) -> None:
     statuses: Counter[str] = Counter()
     calls = failed = 0
     first_wrong: Trace | None = None
-    # Traces are read one at a time, so that a file may be larger than the memory.
+    # Traces are read one at a time, so a file may be larger than memory.
     for trace in read_traces(path):
         verdicts[trace.verdict or "not graded"] += 1
         statuses.update(call.status for call in trace.calls)

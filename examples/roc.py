@@ -1,7 +1,7 @@
-"""GRPO-RoC on groups made by hand: which of a problem's 2G rollouts the update sees.
+"""GRPO-RoC on hand-written groups: which of a problem's 2G rollouts the update uses.
 
-Of the wrong rollouts half are kept, at random. The rest of G is drawn from the correct ones, and those with
-failed calls or a bad answer format are drawn less often. `python examples/roc.py`
+Half of the wrong rollouts are kept, at random. The rest of G is drawn from the correct ones; those with failed calls
+or a bad answer format are drawn less often. Run `python examples/roc.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
         shares = ", ".join(f"{name} {kept[name] / 2000:.0%}" for name in KINDS)
         print(f"variant {variant}: share of each kind that is kept: {shares}")
 
-    # A group with one reward teaches nothing; it is dropped.
+    # A group whose rewards are all equal gives no gradient, so it is dropped.
     settings = RocSettings(down_sample_to_n=4)
     print("all correct, trained on:", gives_gradient([CLEAN] * 4, settings))
 

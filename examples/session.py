@@ -1,6 +1,6 @@
 """A session: a Python process on the judge that keeps its variables from one cell to the next.
 
-Needs a judge that answers: `rstar2 judge up --detach`. Then: `python examples/session.py http://127.0.0.1:8088`
+Start a judge with `rstar2 judge up --detach`, then run `python examples/session.py http://127.0.0.1:8088`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rstar2.judge.schema import CellRequest, SessionRequest
 
 
 async def main(url: str) -> None:
-    # The session ends with the block; without cells it ends by itself after `idle_s` seconds.
+    # The session ends with the block, or after `idle_s` seconds without a cell.
     async with JudgeClient(url) as client, JudgeSession(client, SessionRequest(idle_s=60)) as session:
         for code in ("import math", "x = math.factorial(20)", "x % 1_000_003"):
             cell = await session.run(CellRequest(code=code))
             print(f">>> {code}\n{cell.value or ''}".rstrip())
 
-        # An error leaves the session alive, and so does a cell that is interrupted at its time limit.
+        # The session survives an error, and also a cell that is interrupted at its time limit.
         failed = await session.run(CellRequest(code="undefined"))
         print(f"after {failed.outcome}: alive {failed.session_alive}")
         slow = await session.run(CellRequest(code="while True: pass", timeout_s=0.5))
