@@ -30,8 +30,8 @@ from rstar2.formats.format import FORMAT_FILE, read_format
 from rstar2.prompts import ChatCodec, load_codec, load_tokenizer
 from rstar2.tools.python_code_with_standard_io import NAME
 from rstar2.trace import ToolCall
-from rstar2.train.plan import with_format
 from rstar2.train.stages import in_format
+from rstar2.train.start_checks import with_format
 
 pytestmark = [pytest.mark.slow, needs("verl")]
 

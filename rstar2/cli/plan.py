@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rstar2.train.estimate.model import ModelShape
     from rstar2.train.estimate.report import RunEstimate, StageEstimate
     from rstar2.train.estimate.work import Assumptions
-    from rstar2.train.plan import TrainPlan
     from rstar2.train.recipe import Hardware, SftRecipe, StageRecipe
+    from rstar2.train.start_checks import TrainPlan
 
 EPILOG = examples(
     ("the paper's three stages on its hardware", "rstar2 plan --model Qwen3-14B/ --profile 64xmi300x"),
@@ -162,7 +162,7 @@ def show_sft(model: Path | str, recipe: SftRecipe, data: Path) -> None:
 def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> list[int]:
     """Of some of the conversations; empty where the model's tokenizer, or the data, is not here."""
     from rstar2.errors import UserError
-    from rstar2.train.plan import conversation_lengths
+    from rstar2.train.start_checks import conversation_lengths
 
     try:
         with err.status(f"sampling the conversations of {data}"):

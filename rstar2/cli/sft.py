@@ -72,7 +72,7 @@ def command(
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     find_model(model)
     check_hardware([resolved.hardware])
-    from rstar2.train.plan import plan_sft
+    from rstar2.train.start_checks import plan_sft
 
     folder = local_model(model)
     with err.status(f"encoding the conversations of {data}"):

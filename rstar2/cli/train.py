@@ -22,7 +22,7 @@ from rstar2.cli.training import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rstar2.train.plan import TrainPlan
+    from rstar2.train.start_checks import TrainPlan
 
 EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data data/rl"),
@@ -101,7 +101,7 @@ def command(
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
     if dry_run:
         from rstar2.cli.plan import show_run
-        from rstar2.train.plan import check_start
+        from rstar2.train.start_checks import check_start
 
         if any(Path(here).glob("tokenizer*")):
             check_start(recipes, Path(here))
@@ -120,7 +120,7 @@ def command(
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
     find_model(model)
     check_hardware(resolved.machines for resolved in recipes.values())
-    from rstar2.train.plan import plan_training
+    from rstar2.train.start_checks import plan_training
 
     folder = local_model(model)
     with err.status(f"counting the tokens of the prompts of {data}"):

@@ -36,13 +36,13 @@ from rstar2.train.conversations import write_encoded
 from rstar2.train.filter.sample import FilterProgress
 from rstar2.train.filter.unsolved import counted, unsolved, unsolved_as_counted
 from rstar2.train.launch import fork_server
-from rstar2.train.plan import SftPlan, TrainPlan, with_format
 from rstar2.train.recipe import Hardware, StageRecipe
 from rstar2.train.records.alarms import AlarmRecorder
 from rstar2.train.records.steps import step_metrics, write_steps, write_steps_before
 from rstar2.train.records.timing import PhaseTimer, read_timing
 from rstar2.train.sampling import Evaluation, JudgeAddress, OnProgress, Rows
 from rstar2.train.stages import PhaseProgress, is_done
+from rstar2.train.start_checks import SftPlan, TrainPlan, with_format
 
 _SHOWN = ("problems", "samples", "failed_call_ratio_correct", "calls_per_trace", "mean_tokens")
 

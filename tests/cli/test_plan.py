@@ -19,8 +19,8 @@ from rstar2.cli.plan import warn_before_start
 from rstar2.errors import UserError
 from rstar2.eval.settings import JudgeChoice
 from rstar2.formats.format import ours
-from rstar2.train.plan import TrainPlan
 from rstar2.train.recipe import stage_recipe
+from rstar2.train.start_checks import TrainPlan
 
 QWEN3_14B: dict[str, Any] = {
     "model_type": "qwen3", "hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40,

@@ -27,11 +27,11 @@ from rstar2.train import stages
 from rstar2.train.command import Command, stage_command
 from rstar2.train.filter.sample import VERDICTS
 from rstar2.train.pipeline import Pipeline
-from rstar2.train.plan import TrainPlan, plan_training
 from rstar2.train.recipe import CheckpointSettings, Hardware, StageRecipe, stage_recipe, stage_recipes
 from rstar2.train.records.timing import PhaseTimer
 from rstar2.train.sampling import drop_solved
 from rstar2.train.stages import Start, continue_optimizer, fitting, train, write_stage_inputs
+from rstar2.train.start_checks import TrainPlan, plan_training
 from rstar2.train.trainer.checkpoints import POINTER, steps_of
 
 
