@@ -114,6 +114,12 @@ def extract_answer(text: str) -> str | None:
     return _clean(_find(inner if opening and inner.strip() else turn))
 
 
+def gold_answer(text: str) -> str:
+    """The answer in the text of a gold answer: what is boxed or marked in a worked solution, otherwise the whole."""
+    marked = _BOX.search(text) or "<answer>" in text or "####" in text
+    return (extract_answer(text) if marked else _clean(text)) or text.strip()
+
+
 def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:

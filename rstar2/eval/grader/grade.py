@@ -11,7 +11,7 @@ from typing import Literal
 from rstar2.eval.grader.compare.answers import compare
 from rstar2.eval.grader.compare.evaluate import unsolved
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.extract import extract_answer
+from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
@@ -19,6 +19,8 @@ from rstar2.eval.grader.parse.reader import read
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
+SAME_CHARS = 100
+"""An output that is longer than the gold answer by more than this is not compared with it as a whole."""
 SIMPLE_CHARS = 100
 """Answers up to this length that need only a few additions and multiplications are compared in the caller's process."""
 _SIMPLE = (
@@ -127,12 +129,13 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
     """The two answers to compare; a verdict where one is missing, both are integers or the texts are the same."""
     if gold is None or not gold.strip():
         return Verdict("invalid", None, "no gold answer")
-    wanted, extracted = extract_answer(gold) or gold.strip(), extract_answer(pred or "")
+    wanted, extracted = gold_answer(gold), extract_answer(pred or "")
     if extracted is None:
         return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
         return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
-    if key(wanted) == key(extracted):
+    whole = pred if pred and len(pred) <= len(gold) + SAME_CHARS else ""
+    if key(wanted) == key(extracted) or key(whole.strip()) == key(gold.strip()):
         return Verdict("correct", extracted, "text")
     return wanted, extracted
 

@@ -8,6 +8,7 @@ from itertools import product
 from rstar2.eval.grader.compare import assignments, matrices
 from rstar2.eval.grader.compare.bound_letters import (
     depends_on_whole_numbers,
+    has_condition,
     same_families,
     same_numbers,
     with_arguments_of,
@@ -18,10 +19,18 @@ from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.one_answer import one_answer
-from rstar2.eval.grader.compare.quantities import same_quantities, same_ratios, same_residues
+from rstar2.eval.grader.compare.quantities import (
+    are_parts_of_a_sum,
+    has_congruence,
+    same_quantities,
+    same_ratios,
+    same_residues,
+)
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.parse.units import same_words
 
+Items = tuple[Node, ...]
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
 _ORDER = {">": "<", ">=": "<="}
@@ -52,6 +61,12 @@ def _compare_whole(gold: Node, pred: Node) -> Outcome:
         raise NoValue("the numbers that a letter may be")
     if outcome[0]:
         return outcome
+    if has_condition(gold) or has_condition(pred):
+        raise NoValue("a condition")
+    if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
+        raise NoValue("a quantity in several units")
+    if has_congruence(gold) and has_congruence(pred) and nodes.Listing in {type(gold), type(pred)}:
+        raise NoValue("congruences in another form")
     if _about_regions(gold, pred) and (depends_on_whole_numbers(gold) or depends_on_whole_numbers(pred)):
         raise NoValue("bounds on whole numbers")
     same_members = same_families(gold, named_alike)
@@ -80,7 +95,11 @@ def _compare(a: Node, b: Node) -> Outcome:
         return _texts(a, b), "text"
     if a == b:
         return True, "identical"
+    if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation) and has_congruence(a, b):
+        return _congruences(a, b), "residue"
     if _about_regions(a, b):
+        if has_congruence(a, b):
+            raise NoValue("a congruence in an inequality")
         return _regions(a, b), "interval"
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
         return _relations(a, b), "relation"
@@ -115,7 +134,7 @@ def _lists(a: Node, b: Node) -> Outcome:
         roots = any(len(given) > 1 and len(set(given)) == 1 for given in names)
         return not roots and in_order(assignments.unnamed(one), assignments.unnamed(other), _same), "list"
     if names[0] and names[1]:
-        return unordered(one, other, _same), "list"
+        return _both_named(one, other, names), "list"
     ordered = any(names) and not assignments.one_variable(names[0] or names[1])
     worded = any(
         isinstance(name, nodes.Quantity) or len(getattr(name, "name", "")) > 3
@@ -131,6 +150,29 @@ def _lists(a: Node, b: Node) -> Outcome:
     if ordered or any(part == nodes.Symbol("dots") for item in (*one, *other) for part in walk(item)):
         return in_order(one, other, _same), "list"
     return unordered(one, other, _same), "set" if nodes.SetOf in kinds else "list"
+
+
+def _both_named(one: Items, other: Items, names: tuple[list[Node], list[Node]]) -> bool:
+    """Lists whose members have names or are counted; NoValue where the names do not say which belongs to which."""
+    words = [[_words_of(name) for name in side] for side in names]
+    counted = [isinstance(side[0], nodes.Quantity) for side in names]
+    if counted[0] == counted[1]:
+        return unordered(one, other, _same)
+    values, others = assignments.unnamed(one), assignments.unnamed(other)
+    if any(same_words(left, right) for left in words[0] for right in words[1]):
+        pairs = [
+            next((v for v, word in zip(others, words[1], strict=True) if same_words(word, title)), None)
+            for title in words[0]
+        ]
+        matched = [pair for pair in pairs if pair is not None]
+        return len(matched) == len(values) == len(others) and in_order(values, matched, _same)
+    if not in_order(values, others, _same) and unordered(values, others, _same):
+        raise NoValue("which value is which")
+    return in_order(values, others, _same)
+
+
+def _words_of(name: Node) -> str:
+    return name.unit if isinstance(name, nodes.Quantity) else str(getattr(name, "name", ""))
 
 
 def _titles(items: tuple[Node, ...]) -> list[Node]:
@@ -252,6 +294,24 @@ def _relations(a: nodes.Relation, b: nodes.Relation) -> bool:
     return len(a.sides) == 2 and _equivalent(a, b)
 
 
+def _congruences(a: nodes.Relation, b: nodes.Relation) -> bool:
+    """Whether two congruences say the same; NoValue where they are not written as the residues of one name.
+
+    They are no equations: x = 2 (mod 5) is neither x = 2 nor 3x = 6 (mod 6), and what is divided changes the modulus.
+    """
+    (name, left), (other, right) = assignments.named(a), assignments.named(b)
+    if has_congruence(a) != has_congruence(b):
+        raise NoValue("a congruence against an equation")
+    if name is not None and other is not None and assignments.same_name(name, other):
+        if _same(left, right):
+            return True
+        if all(isinstance(side, nodes.Residue) and not variables(side) for side in (left, right)):
+            return False
+    elif a.operators == b.operators and in_order(a.sides, b.sides, _same):
+        return True
+    raise NoValue("a congruence in another form")
+
+
 def _written_alike(a: nodes.Relation, b: nodes.Relation) -> bool:
     try:
         if in_order(a.sides, b.sides, _same):
@@ -313,10 +373,10 @@ def _values(a: Node, b: Node) -> Outcome:
         return same_quantities(a, b, _same), "unit"
     if nodes.Ratio in kinds:
         return same_ratios(a, b, _same), "ratio"
-    if nodes.Residue in kinds:
-        return same_residues(a, b, _same), "residue"
     if nodes.Based in kinds and kinds != {nodes.Based}:
         return _without_base(a, b), "base"
+    if nodes.Residue in kinds:
+        return same_residues(a, b, _same), "residue"
     if nodes.Brackets in kinds or nodes.NumberSet in kinds:
         return False, "tuple" if nodes.Brackets in kinds else "set"
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):

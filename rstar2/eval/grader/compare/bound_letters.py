@@ -6,7 +6,7 @@ from rstar2.eval.grader.compare.assignments import EQUALS, is_name, named
 from rstar2.eval.grader.compare.equality import equal, functions, variables, whole_number
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, negative, number, renamed, walk, with_parts
+from rstar2.eval.grader.parse.nodes import CONSTANTS, Node, negative, number, renamed, walk, with_parts
 
 _WHOLE = frozenset("klmn")
 """Letters that stand for every whole number in a family of angles, even where nothing says so."""
@@ -93,6 +93,18 @@ def _is_bound(part: Node) -> bool:
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
 
 
+def has_condition(node: Node) -> bool:
+    """Whether a list is a value and a condition on a letter in it, as 2^n, n >= 1 or a_n = 2^n, n = 1, 2, ..."""
+    if not isinstance(node, nodes.Listing):
+        return False
+    relations = [item for item in node.items if isinstance(item, nodes.Relation)]
+    valued = {name for item in node.items if item not in relations for name in variables(item)}
+    given = {name for item in relations if not _is_bound(item) for name in variables(item.sides[-1])}
+    bound = {name for item in relations if _is_bound(item) for name in variables(item)}
+    named = {name for item in relations if not _is_bound(item) for name in variables(item.sides[0])}
+    return bool((valued | given) & bound or valued & named or given & named)
+
+
 def depends_on_whole_numbers(node: Node) -> bool:
     """Whether it says of a whole number where it lies: x > 3 and x >= 4 are the same for those."""
     return any(
@@ -105,7 +117,7 @@ def depends_on_whole_numbers(node: Node) -> bool:
 
 def _letters(args: tuple[Node, ...]) -> list[str]:
     """The names of arguments that are different letters; none of other arguments."""
-    names = [arg.name for arg in args if isinstance(arg, nodes.Symbol)]
+    names = [arg.name for arg in args if isinstance(arg, nodes.Symbol) and arg.name not in CONSTANTS]
     return names if len(set(names)) == len(args) else []
 
 

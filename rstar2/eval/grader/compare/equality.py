@@ -330,7 +330,7 @@ def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bo
 
 def _rounds(node: Node, value: Value, setting: Setting) -> bool:
     """Whether a long decimal is the rounding, or the cutting off, of a value that has no exact decimal."""
-    if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS or not node.places:
+    if not isinstance(node, Number) or node.digits < ROUNDED_DIGITS:
         return False
     written: Value = node.value
     if isinstance(value, Fraction):
@@ -344,6 +344,8 @@ def _rounds(node: Node, value: Value, setting: Setting) -> bool:
         shift = 10 ** (node.places + 20)
         difference = Fraction(int((abs(value) - abs(written)) * shift), shift)
     last_place = Fraction(1, 10**node.places)
+    if not node.places:  # 1.4142135623730951e20, whose last digit is no unit
+        return _is_printed_float(node, value)
     if (value < 0) != (written < 0) or not abs(difference) < last_place * FLOAT_PLACES:
         return False
     return -last_place / 2 <= difference < last_place or _is_printed_float(node, value)

@@ -6,7 +6,7 @@ from rstar2.eval.grader.compare.equality import equal, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.parse import nodes, units
-from rstar2.eval.grader.parse.nodes import Node, negative, number
+from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:
@@ -65,6 +65,22 @@ def same_ratios(a: Node, b: Node, same: Same) -> bool:
         )
     parts, plain = (one, b) if one is not None else (other, a)
     return bool(parts and len(parts) == 2 and not clock and equal(nodes.Quotient(parts[0], parts[1]), plain))
+
+
+def has_congruence(*answers: Node) -> bool:
+    """Whether an answer says something up to multiples of a number, as x = 2 (mod 5), rather than a remainder."""
+    return any(
+        isinstance(part, nodes.Residue) and not part.is_remainder for node in answers for part in walk(node)
+    )
+
+
+def are_parts_of_a_sum(node: Node) -> bool:
+    """Whether a list may be one quantity in several units, as 5 feet and 3 inches."""
+    if not isinstance(node, nodes.Listing):
+        return False
+    found = [units.measure(item.unit) if isinstance(item, nodes.Quantity) else None for item in node.items]
+    known = [each for each in found if each is not None]
+    return len(known) == len(found) == len(set(known)) and len({powers for _, powers in known}) == 1
 
 
 def same_residues(a: Node, b: Node, same: Same) -> bool:

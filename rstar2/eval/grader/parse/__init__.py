@@ -11,9 +11,9 @@ as words.
       relation   = [ label ":" ] side { operator side }                    at least two labels, or none
       operator   = [ \not ] ( "=" | ":=" | "!=" | "<" | "<=" | ">" | ">=" | \in | \notin | \approx | \equiv ... )
       side       = ( name before "=" | set ) [ residue | { ":" sum } ] [ scale ] [ unit ] | money
-      name       = word | letter "(" ( x | t | z | n ) ")"
+      name       = word | letter "(" letter ")"
       set        = sum [ ( \choose | \over ) sum ] { ( \cup | \cap | \setminus ) sum }
-      residue    = ( \pmod | \bmod | \mod | mod ) ( "{" sum "}" | "(" sum ")" | sum )
+      residue    = ( \pmod | \bmod | \mod | mod ) ( "{" sum "}" | "(" sum ")" | sum ) | "(" mod sum ")"
       unit       = word { word | "/" | "^" [ "-" ] digit } [ side ]        a second quantity: 1 hour 30 minutes
       collection = ( "(" | "[" | "]" ) relation { ( "," | ";" ) relation } ( ")" | "]" | "[" )
                  | \{ [ name [ \in token ] ( "|" | ":" ) ] listing \} | \emptyset

@@ -23,8 +23,6 @@ _OPERATORS = {
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
 _BETWEEN = {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
-_ARGUMENTS = frozenset("xtzn")
-"""Letters that, alone between parentheses before an equals sign, are the argument of a function."""
 _QUANTIFIER = re.compile(
     r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
     re.IGNORECASE,
@@ -115,6 +113,11 @@ class Answer(Expression):
             return nodes.Quantity(self._scaled(node), "dollar")
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
+        if self._tokens.at("sign", "(") and self._tokens.peek().text == "mod":
+            self._tokens.take()
+            congruent = self._residue(node)
+            self._tokens.expect("sign", ")")
+            return nodes.Residue(congruent.value, congruent.modulus)
         if self._tokens.at("sign", ":") and self._tokens.peek().text != "=":
             node = self._ratio(node)
         return self._with_unit(node)
@@ -141,7 +144,7 @@ class Answer(Expression):
             tokens.take()
             return nodes.Symbol(word.lower())
         argument, closing = tokens.peek(2), tokens.peek(3).text
-        if len(word) == 1 and tokens.peek().text + closing == "()" and argument.text in _ARGUMENTS:
+        if len(word) == 1 and tokens.peek().text + closing == "()" and re.fullmatch("[a-z]", argument.text):
             after = tokens.peek(4)
             if after.kind == "sign" and after.text == "=":
                 tokens.place += 4
@@ -166,7 +169,7 @@ class Answer(Expression):
         self._tokens.place += ahead + 1
         return label
 
-    def _residue(self, value: Node) -> Node:
+    def _residue(self, value: Node) -> nodes.Residue:
         is_remainder = self._tokens.take().text in {"bmod", "mod"}
         closed = self._tokens.accept("sign", "{") or self._tokens.accept("sign", "(")
         modulus = self._sum()

@@ -136,7 +136,8 @@ class Arithmetic(ABC):
             return is_upright_function(self._tokens)
         if token.kind == "sign":
             return (
-                token.text in {"(", "{"}
+                (token.text == "(" and self._tokens.peek().text != "mod")
+                or token.text == "{"
                 or (token.text == "[" and _opens_group(self._tokens.peek()))
                 or (token.text == "|" and not self._tokens.inside_bars)
             )
@@ -161,6 +162,8 @@ class Arithmetic(ABC):
             elif tokens.accept("sign", "'") or tokens.accept("command", "prime"):
                 node = _primed(node)
             elif tokens.accept("sign", "%") or tokens.accept("command", "%"):
+                if tokens.next.kind == "number" or tokens.at("sign", "("):
+                    raise ParseError("a remainder as programs write it")
                 node = nodes.Call("percent", (node,))
             elif tokens.accept("command", "degree"):
                 node = self._degrees(node)

@@ -72,7 +72,7 @@ class Expression(Arithmetic):
         if function:
             self._tokens.keep_rest(function.end(1))
             return self._function(function[1])
-        if len(word) > 3 and not (word.isupper() and len(word) <= 6):
+        if (len(word) > 3 and not (word.isupper() and len(word) <= 6)) or word in vocabulary.NUMBER_WORDS:
             raise ParseError(f"{word!r} is a word")
         self._tokens.keep_rest(1)
         return self._letter(word[0])
