@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
+from rstar2.eval.grader.last_number import NUMBER, number_at
 from rstar2.eval.grader.parse.reader import understood
 
 MAX_TEXT = 100_000
@@ -43,6 +44,9 @@ _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\b(?:and|or|maybe|perhaps|possibly|else)\b"
     r"|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
+_HEDGE_BETWEEN = re.compile(r"[$\\()\[\]\s]*/|[^.\n]*\b(?:or|versus|vs)\b[^.\n]*$", re.IGNORECASE)
+"""Between two boxes: words that offer both, or a sign that divides them."""
+_POWER_BEHIND = re.compile(r" ?\^ ?\{? ?[-\d]")
 _GAP_CHARS = 60
 _IN_TEXT = re.compile(r"\\(?:text\w*|mathrm|mbox)\s*\{([^{}]*)\}|[$~]|\\(?=[ ,;:])")
 _NOUN_AND = re.compile(r"\s*([A-Za-z]{3,}(?: [a-z]{3,})?)\s*(?:,|,?\s+and)\s*$")
@@ -60,20 +64,18 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _OPENING = re.compile(r"\$\$?|\\\[|\\\(")
-_PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]")
+_PROSE = re.compile(
+    r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
+)
 """What distinguishes sentences from a formula by itself."""
+_FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
+"""Words with which a sentence leads to its formula, and which could be read as products of letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
-_NUMBER = re.compile(
-    r"(?<![\w.\[\\^{])(?<!\w\()(?<![\w)\]}]\*)(?<![\w)\]}]\*\*)(?<!\S \* )"
-    r"[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
-    r"(?![\w\]]*(?:[\[(_]|\s?\*{1,2}[\w(\[]))"
-)
-"""A number that is no factor, index or part of a name."""
 _BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w(\[*])")
 """Markdown's bold, whose stars are no powers."""
-_TOTAL = re.compile(rf"=\s*({_NUMBER.pattern})")
+_TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
 _CHOSEN = re.compile(
     r"\b(?:option|choice)\s*\**\(?([A-J])\)?\**(?=\s+is\b)|\b(?:option|choice)\s+is\s*:?\s*\**\(?([A-J])\)?\**(?=[\s.,]|$)",
@@ -116,7 +118,7 @@ def extract_answer(text: str) -> str | None:
 
 def gold_answer(text: str) -> str:
     """The answer in the text of a gold answer: what is boxed or marked in a worked solution, otherwise the whole."""
-    marked = _BOX.search(text) or "<answer>" in text or "####" in text
+    marked = _BOX.search(text) or "<answer>" in text or _STATED.search(text)
     return (extract_answer(text) if marked else _clean(text)) or text.strip()
 
 
@@ -124,9 +126,13 @@ def _find(turn: str) -> str | None:
     box = _last_boxes(turn)
     if box is not None:
         content, end = box
+        if _POWER_BEHIND.match(turn, end):
+            return ""
         stated = _stated(_FINAL, turn[end:])
         # A remark about the final answer is not one.
         return stated if stated is not None and understood(stated) else _from_box(content)
+    if len(turn) <= BARE_CHARS and not _PROSE.search(rest := _FIRST_WORDS.sub("", turn)):
+        turn = rest
     if len(turn) <= BARE_CHARS and (
         not _PROSE_FIRST.match(turn) and understood(turn) if _PROSE.search(turn) else "\n" not in turn
     ):
@@ -212,6 +218,8 @@ def _counted(gap: str, pattern: re.Pattern[str]) -> str:
 
 def _side_by_side(gap: str) -> bool:
     """Whether what stands between two boxes only lists them."""
+    if _HEDGE_BETWEEN.match(gap):
+        return True
     listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
     return listed and _BETWEEN_BOXES.fullmatch(gap) is not None
 
@@ -320,16 +328,27 @@ def _is_money(text: str, start: int, end: int) -> bool:
 def _last_formula_or_number(text: str) -> str | None:
     formula = _last_formula(text)
     if formula is None:
-        number = None if _CODE.search(text) else _last_match(_NUMBER, text)
+        number = None if _CODE.search(text) else _last_match(NUMBER, text)
         if number is None or _is_denied(text, *number.span()):
             return None
         total = _last_match(_TOTAL, text, text.rfind("\n", 0, number.start()) + 1)
-        return total[1] if total else _with_alternative(text, number.start(), number.group())
+        found = number_at(text, *(total.span(1) if total else number.span()))
+        return found and _with_alternative(text, number.start(), found)
     content, start, end = formula
-    number = _last_match(_NUMBER, text, end)
+    number = _last_match(NUMBER, text, end)
     if number and _ASSERTED.search(text, max(0, number.start() - 20), number.start()):
         return number.group()
     return None if _is_denied(text, start, end) else _with_alternative(text, start, content)
+
+
+def _without_punctuation(text: str) -> str:
+    """The text without what ends a clause; an ellipsis and a LaTeX space such as `\\,` stay."""
+    bare = text.rstrip(",;:")
+    if bare.endswith("\\"):
+        bare = text[: len(bare) + 1]
+    if bare != text:
+        return bare or text
+    return text[:-1] if len(text) > 1 and re.search(r"(?<![.\\])\.$", text[-2:]) else text
 
 
 def _clean(answer: str | None) -> str | None:
@@ -338,7 +357,7 @@ def _clean(answer: str | None) -> str | None:
     cleaned = answer.strip().strip('*"`').strip()
     if len(cleaned) > 2 and cleaned[0] == cleaned[-1] == "'":
         cleaned = cleaned[1:-1]
-    cleaned = re.sub(r"(?<=[^\\])(?<!\.\.)[.,;:]$|(?<=[^\\.])[,;:]+$", "", cleaned).strip()
+    cleaned = _without_punctuation(cleaned).strip()
     inside = _ONE_FORMULA.fullmatch(cleaned)
     if inside:
         cleaned = next(part for part in inside.groups() if part is not None).strip()

@@ -15,7 +15,7 @@ from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
-from rstar2.eval.grader.parse.reader import read
+from rstar2.eval.grader.parse.reader import MAX_CHARS, read
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""
@@ -164,7 +164,8 @@ def _chosen(text: str) -> str | None:
 def _by_type(wanted: str, extracted: str, golds: list[Node], preds: list[Node]) -> Verdict:
     """The best outcome over the readings of both; `wrong` only where every pair of readings is known to differ."""
     rule, doubt = "", ""
-    if any(isinstance(node, nodes.Text) for node in golds) and words(wanted) == words(extracted):
+    worded = any(isinstance(node, nodes.Text) for node in golds)
+    if worded and words(wanted[:MAX_CHARS]) == words(extracted[:MAX_CHARS]):
         return Verdict("correct", extracted, "text")
     letters = _chosen(wanted), _chosen(extracted)
     if letters[0] and letters[1]:

@@ -27,6 +27,8 @@ _QUANTIFIER = re.compile(
     r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
     re.IGNORECASE,
 )
+_ABOUT_LETTERS = re.compile(r"\b(?:[a-z]|integers?|numbers?|reals?|odd|even|primes?)\b", re.IGNORECASE)
+"""Words that, behind an expression with letters, say something of these."""
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
 """Words before a colon that announce the answer and are no part of it."""
 
@@ -197,6 +199,8 @@ class Answer(Expression):
             raise ParseError("words that are no unit")
         if not any(isinstance(part, nodes.Number) for part in walk(node)):
             raise ParseError("a unit without a number")
+        if _ABOUT_LETTERS.search(unit) and any(isinstance(part, nodes.Symbol) for part in walk(node)):
+            raise ConditionError("words about letters")
         if unit.lower() in PERCENTS:
             return nodes.Call("percent", (node,))
         if unit.lower() in DEGREES:

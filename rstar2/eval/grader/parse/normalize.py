@@ -40,7 +40,8 @@ _SPACING = re.compile(
     r"(?<!\\)\\(?:[,;:> ]|q?quad|enspace(?![A-Za-z])|thinspace(?![A-Za-z])|space(?![A-Za-z]))|~|\\$"
 )
 _SPACED_THOUSANDS = re.compile(r"(?<![\w.,}])(\d{1,3})((?: \d{3})+)(?![\d,/])")
-_ENDS = re.compile(r"^[\s\"'`*]+|(?:[\s\"`*,;:\\]|(?<!\.)\.)+$|(?<=\s)'+$")
+_BLANKS = ' \t\r\n\v\f"`*'
+"""What may stand on both sides of an answer and is no part of it."""
 
 
 def clean(text: str) -> str:
@@ -72,7 +73,7 @@ def clean(text: str) -> str:
     cleaned = re.sub(r"\\(?:mathrm|text|mbox)\s*\{\s*\}", "", cleaned)
     cleaned = re.sub(r"/\s*(?=[,;]|$)", "", cleaned)
     cleaned = re.sub(r"\s+", " ", cleaned)
-    return _without_outer_groups(_ENDS.sub("", cleaned).strip())
+    return _without_outer_groups(_without_ends(cleaned))
 
 
 def key(text: str) -> str:
@@ -96,6 +97,25 @@ def words(text: str) -> tuple[str, ...]:
     )
     kept = tuple(word for word in found if word not in {"the", "a", "an"}) or found
     return kept if plain.count("{") == plain.count("}") else ("{", *kept)
+
+
+def _without_ends(text: str) -> str:
+    """The text without quotation marks, stars and punctuation around it; an ellipsis at its end stays."""
+    start, end = 0, len(text)
+    while start < end and text[start] in _BLANKS + "'":
+        start += 1
+    while end > start:
+        last = text[end - 1]
+        if last == "'":
+            quotes = len(text) - len(text[:end].rstrip("'")) - (len(text) - end)
+            if not text[end - quotes - 1 : end - quotes].isspace():
+                break
+            end -= quotes
+        elif last in _BLANKS + ",;:\\" or last.isspace() or (last == "." and text[end - 2 : end - 1] != "."):
+            end -= 1
+        else:
+            break
+    return text[start:end].strip()
 
 
 def _without_outer_groups(text: str) -> str:

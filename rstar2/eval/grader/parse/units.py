@@ -44,11 +44,17 @@ SCALES = {
 }
 _AMBIGUOUS = frozenset({"m", "g", "s", "h", "l", "am", "pm", "in", "mi", "min", "sec", "cu"})
 """Read as variables or functions unless they stand in `\\text{}`."""
+_FRACTIONS = (
+    r"(?:half|halve|third|fourth|fifth|sixth|eighth|ninth|tenth|twelfth|hundredth|thousandth|millionth)s?"
+)
 _REMARK = re.compile(
-    r"(?:or|and|is|are|was|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed|if|when"
-    r"|where)\b|(?:times|to) \w|(?:wrong|incorrect|false|invalid)$"
-    r"|(?:.* )?(?:half|halves|thirds|fourths|fifths|tenths|hundredths|root \w+|pi|gross|lakhs?|crore|infinity|plus"
-    rf"|minus|{'|'.join(NUMBER_WORDS)})(?![\w-])"
+    r"(?:or|and|is|are|was|does|do|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed"
+    r"|raised|doubled|tripled|halved|negated|inverted|reversed|twice|reciprocal|factorials?|if|when|where|unless|except"
+    r"|excluding|without|provided|only|maybe|perhaps|possibly|probably|almost|nearly|approximately|off|basis"
+    r"|at (?:least|most))\b|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
+    r"|(?:.* )?(?:wrong\w*|incorrect\w*|false\w*|invalid\w*|rejected|impossible|fails?|failed|denied)$"
+    r"|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
+    rf"|{_FRACTIONS}|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )
 """Words that change a number, or begin a remark about it, rather than say what it counts."""
 _PLAIN = frozenset({"unit", "sq unit"})

@@ -1,0 +1,58 @@
+"""The last number of a text without a formula: with its sign and scale, or as the expression that it is part of."""
+
+from __future__ import annotations
+
+import re
+
+from rstar2.eval.grader.parse.reader import understood
+from rstar2.eval.grader.parse.units import SCALES, is_remark
+
+NUMBER = re.compile(
+    r"(?<![\w.\[\\^{])(?<!\w\()[-+\u2212]?\$?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?%?"
+    r"(?![\w\]]{0,40}[\[(_])"
+)
+"""A number that is no index, argument or part of a name."""
+_NEAR_CHARS = 80
+_OPERATOR_BEFORE = re.compile(
+    r"(?:[\w)\]}]\*{1,2}|\S \*{1,2} |(?:[\u00d7\u00b7\u22c5/^]|\\(?:times|cdot)(?![A-Za-z])) ?)$"
+)
+_OPERATOR_BEHIND = re.compile(
+    r"\*{1,2}[\w(\[]| \*{1,2} \S| ?[\u00d7\u00b7\u22c5/^\u03c0]| ?\\(?:times|cdot|pi|sqrt|frac)(?![A-Za-z])|!"
+    r"|e[-+]?\d|(?![mgshlLKk]\b)[A-Za-z]\b"
+)
+"""Signs with which a number is part of an expression, as 2 in `3 * 2`, `2^n` or `2x`."""
+_WORD_BEFORE_SIGN = re.compile(r"[A-Za-z,:=]\s*(?:minus|negative) $|^\s*(?:minus|negative) $", re.IGNORECASE)
+_SCALE = re.compile(rf" (?:{'|'.join(SCALES)})\b", re.IGNORECASE)
+_NOT_ITSELF = re.compile(
+    r"(?:cannot be|can't be|anything but|everything but|except(?: for)?"
+    r"|(?:less|more|greater|fewer|larger|smaller|other) than|almost|nearly|!=|[<>\u2260\u2264\u2265])\s?$",
+    re.IGNORECASE,
+)
+"""Words in front of a number that is not the answer, but something beside it."""
+_WORDS_BEHIND = re.compile(r" ?\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
+
+
+def number_at(text: str, start: int, end: int) -> str | None:
+    """The number at a place of a text with what stands beside it; None where the words say that it is not that number.
+
+    Where it is part of an expression it is that, or None if the expression is not understood.
+    """
+    before, behind = text[max(0, start - _NEAR_CHARS) : start], text[end : end + _NEAR_CHARS]
+    if _OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(behind):
+        expression = _last_expression(text)
+        return expression if understood(expression) else None
+    words = _WORDS_BEHIND.match(behind)
+    if _NOT_ITSELF.search(before) or (words and is_remark(words[1].strip())):
+        return None
+    scale = _SCALE.match(behind)
+    value = text[start:end] + (scale.group() if scale else "")
+    if before[-10:].lower().endswith(("minus ", "negative ")):
+        return f"-{value}" if _WORD_BEFORE_SIGN.search(before) else None
+    return value
+
+
+def _last_expression(text: str) -> str:
+    """What stands behind the last word of the last line, less what ends the sentence."""
+    line = text[-_NEAR_CHARS:].rpartition("\n")[2]
+    return _WORD.split(line)[-1].strip().rstrip(".,;:")
