@@ -78,7 +78,7 @@ def up(
     from rstar2.errors import UserError
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.state import clear_state, read_state, state_folder, write_state
 
     running = read_state()
     if running is not None:
@@ -123,7 +123,7 @@ def down() -> None:
     import signal
 
     from rstar2.errors import Failure
-    from rstar2.judge.service.state_file import clear_state, current_judge, read_state
+    from rstar2.judge.service.state import clear_state, current_judge, read_state
 
     state = current_judge()
     os.kill(state.pid, signal.SIGTERM)
@@ -168,7 +168,7 @@ def status(
 
 def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
     """The URL, and the token, of the judge that is named, or of the one that runs here."""
-    from rstar2.judge.service.state_file import current_judge
+    from rstar2.judge.service.state import current_judge
 
     if url is not None:
         return url.rstrip("/"), token
@@ -213,8 +213,8 @@ def logs(
     from rich.text import Text
 
     from rstar2.errors import UserError
-    from rstar2.judge.service import logs
-    from rstar2.judge.service.state_file import state_folder
+    from rstar2.judge.service.state import state_folder
+    from rstar2.supervision import logs
 
     folder = state_folder() / "judge" / "logs"
     files = sorted(folder.glob(f"{part}*.log"))
@@ -251,7 +251,7 @@ def worker(
 
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import state_folder
+    from rstar2.judge.service.state import state_folder
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(
@@ -287,7 +287,7 @@ def mcp(url: Url = None, token: Token = None) -> None:
 
     from rstar2.judge.client.mcp_server import mcp_server
     from rstar2.judge.service.start import running_judge
-    from rstar2.judge.service.state_file import read_state
+    from rstar2.judge.service.state import read_state
 
     with ExitStack() as stack:
         if url is None:

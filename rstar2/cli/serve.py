@@ -271,8 +271,8 @@ def logs(
     from rich.text import Text
 
     from rstar2.errors import UserError
-    from rstar2.judge.service import logs
     from rstar2.serve.state import one_server, server_folder
+    from rstar2.supervision import logs
 
     folder = server_folder(port if port is not None else one_server(None).port) / "logs"
     files = sorted(folder.glob(f"{part}*.log"))

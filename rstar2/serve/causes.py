@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.service.logs import tail
+from rstar2.supervision.logs import tail
 
 LINES = 400
 """Of the log's end that are searched."""

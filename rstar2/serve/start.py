@@ -12,10 +12,10 @@ from collections.abc import Generator
 from pathlib import Path
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.service.logs import private_log
 from rstar2.processes import stop_group
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
 from rstar2.serve.state import SUPERVISOR, clear_state, is_running
+from rstar2.supervision.logs import private_log
 
 STOP_S = 90.0
 """For all parts one after the other."""

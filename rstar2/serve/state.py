@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rstar2.errors import UserError
-from rstar2.judge.service.state_file import runs_module, state_folder, write_private
+from rstar2.judge.service.state import runs_module, state_folder, write_private
 from rstar2.serve.settings import ServerHandle
 
 SUPERVISOR = "rstar2.serve.supervisor"

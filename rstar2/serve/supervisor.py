@@ -16,15 +16,15 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rstar2.backoff import Backoff
 from rstar2.errors import RStarError, UserError
-from rstar2.judge.backoff import Backoff
-from rstar2.judge.service.logs import private_log, rotate
 from rstar2.processes import begin_module, stop_group
 from rstar2.serve.causes import explained
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
 from rstar2.serve.state import clear_state, write_state
+from rstar2.supervision.logs import private_log, rotate
 
 CHECK_EVERY_S = 0.2
 ROTATE_EVERY_S = 5.0

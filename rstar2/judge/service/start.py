@@ -15,9 +15,9 @@ from typing import IO
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service.logs import private_log
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.processes import stop_group
+from rstar2.supervision.logs import private_log
 
 START_S = 200.0
 """And a second a worker."""

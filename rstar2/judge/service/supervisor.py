@@ -25,18 +25,18 @@ from typing import Any
 import httpx
 import redis
 
+from rstar2.backoff import Backoff
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
-from rstar2.judge.service.logs import private_log, rotate, tail
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
+from rstar2.supervision.logs import private_log, rotate, tail
 
 START_S = 180.0
 """And a second a worker."""
