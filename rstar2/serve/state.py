@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rstar2.errors import UserError
-from rstar2.judge.service.state import runs_module, state_folder, write_private
+from rstar2.files import write_text
+from rstar2.judge.service.state import runs_module, state_folder
 from rstar2.serve.settings import ServerHandle
 
 SUPERVISOR = "rstar2.serve.supervisor"
@@ -19,7 +20,7 @@ def server_folder(port: int) -> Path:
 
 
 def write_state(server: ServerHandle) -> None:
-    write_private(_file(server.port), server.model_dump_json(indent=2))
+    write_text(_file(server.port), server.model_dump_json(indent=2), mode=0o600)
 
 
 def clear_state(server: ServerHandle) -> None:

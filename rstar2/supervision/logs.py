@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rstar2.files import private_file
+
 TAIL_BYTES = 1 << 20
 POLL_S = 0.2
 log = logging.getLogger(__name__)
@@ -18,10 +20,7 @@ def private_log(folder: Path, part: str) -> Path:
     """The log of one part, `<part>.log` in `folder`, which this user alone can read; made where it is not there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    path = folder / f"{part}.log"
-    path.touch(0o600)
-    path.chmod(0o600)
-    return path
+    return private_file(folder / f"{part}.log")
 
 
 def rotate(folder: Path, max_bytes: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rstar2.errors import UserError
+from rstar2.files import write_text
 from rstar2.judge.service.settings import JudgeHandle
 
 
@@ -25,16 +26,7 @@ def state_file() -> Path:
 
 def write_state(judge: JudgeHandle) -> None:
     """Write which judge runs, readable by this user alone: the file holds its secrets."""
-    write_private(state_file(), judge.model_dump_json(indent=2))
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file whole, readable by this user alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    draft.replace(path)
+    write_text(state_file(), judge.model_dump_json(indent=2), mode=0o600)
 
 
 def clear_state(pid: int) -> None:
