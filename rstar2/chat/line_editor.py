@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
 from rstar2.files import private_file
-from rstar2.judge.service.state import state_folder
+from rstar2.supervision.state import state_folder
 
 HISTORY_FILE = "chat_history"
 

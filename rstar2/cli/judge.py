@@ -78,7 +78,8 @@ def up(
     from rstar2.errors import UserError
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state import clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.state import read_state, state_file
+    from rstar2.supervision.state import state_folder
 
     running = read_state()
     if running is not None:
@@ -97,7 +98,7 @@ def up(
         detached=detach,
     )
     process, judge = start_service(settings)
-    write_state(judge)
+    state_file().write(judge)
     _announce(judge, workers, folder)
     if detach:
         return
@@ -105,7 +106,7 @@ def up(
         process.wait()
     finally:
         stop_service(process)
-        clear_state(judge.pid)
+        state_file().clear(judge.pid)
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
@@ -119,20 +120,9 @@ def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
 def down() -> None:
     """End the judge that runs."""
-    import os
-    import signal
+    from rstar2.judge.service.state import current_judge, end_judge
 
-    from rstar2.errors import Failure
-    from rstar2.judge.service.state import clear_state, current_judge, read_state
-
-    state = current_judge()
-    os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 30
-    while read_state() is not None:
-        if time.monotonic() > deadline:
-            raise Failure(f"the judge (pid {state.pid}) does not end", f"see {state.folder}/logs")
-        time.sleep(0.05)
-    clear_state(state.pid)
+    end_judge(current_judge())
     out.print("judge ended")
 
 
@@ -213,8 +203,8 @@ def logs(
     from rich.text import Text
 
     from rstar2.errors import UserError
-    from rstar2.judge.service.state import state_folder
     from rstar2.supervision import logs
+    from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
     files = sorted(folder.glob(f"{part}*.log"))
@@ -251,7 +241,7 @@ def worker(
 
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state import state_folder
+    from rstar2.supervision.state import state_folder
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(

@@ -247,8 +247,7 @@ def _line(server: ServerHandle, found: dict[str, Any]) -> str:
 )
 def down(port: Port = None) -> None:
     """End a server that runs here."""
-    from rstar2.serve.start import end_server
-    from rstar2.serve.state import one_server
+    from rstar2.serve.state import end_server, one_server
 
     server = one_server(port)
     end_server(server)

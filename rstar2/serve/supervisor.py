@@ -23,7 +23,7 @@ from rstar2.serve.causes import explained
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
-from rstar2.serve.state import clear_state, write_state
+from rstar2.serve.state import state_file
 from rstar2.supervision.logs import private_log, rotate
 
 CHECK_EVERY_S = 0.2
@@ -54,6 +54,7 @@ class Supervisor:
         self.settings = settings
         self.logs = Path(settings.folder) / "logs"
         self.parts: list[_Part] = []
+        self.state = state_file(settings.port)
         self.stop_asked = False
         self.handle = ServerHandle(
             **settings.model_dump(include={"url", "port", "model", "engine", "with_tools", "folder"}),
@@ -84,7 +85,7 @@ class Supervisor:
 
     def watch(self) -> None:
         """Keep every part running until told to stop; the error of the crash after which it gives up."""
-        write_state(self.handle)
+        self.state.write(self.handle)
         rotate_at = 0.0
         while not self.stopping():
             for part in self.parts:
@@ -123,7 +124,7 @@ class Supervisor:
             pause_s = part.backoff.next_s()
             part.restart_at = now + pause_s
             self.handle.restarts += 1
-            write_state(self.handle)
+            self.state.write(self.handle)
             emit(Event(kind="restart", text=f"{error.message}; it is started again", hint=error.hint))
         if part.restart_at is not None and now >= part.restart_at:
             part.restart_at = None
@@ -147,18 +148,18 @@ def main() -> None:
     try:
         supervisor.start()
         if not supervisor.stopping():
-            write_state(supervisor.handle)
+            supervisor.state.write(supervisor.handle)
             emit(Event(kind="ready", text=supervisor.settings.url))
             ready = True
             if supervisor.settings.detached:
                 # Nobody reads that pipe any more.
                 os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
             supervisor.watch()
-        clear_state(supervisor.handle)
+        supervisor.state.clear(supervisor.handle.pid)
     except RStarError as error:
         if ready:
             supervisor.handle.error = f"{error.message}\n{error.hint}"
-            write_state(supervisor.handle)
+            supervisor.state.write(supervisor.handle)
         emit(
             Event(kind="failed", text=error.message, hint=error.hint, user_error=isinstance(error, UserError))
         )
