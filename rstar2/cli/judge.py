@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
@@ -196,26 +196,14 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 )
 def logs(
     part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")] = False,
+    lines: LogLines = 20,
+    follow: FollowLogs = False,
 ) -> None:
     """Show the logs of the judge that runs, or that ran last."""
-    from rich.text import Text
-
-    from rstar2.errors import UserError
-    from rstar2.supervision import logs
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    files = sorted(folder.glob(f"{part}*.log"))
-    if not files:
-        raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
-    for file in files:
-        for line in logs.tail(file, lines):
-            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
-    if follow:
-        for name, line in logs.follow(folder, part):
-            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    show_logs(folder, part, lines, follow, "a judge", "start one with `rstar2 judge up`")
 
 
 @app.command(
