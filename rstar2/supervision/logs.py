@@ -46,6 +46,11 @@ def tail(path: Path, count: int) -> list[str]:
         return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
+def end_of(path: Path, count: int = 15) -> str:
+    """The last lines of a log for the hint of an error."""
+    return "\n".join([f"The end of its log, {path}:", *tail(path, count)])
+
+
 def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
     """Lines of `<part>.log` files in `folder` as they are written, as (part, line), for ever.
 
