@@ -74,9 +74,7 @@ class RetryPolicy:
                 failures += 1
                 self.trouble = error.message
                 others_answered = self._answers > answers_before
-                pause_s = self._pause(
-                    error, failures, backoff.next_s(), began, attempt_began, others_answered
-                )
+                longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
             else:
                 self.trouble = None
                 self._answers += 1
@@ -84,27 +82,21 @@ class RetryPolicy:
                 return result
             finally:
                 del self._under_way[key]
-            await self._sleep(pause_s)
+            await self._sleep(min(backoff.next_s(), longest_s))
 
-    def _pause(
-        self,
-        error: Unavailable,
-        failures: int,
-        pause_s: float,
-        began: float,
-        attempt_began: float,
-        others_answered: bool,
+    def _longest_pause(
+        self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Seconds until the next attempt, at most `pause_s`; Unavailable or ServiceGone where there is to be none."""
+        """Seconds until the next attempt, at most; Unavailable or ServiceGone where there is to be none."""
         now = self._clock()
         if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
             raise error
         allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
         left_s = allowed_s - (now - max(began, self._last_answer))
         if left_s > 0:
-            return min(pause_s, left_s)
+            return left_s
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
-            return pause_s
+            return _LONGEST_PAUSE_S
         message = error.message
         if self._answers:
             message = f"the {self._service} has not answered for {self._wait_s:g} seconds: {message}"

@@ -13,6 +13,7 @@ from rstar2.files import private_file
 
 TAIL_BYTES = 1 << 20
 POLL_S = 0.2
+ROTATE_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -36,6 +37,20 @@ def rotate(folder: Path, max_bytes: int) -> None:
             except OSError as error:
                 log.warning("%s is emptied, and no copy is kept: %s", path.name, error)
             os.truncate(path, 0)
+
+
+class Rotation:
+    """Rotates the logs of a folder every few seconds, however often it is called."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._due_at = 0.0
+
+    def rotate_if_due(self) -> None:
+        if time.monotonic() >= self._due_at:
+            rotate(self._folder, self._max_bytes)
+            self._due_at = time.monotonic() + ROTATE_EVERY_S
 
 
 def tail(path: Path, count: int) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 from pydantic import BaseModel
 
@@ -21,11 +21,10 @@ Report = TypeVar("Report", bound=BaseModel)
 
 
 class Reports(Generic[Report]):
-    """The lines of JSON that a process prints on its standard output, one after the other."""
+    """The lines of JSON that a process prints, one after the other."""
 
-    def __init__(self, process: subprocess.Popen[bytes], kind: type[Report]) -> None:
-        assert process.stdout is not None
-        self._stream = process.stdout
+    def __init__(self, stream: IO[bytes], kind: type[Report]) -> None:
+        self._stream = stream
         self._kind = kind
         self._unread = b""
 
@@ -77,7 +76,7 @@ def started_supervisor(
     try:
         process.stdin.write(settings.model_dump_json().encode() + b"\n")
         process.stdin.flush()
-        yield process, Reports(process, report)
+        yield process, Reports(process.stdout, report)
     except BaseException:
         stop_supervisor(process, stop_s)
         raise
