@@ -12,10 +12,10 @@ from rstar2.supervision.part import Part
 
 
 class _Owner:
-    """Counts the starts of a process, of which the second fails, and its deaths, of which it takes two."""
+    """Counts the starts of a process, of which the second fails, and how often it died, which may be twice."""
 
     def __init__(self) -> None:
-        self.starts = self.deaths = 0
+        self.starts = self.died = 0
 
     def start(self) -> subprocess.Popen[bytes]:
         self.starts += 1
@@ -24,8 +24,8 @@ class _Owner:
         return subprocess.Popen(["true"])
 
     def on_death(self) -> None:
-        self.deaths += 1
-        if self.deaths > 2:
+        self.died += 1
+        if self.died > 2:
             raise Failure("too often")
 
 
@@ -36,7 +36,7 @@ def test_a_part_is_started_again_also_where_that_failed_until_it_died_too_often(
     with pytest.raises(Failure, match="cannot start"):
         part.restart_if_dead()
     part.restart_if_dead()
-    assert (owner.starts, owner.deaths) == (3, 2)
+    assert (owner.starts, owner.died) == (3, 2)
     part.process.wait()
     with pytest.raises(Failure, match="too often"):
         part.restart_if_dead()
@@ -48,11 +48,11 @@ def test_nothing_is_started_while_a_part_runs_or_pauses() -> None:
     with subprocess.Popen(["sleep", "3600"]) as running:
         part = Part(owner.start, owner.on_death, Backoff(3600.0, 3600.0), 3600.0, process=running)
         part.restart_if_dead()
-        assert (owner.starts, owner.deaths) == (0, 0)
+        assert (owner.starts, owner.died) == (0, 0)
         running.kill()
     part.restart_if_dead()
     part.restart_if_dead()
-    assert (owner.starts, owner.deaths) == (0, 1)
+    assert (owner.starts, owner.died) == (0, 1)
 
 
 def test_one_that_was_stable_does_not_pause() -> None:
@@ -61,5 +61,5 @@ def test_one_that_was_stable_does_not_pause() -> None:
     part.process.wait()
     owner.starts = 9
     part.restart_if_dead()
-    assert (owner.starts, owner.deaths) == (10, 1)
+    assert (owner.starts, owner.died) == (10, 1)
     part.process.wait()
