@@ -79,6 +79,14 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         file.write(text)
 
 
+def private_file(path: Path) -> Path:
+    """A file to append to, which this user alone can read; made where it is not there, with its folder."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600))
+    path.chmod(0o600)
+    return path
+
+
 @contextmanager
 def whole_file(path: Path, mode: int = 0o666) -> Iterator[TextIO]:
     """A file for UTF-8 text that takes its place at the end of the block, with `mode` less the umask, or not at all.

@@ -139,9 +139,9 @@ def list_runs(root: Path) -> list[Path]:
     return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
 
 
-def config_digest(config: dict[str, Any]) -> str:
-    """Eight characters that are the same for the same config, for a folder's name."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:8]
+def json_digest(value: Any, length: int) -> str:
+    """`length` characters, at most 64, that are the same for the same JSON value, in every version of this package."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:length]
 
 
 def changed_keys(old: Any, new: Any, prefix: str = "") -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar2.files import write_json, write_text
+from rstar2.files import private_file, write_json, write_text
 
 
 def test_json_files_appear_whole_and_leave_nothing_beside_them(tmp_path: Path) -> None:
@@ -29,3 +29,16 @@ def test_a_private_file_is_readable_by_its_owner_alone_and_replaces_an_open_one(
     assert path.read_text() == "secret"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_to_append_to_is_made_private_and_keeps_what_it_holds(tmp_path: Path) -> None:
+    path = private_file(tmp_path / "new" / "history")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.write_text("held")
+    path.chmod(0o644)
+    private_file(path)
+    assert path.read_text() == "held"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OSError, match="directory"):
+        private_file(tmp_path)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rstar2.errors import UserError
-from rstar2.runs import changed_keys, list_runs, load_config, open_run
+from rstar2.runs import changed_keys, json_digest, list_runs, load_config, open_run
 
 CONFIG = {"seed": 1, "trainer": {"steps": 20, "lr": 1e-4}, "paths": ("a", "b")}
 
@@ -146,3 +146,8 @@ def test_a_file_system_without_locks_is_told_as_that(
         pass
     assert "Lustre" in caught.value.hint
     assert "in use" not in caught.value.message
+
+
+def test_a_digest_is_that_of_earlier_versions_whose_run_folders_hold_it() -> None:
+    assert json_digest({"b": [1, 2.5, None], "a": "π"}, 16) == "cbc7b68a8cdc2ccc"
+    assert json_digest({"a": "π", "b": [1, 2.5, None]}, 8) == "cbc7b68a"

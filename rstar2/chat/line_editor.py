@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import termios
@@ -19,7 +18,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 
-from rstar2.judge.service.state_file import state_folder
+from rstar2.files import private_file
+from rstar2.supervision.state import state_folder
 
 HISTORY_FILE = "chat_history"
 
@@ -27,12 +27,9 @@ HISTORY_FILE = "chat_history"
 def _history() -> History:
     """What was typed in earlier chats; where it cannot be kept, this chat's alone."""
     try:
-        path = state_folder() / HISTORY_FILE
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+        return FileHistory(str(private_file(state_folder() / HISTORY_FILE)))
     except OSError:
         return InMemoryHistory()
-    return FileHistory(str(path))
 
 
 class CommandCompleter(Completer):

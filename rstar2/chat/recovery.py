@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from rstar2.agent import ToolRunner, Tools
+from rstar2.backoff import Backoff
 from rstar2.engines.base import Engine, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import FIRST_ANSWER_S
 from rstar2.trace import ToolCall
@@ -18,7 +19,7 @@ Notice = Callable[[str], None]
 """Shows a person one line."""
 WAIT_S = 30.0
 """How long a person waits for an engine or a judge that went away."""
-_PAUSES_S = (0.25, 0.5, 1.0, 2.0)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 2.0
 
 
 class ContinuingEngine:
@@ -44,11 +45,13 @@ class ContinuingEngine:
     ) -> Generation:
         """Generate, and continue after each failure of the engine; EngineUnavailable after too long without a token."""
         written: list[int] = []
-        away_since, failures = 0.0, 0
+        away_since: float | None = None
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
         def show(token_ids: list[int]) -> None:
-            nonlocal failures
-            failures, self._answered = 0, True
+            nonlocal away_since
+            away_since, self._answered = None, True
+            backoff.reset()
             written.extend(token_ids)
             if on_tokens is not None:
                 on_tokens(token_ids)
@@ -66,15 +69,14 @@ class ContinuingEngine:
                 if written and self._stop_id is None:
                     raise
                 wait_s = self._wait_s if self._answered else min(self._wait_s, FIRST_ANSWER_S)
-                now = time.monotonic()
-                away_since = away_since if failures else now
+                now, goes_away = time.monotonic(), away_since is None
+                away_since = now if away_since is None else away_since
                 if now - away_since >= wait_s:
                     raise
-                if failures == 0:
+                if goes_away:
                     continued = "the answer is continued" if written else "it is asked again"
                     self.notice(f"{error.message}; {continued} when it is back")
-                await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
-                failures += 1
+                await asyncio.sleep(backoff.next_s())
                 continue
             self._answered = True
             if not before:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.status import Status
+    from typer._click import Command, Context
 
 
 class QuietConsole(Console):
@@ -78,6 +80,26 @@ JudgeToken = Annotated[
 ]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option(min=0, max=1)]
+LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")]
+FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")]
+
+
+RUN = "run"
+"""In a `RunGroup`, the command that arguments without a command go to."""
+
+
+class RunGroup(TyperGroup):
+    """Takes the arguments of its command `run`, a model or benchmarks, where other groups take a command."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [name for name in super().list_commands(ctx) if name != RUN]
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return "" if name == RUN else name, command, rest
 
 
 @contextmanager
@@ -103,6 +125,25 @@ def progress() -> Iterator[Callable[[str], None]]:
 def counted(count: int, noun: str) -> str:
     """`1 row`, `2 rows`."""
     return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
+    """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
+
+    A UserError, with the hint, where there are none; `whose` they are is for its message.
+    """
+    from rstar2.errors import UserError
+    from rstar2.supervision import logs
+
+    files = sorted(folder.glob(f"{part}*.log"))
+    if not files:
+        raise UserError(f"no logs of {part or whose} in {folder}", hint)
+    for file in files:
+        for line in logs.tail(file, lines):
+            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
+    if follow:
+        for name, line in logs.follow(folder, part):
+            out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
 def examples(*lines: tuple[str, str]) -> str:

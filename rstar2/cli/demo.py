@@ -46,7 +46,7 @@ def command(
     from rstar2.demo.recipe import commands, demo_plan
 
     plan = demo_plan(recipe, seed, change or [])
-    folder = run or Path("runs") / ("demo" if plan.demo.seed == 1 else f"demo-seed{plan.demo.seed}")
+    folder = run or plan.folder
     if dry_run:
         from rstar2.cli.plan import show_run
         from rstar2.demo.tiny import config_values
@@ -74,9 +74,7 @@ def command(
     with open_run(folder, "demo", plan.config(), plan.compared) as opened:
         out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
         with ProgressRows() as progress:
-            # What the demo's model writes imports nothing.
-            judge = JudgeChoice(isolation=isolation, preload=False)
-            summary = run_demo(plan, opened, compare, progress, judge)
+            summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
         page = write_report(folder)
     out.print(table(summary))

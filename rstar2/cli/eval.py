@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
 import rstar2.eval
 from rstar2.cli import common
-from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out
 from rstar2.data.benchmarks import NAMES
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context
-
     from rstar2.eval.measure import EvalPlan
 
 GENERAL = tuple(
@@ -27,25 +24,7 @@ GENERAL = tuple(
 """The benchmarks beside mathematics, by their files, since help is to need none of their packages."""
 GROUPS = ("paper-math", "paper-general", "paper-all")
 
-RUN = "run"
-"""The command that benchmarks without a command go to."""
-
-
-class _EvalGroup(TyperGroup):
-    """Takes benchmarks where other groups take a command."""
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        return [name for name in super().list_commands(ctx) if name != RUN]
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
-
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == RUN else name, command, rest
-
-
-app = typer.Typer(name="eval", cls=_EvalGroup, rich_markup_mode="rich", add_completion=False)
+app = typer.Typer(name="eval", cls=RunGroup, rich_markup_mode="rich", add_completion=False)
 
 
 Benchmarks = Annotated[

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rstar2.cli.common import counted, err, examples, out
+from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
 
 if TYPE_CHECKING:
     from rstar2.judge.schema import RunResult
@@ -78,7 +78,8 @@ def up(
     from rstar2.errors import UserError
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import clear_state, read_state, state_folder, write_state
+    from rstar2.judge.service.state import read_state, state_file
+    from rstar2.supervision.state import state_folder
 
     running = read_state()
     if running is not None:
@@ -97,7 +98,7 @@ def up(
         detached=detach,
     )
     process, judge = start_service(settings)
-    write_state(judge)
+    state_file().write(judge)
     _announce(judge, workers, folder)
     if detach:
         return
@@ -105,7 +106,7 @@ def up(
         process.wait()
     finally:
         stop_service(process)
-        clear_state(judge.pid)
+        state_file().clear(judge.pid)
 
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
@@ -119,20 +120,9 @@ def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
 @app.command(epilog=examples(("end it", "rstar2 judge down")))
 def down() -> None:
     """End the judge that runs."""
-    import os
-    import signal
+    from rstar2.judge.service.state import current_judge, end_judge
 
-    from rstar2.errors import Failure
-    from rstar2.judge.service.state_file import clear_state, current_judge, read_state
-
-    state = current_judge()
-    os.kill(state.pid, signal.SIGTERM)
-    deadline = time.monotonic() + 30
-    while read_state() is not None:
-        if time.monotonic() > deadline:
-            raise Failure(f"the judge (pid {state.pid}) does not end", f"see {state.folder}/logs")
-        time.sleep(0.05)
-    clear_state(state.pid)
+    end_judge(current_judge())
     out.print("judge ended")
 
 
@@ -168,7 +158,7 @@ def status(
 
 def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
     """The URL, and the token, of the judge that is named, or of the one that runs here."""
-    from rstar2.judge.service.state_file import current_judge
+    from rstar2.judge.service.state import current_judge
 
     if url is not None:
         return url.rstrip("/"), token
@@ -206,26 +196,14 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 )
 def logs(
     part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")] = False,
+    lines: LogLines = 20,
+    follow: FollowLogs = False,
 ) -> None:
     """Show the logs of the judge that runs, or that ran last."""
-    from rich.text import Text
-
-    from rstar2.errors import UserError
-    from rstar2.judge.service import logs
-    from rstar2.judge.service.state_file import state_folder
+    from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    files = sorted(folder.glob(f"{part}*.log"))
-    if not files:
-        raise UserError(f"no logs of {part or 'a judge'} in {folder}", "start one with `rstar2 judge up`")
-    for file in files:
-        for line in logs.tail(file, lines):
-            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
-    if follow:
-        for name, line in logs.follow(folder, part):
-            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    show_logs(folder, part, lines, follow, "a judge", "start one with `rstar2 judge up`")
 
 
 @app.command(
@@ -251,7 +229,7 @@ def worker(
 
     from rstar2.judge.service.settings import ServiceSettings
     from rstar2.judge.service.start import start_service, stop_service
-    from rstar2.judge.service.state_file import state_folder
+    from rstar2.supervision.state import state_folder
 
     place = folder or state_folder() / f"worker-{os.getpid()}"
     settings = ServiceSettings(
@@ -287,7 +265,7 @@ def mcp(url: Url = None, token: Token = None) -> None:
 
     from rstar2.judge.client.mcp_server import mcp_server
     from rstar2.judge.service.start import running_judge
-    from rstar2.judge.service.state_file import read_state
+    from rstar2.judge.service.state import read_state
 
     with ExitStack() as stack:
         if url is None:

@@ -10,36 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 
 from rstar2.cli import common
-from rstar2.cli.common import counted, err, examples, out, progress
+from rstar2.cli.common import RUN, RunGroup, counted, err, examples, out, progress, show_logs
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context
-
     from rstar2.serve.choose import Choice
     from rstar2.serve.settings import ServerHandle, SupervisorSettings
 
-RUN = "run"
-"""The command that a model without a command goes to."""
-
-
-class _ServeGroup(TyperGroup):
-    """Takes a model where other groups take a command."""
-
-    def list_commands(self, ctx: Context) -> list[str]:
-        return [name for name in super().list_commands(ctx) if name != RUN]
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] and args[0] in self.commands else [RUN, *args])
-
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == RUN else name, command, rest
-
-
-app = typer.Typer(name="serve", cls=_ServeGroup, rich_markup_mode="rich", add_completion=False)
+app = typer.Typer(name="serve", cls=RunGroup, rich_markup_mode="rich", add_completion=False)
 Port = Annotated[
     int | None, typer.Option(min=1, max=65535, help="Which server, where several run: its port.")
 ]
@@ -247,8 +226,7 @@ def _line(server: ServerHandle, found: dict[str, Any]) -> str:
 )
 def down(port: Port = None) -> None:
     """End a server that runs here."""
-    from rstar2.serve.start import end_server
-    from rstar2.serve.state import one_server
+    from rstar2.serve.state import end_server, one_server
 
     server = one_server(port)
     end_server(server)
@@ -264,25 +242,11 @@ def down(port: Port = None) -> None:
 def logs(
     part: Annotated[str, typer.Argument(help="Only parts whose name begins so: engine, router, agent.")] = "",
     port: Port = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")] = False,
+    lines: common.LogLines = 20,
+    follow: common.FollowLogs = False,
 ) -> None:
     """Show the logs of a server that runs here, or with --port of the one that ran there last."""
-    from rich.text import Text
-
-    from rstar2.errors import UserError
-    from rstar2.judge.service import logs
     from rstar2.serve.state import one_server, server_folder
 
     folder = server_folder(port if port is not None else one_server(None).port) / "logs"
-    files = sorted(folder.glob(f"{part}*.log"))
-    if not files:
-        raise UserError(
-            f"no logs of {part or 'a server'} in {folder}", "Start one with `rstar2 serve MODEL`."
-        )
-    for file in files:
-        for line in logs.tail(file, lines):
-            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
-    if follow:
-        for name, line in logs.follow(folder, part):
-            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    show_logs(folder, part, lines, follow, "a server", "Start one with `rstar2 serve MODEL`.")

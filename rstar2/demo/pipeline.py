@@ -15,6 +15,7 @@ RUN/
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ def run_demo(
     held_out = builtin.held_out(demo.seed, demo.problems.held_out)
     evaluation = Evaluation(held_out, demo.eval)
     rows = rl_rows(problems, plan.stages[1].rollout.rollouts, "builtin")
-    with open_pipeline(run, progress, judge) as pipeline:
+    # What the demo's model writes imports nothing.
+    with open_pipeline(run, progress, replace(judge, preload=False)) as pipeline:
         sft = fine_tuned(plan, pipeline)
         first = pipeline.evaluate("sft", sft, evaluation, run.path)
 

@@ -78,6 +78,11 @@ class DemoPlan:
     plain: dict[int, StageRecipe]
     """The same stages under plain GRPO, for the comparison."""
 
+    @property
+    def folder(self) -> Path:
+        """Where it runs unless a user says otherwise."""
+        return Path("runs") / ("demo" if self.demo.seed == 1 else f"demo-seed{self.demo.seed}")
+
     def config(self) -> dict[str, Any]:
         """What a run folder keeps, so that no other recipe resumes it; see `compared`."""
         stages = {f"stage{number}": recipe.model_dump(mode="json") for number, recipe in self.stages.items()}

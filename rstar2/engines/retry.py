@@ -8,11 +8,11 @@ but time: the turn that failed is requested again with the same seed.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from rstar2.backoff import Backoff
 from rstar2.engines.base import Engine, EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.errors import Failure, Unavailable
 
@@ -23,7 +23,7 @@ ATTEMPTS = 4
 FIRST_ANSWER_S = 5.0
 """No request is sent later to a server that has never answered: most often its URL is wrong."""
 TURN_TIMEOUT_S = 3600.0
-_LONGEST_PAUSE_S = 15.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 
 
 class ServiceGone(Failure):
@@ -64,6 +64,7 @@ class RetryPolicy:
             ServiceGone: the server answers nobody.
         """
         began, answers_before, failures = self._clock(), self._answers, 0
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, jitter=0.5)
         while True:
             attempt_began, key = self._clock(), object()
             self._under_way[key] = attempt_began
@@ -72,7 +73,8 @@ class RetryPolicy:
             except Unavailable as error:
                 failures += 1
                 self.trouble = error.message
-                pause_s = self._pause(error, failures, began, attempt_began, self._answers > answers_before)
+                others_answered = self._answers > answers_before
+                longest_s = self._longest_pause(error, failures, began, attempt_began, others_answered)
             else:
                 self.trouble = None
                 self._answers += 1
@@ -80,22 +82,21 @@ class RetryPolicy:
                 return result
             finally:
                 del self._under_way[key]
-            await self._sleep(pause_s)
+            await self._sleep(min(backoff.next_s(), longest_s))
 
-    def _pause(
+    def _longest_pause(
         self, error: Unavailable, failures: int, began: float, attempt_began: float, others_answered: bool
     ) -> float:
-        """Seconds until the next attempt; Unavailable or ServiceGone where there is to be none."""
+        """Seconds until the next attempt, at most; Unavailable or ServiceGone where there is to be none."""
         now = self._clock()
         if others_answered and (failures >= ATTEMPTS or now - began >= self._wait_s):
             raise error
         allowed_s = self._wait_s if self._answers else min(self._wait_s, FIRST_ANSWER_S)
         left_s = allowed_s - (now - max(began, self._last_answer))
-        pause_s = min(_LONGEST_PAUSE_S, 0.25 * 2.0 ** min(failures, 6)) * random.uniform(0.5, 1.0)
         if left_s > 0:
-            return min(pause_s, left_s)
+            return left_s
         if others_answered or any(earlier < attempt_began for earlier in self._under_way.values()):
-            return pause_s
+            return _LONGEST_PAUSE_S
         message = error.message
         if self._answers:
             message = f"the {self._service} has not answered for {self._wait_s:g} seconds: {message}"

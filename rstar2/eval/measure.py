@@ -35,7 +35,7 @@ from rstar2.eval.target import Opened, ServedChat, Target, open_target, reach_ju
 from rstar2.eval.terminal.live import LiveView
 from rstar2.judge.client import JudgeClient, SyncJudgeClient
 from rstar2.judge.service.start import running_judge
-from rstar2.runs import Run, config_digest
+from rstar2.runs import Run, json_digest
 from rstar2.toolbox import Toolbox
 
 
@@ -77,7 +77,7 @@ class EvalPlan:
     def folder(self) -> Path:
         """The run's folder where the user names none: the same one for the same plan."""
         model = str(self.opened.identity["name"]).rpartition("/")[2]
-        return Path("runs") / "-".join(["eval", *self.benchmarks, model, config_digest(self.config)])
+        return Path("runs") / "-".join(["eval", *self.benchmarks, model, json_digest(self.config, 8)])
 
     @property
     def base(self) -> EvalSettings:

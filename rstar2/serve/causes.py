@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.service.logs import tail
+from rstar2.supervision.logs import end_of, tail
 
 LINES = 400
 """Of the log's end that are searched."""
-SHOWN = 15
-"""Of them that are shown where the cause is not known."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,6 @@ def explained(how: str, log: Path) -> RStarError:
     """The error of a server that ended, or does not come up, as `how` says; with the cause that its log names."""
     cause = find_cause(log)
     if cause is None:
-        return Failure(how, "\n".join([f"The end of its log, {log}:", *tail(log, SHOWN)]))
+        return Failure(how, end_of(log))
     line = next(line for line in reversed(tail(log, LINES)) if cause.pattern.search(line))
     return cause.kind(f"{how}: {cause.what}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")

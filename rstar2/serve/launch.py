@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 
 from rstar2.errors import Failure
-from rstar2.judge.service.logs import tail
 from rstar2.processes import start_bound, stop_group
 from rstar2.serve.causes import explained
+from rstar2.supervision.logs import tail
 
 POLL_S = 0.5
 STOP_S = 30.0

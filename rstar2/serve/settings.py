@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from rstar2.serve.plan import Process
+from rstar2.supervision.state import Handle
 
 
 class SupervisorSettings(BaseModel, extra="forbid"):
@@ -33,7 +34,7 @@ class SupervisorSettings(BaseModel, extra="forbid"):
     """True: outlive the process that started it."""
 
 
-class ServerHandle(BaseModel):
+class ServerHandle(Handle):
     """A server that runs, or that gave up, as `rstar2 serve status` shows it."""
 
     url: str
@@ -43,9 +44,6 @@ class ServerHandle(BaseModel):
     with_tools: bool
     engines: list[str]
     """URLs of the engines, which have the figures."""
-    pid: int
-    """Of the supervisor; ending it ends everything."""
-    folder: str
     started: float
     """Seconds since 1970."""
     restarts: int = 0

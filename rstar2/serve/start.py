@@ -1,27 +1,20 @@
-"""Starts a supervisor, passes on what it says, and ends it: the command line's side of `rstar2 serve`."""
+"""Starts a supervisor and passes on what it says: the command line's side of `rstar2 serve`."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Generator
 from pathlib import Path
 
 from rstar2.errors import Failure, UserError
-from rstar2.judge.service.logs import private_log
-from rstar2.processes import stop_group
-from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
-from rstar2.serve.state import SUPERVISOR, clear_state, is_running
+from rstar2.serve.settings import Event, SupervisorSettings
+from rstar2.serve.state import STOP_S, SUPERVISOR
+from rstar2.supervision.start import started_supervisor
 
-STOP_S = 90.0
-"""For all parts one after the other."""
+START_S = 120.0
+"""How long a supervisor may take beside waiting for its processes."""
 
 
-def supervised(settings: SupervisorSettings) -> Generator[Event, None, None]:
+def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Generator[Event, None, None]:
     """Start a server and yield what its supervisor says, until it ends; if detached, until it answers.
 
     The server is ended when the iterator is closed before that, or this process ends in whatever way.
@@ -30,48 +23,26 @@ def supervised(settings: SupervisorSettings) -> Generator[Event, None, None]:
         UserError: the model cannot be served so, whatever is tried again.
         Failure: it did not come up, or crashed too often.
     """
-    folder = Path(settings.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with private_log(folder / "logs", "supervisor").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", SUPERVISOR],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(settings.model_dump_json().encode() + b"\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            event = Event.model_validate(json.loads(line))
+    logs = Path(settings.folder) / "logs"
+    # The supervisor itself gives up after `ready_s` of each process.
+    wait_s: float | None = start_s + settings.ready_s * sum(map(len, settings.waves))
+    with started_supervisor(SUPERVISOR, settings, Path(settings.folder), Event, STOP_S) as (process, events):
+        ready = False
+        while not (ready and settings.detached):
+            try:
+                event = events.next(None if ready else wait_s)
+            except TimeoutError as error:
+                raise Failure(
+                    f"the server's supervisor said nothing for {wait_s:g} s", f"See {logs}."
+                ) from error
+            if event is None:
+                # 0: `rstar2 serve down`.
+                if process.wait(STOP_S) != 0:
+                    raise Failure("the server's supervisor ended", f"See {logs}.")
+                break
             if event.kind == "failed":
                 raise (UserError if event.user_error else Failure)(event.text, event.hint)
+            ready = ready or event.kind == "ready"
             yield event
-            if event.kind == "ready" and settings.detached:
-                return
-        # 0: `rstar2 serve down`.
-        if process.wait(STOP_S) != 0:
-            raise Failure("the server's supervisor ended", f"See {folder / 'logs'}.")
-    except BaseException:
+    if process.stdin is not None:
         process.stdin.close()
-        stop_group(process, STOP_S)
-        raise
-    finally:
-        process.stdout.close()
-        if not process.stdin.closed:
-            process.stdin.close()
-
-
-def end_server(server: ServerHandle) -> None:
-    """End a server and everything it started; a Failure where it does not end."""
-    if is_running(server):
-        os.kill(server.pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_S
-    while is_running(server):
-        if time.monotonic() > deadline:
-            raise Failure(f"the server (pid {server.pid}) does not end", f"See {server.folder}/logs.")
-        time.sleep(0.05)
-    clear_state(server)

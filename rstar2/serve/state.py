@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from rstar2.errors import UserError
-from rstar2.judge.service.state_file import runs_module, state_folder, write_private
+from rstar2.errors import Failure, UserError
 from rstar2.serve.settings import ServerHandle
+from rstar2.supervision.state import StateFile, end_module, runs_module, state_folder
 
 SUPERVISOR = "rstar2.serve.supervisor"
+STOP_S = 90.0
+"""For all parts one after the other."""
 
 
 def server_folder(port: int) -> Path:
@@ -18,25 +18,14 @@ def server_folder(port: int) -> Path:
     return state_folder() / "serve" / str(port)
 
 
-def write_state(server: ServerHandle) -> None:
-    write_private(_file(server.port), server.model_dump_json(indent=2))
-
-
-def clear_state(server: ServerHandle) -> None:
-    """Remove the file of this server; one that came after it keeps its own."""
-    state = _read(_file(server.port))
-    if state is not None and state.pid == server.pid:
-        _file(server.port).unlink(missing_ok=True)
+def state_file(port: int) -> StateFile[ServerHandle]:
+    return _file(state_folder() / "serve" / f"{port}.json")
 
 
 def read_states() -> list[ServerHandle]:
     """The servers that run here, and those that gave up; UserError where a file cannot be read."""
-    found = (_read(path) for path in sorted(state_folder().glob("serve/*.json")))
-    return [server for server in found if server is not None and (server.error or is_running(server))]
-
-
-def is_running(server: ServerHandle) -> bool:
-    return runs_module(server.pid, SUPERVISOR)
+    found = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
+    return [one for one in found if one is not None and (one.error or runs_module(one.pid, SUPERVISOR))]
 
 
 def one_server(port: int | None) -> ServerHandle:
@@ -51,16 +40,12 @@ def one_server(port: int | None) -> ServerHandle:
     return servers[0]
 
 
-def _file(port: int) -> Path:
-    return state_folder() / "serve" / f"{port}.json"
+def end_server(server: ServerHandle) -> None:
+    """End a server and everything it started; a Failure where it does not end."""
+    if not end_module(server.pid, SUPERVISOR, wait_s=STOP_S):
+        raise Failure(f"the server (pid {server.pid}) does not end", f"See {server.folder}/logs.")
+    state_file(server.port).clear(server.pid)
 
 
-def _read(path: Path) -> ServerHandle | None:
-    try:
-        return ServerHandle.model_validate_json(path.read_text())
-    except FileNotFoundError:
-        return None
-    except (ValidationError, OSError) as error:
-        raise UserError(
-            f"cannot read {path}: {error}", "Remove it, and end the server by hand if it runs."
-        ) from error
+def _file(path: Path) -> StateFile[ServerHandle]:
+    return StateFile(path, ServerHandle, "Remove it, and end the server by hand if it runs.")

@@ -5,46 +5,46 @@ Started by `rstar2.serve.start`; it ends, with everything it started, on SIGTERM
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
+from rstar2.backoff import Backoff
 from rstar2.errors import RStarError, UserError
-from rstar2.judge.backoff import Backoff
-from rstar2.judge.service.logs import private_log, rotate
 from rstar2.processes import begin_module, stop_group
 from rstar2.serve.causes import explained
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
-from rstar2.serve.state import clear_state, write_state
+from rstar2.serve.state import state_file
+from rstar2.supervision.logs import Rotation, private_log
+from rstar2.supervision.part import Part
 
 CHECK_EVERY_S = 0.2
-ROTATE_EVERY_S = 5.0
 RESTART_WINDOW_S = 600.0
 FIRST_RESTART_S = 1.0
 LONGEST_RESTART_S = 30.0
-log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Part:
-    """One process that must always run."""
+class ServerPart(Part):
+    """A part of a server; `on_death` gets it where it crashed."""
 
-    wanted: Process
-    log: Path
-    process: subprocess.Popen[bytes]
-    crashes: deque[float] = field(default_factory=deque)
-    """When it crashed, within the last `RESTART_WINDOW_S`."""
-    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_RESTART_S, LONGEST_RESTART_S))
-    restart_at: float | None = None
+    def __init__(self, wanted: Process, log: Path, on_death: Callable[[ServerPart], None]) -> None:
+        self.wanted = wanted
+        self.log = log
+        self.crashes = deque[float]()
+        """When it crashed, within the last `RESTART_WINDOW_S`."""
+        super().__init__(
+            lambda: start_server(wanted.command, wanted.environment, log, wanted.settings),
+            lambda: on_death(self),
+            Backoff(FIRST_RESTART_S, LONGEST_RESTART_S),
+            RESTART_WINDOW_S,
+        )
 
 
 class Supervisor:
@@ -53,7 +53,8 @@ class Supervisor:
     def __init__(self, settings: SupervisorSettings) -> None:
         self.settings = settings
         self.logs = Path(settings.folder) / "logs"
-        self.parts: list[_Part] = []
+        self.parts: list[ServerPart] = []
+        self.state = state_file(settings.port)
         self.stop_asked = False
         self.handle = ServerHandle(
             **settings.model_dump(include={"url", "port", "model", "engine", "with_tools", "folder"}),
@@ -84,14 +85,12 @@ class Supervisor:
 
     def watch(self) -> None:
         """Keep every part running until told to stop; the error of the crash after which it gives up."""
-        write_state(self.handle)
-        rotate_at = 0.0
+        self.state.write(self.handle)
+        rotation = Rotation(self.logs, self.settings.max_log_bytes)
         while not self.stopping():
             for part in self.parts:
-                self._check(part)
-            if time.monotonic() >= rotate_at:
-                rotate(self.logs, self.settings.max_log_bytes)
-                rotate_at = time.monotonic() + ROTATE_EVERY_S
+                part.restart_if_dead()
+            rotation.rotate_if_due()
             time.sleep(CHECK_EVERY_S)
 
     def close(self) -> None:
@@ -99,37 +98,27 @@ class Supervisor:
         for part in reversed(self.parts):
             stop_group(part.process, STOP_S)
 
-    def _part(self, wanted: Process) -> _Part:
+    def _part(self, wanted: Process) -> ServerPart:
         path = private_log(self.logs, wanted.name)
         os.truncate(path, 0)
-        part = _Part(wanted, path, start_server(wanted.command, wanted.environment, path, wanted.settings))
+        part = ServerPart(wanted, path, self._crashed)
         self.parts.append(part)
         return part
 
-    def _check(self, part: _Part) -> None:
-        """Start a part that crashed again, or raise the error of its crash where that was one too many."""
+    def _crashed(self, part: ServerPart) -> None:
+        """Tell that a part is started again, or raise the error of its crash where that was one too many."""
         now = time.monotonic()
-        if part.restart_at is None and part.process.poll() is not None:
-            # What it started may hold the GPU.
-            stop_group(part.process, 0.0)
-            error = explained(f"{part.wanted.name} ended with exit code {part.process.returncode}", part.log)
-            while part.crashes and now - part.crashes[0] > RESTART_WINDOW_S:
-                part.crashes.popleft()
-            if not part.crashes:
-                part.backoff.reset()
-            part.crashes.append(now)
-            if isinstance(error, UserError) or len(part.crashes) > self.settings.restarts:
-                raise error
-            pause_s = part.backoff.next_s()
-            part.restart_at = now + pause_s
-            self.handle.restarts += 1
-            write_state(self.handle)
-            emit(Event(kind="restart", text=f"{error.message}; it is started again", hint=error.hint))
-        if part.restart_at is not None and now >= part.restart_at:
-            part.restart_at = None
-            part.process = start_server(
-                part.wanted.command, part.wanted.environment, part.log, part.wanted.settings
-            )
+        # What it started may hold the GPU.
+        stop_group(part.process, 0.0)
+        error = explained(f"{part.wanted.name} ended with exit code {part.process.returncode}", part.log)
+        while part.crashes and now - part.crashes[0] > RESTART_WINDOW_S:
+            part.crashes.popleft()
+        part.crashes.append(now)
+        if isinstance(error, UserError) or len(part.crashes) > self.settings.restarts:
+            raise error
+        self.handle.restarts += 1
+        self.state.write(self.handle)
+        emit(Event(kind="restart", text=f"{error.message}; it is started again", hint=error.hint))
 
 
 def emit(event: Event) -> None:
@@ -147,18 +136,18 @@ def main() -> None:
     try:
         supervisor.start()
         if not supervisor.stopping():
-            write_state(supervisor.handle)
+            supervisor.state.write(supervisor.handle)
             emit(Event(kind="ready", text=supervisor.settings.url))
             ready = True
             if supervisor.settings.detached:
                 # Nobody reads that pipe any more.
                 os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
             supervisor.watch()
-        clear_state(supervisor.handle)
+        supervisor.state.clear(supervisor.handle.pid)
     except RStarError as error:
         if ready:
             supervisor.handle.error = f"{error.message}\n{error.hint}"
-            write_state(supervisor.handle)
+            supervisor.state.write(supervisor.handle)
         emit(
             Event(kind="failed", text=error.message, hint=error.hint, user_error=isinstance(error, UserError))
         )

@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # what needs a format alone needs no HTTP client
 MAX_SESSIONS = 256
 """Sessions that one process has open at the same time, which is what one worker of the judge holds."""
 
+SESSION_S = 86400.0
+"""How long a session may last, in use or not."""
+
 
 class ToolLimits(Strict):
     """What a call may take, and how much of its result the model sees."""
@@ -46,6 +49,8 @@ class ToolContext:
     limits: ToolLimits
     sessions: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_SESSIONS))
     """Held for as long as a session is open; a rollout that finds none free waits in its first call."""
+    session_wait_s: float = SESSION_S
+    """How long it waits; its call is lost where none becomes free."""
 
 
 class Tool(Protocol):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from rstar2.errors import RStarError
+from rstar2.errors import RStarError, Unavailable
 from rstar2.judge.schema import CellRequest, RunResult, SessionRequest
-from rstar2.tools import ToolContext
+from rstar2.tools import SESSION_S, ToolContext
 
 if TYPE_CHECKING:
     from rstar2.judge.client.session import JudgeSession
@@ -30,7 +30,6 @@ SCHEMA: dict[str, Any] = {
 }
 IDLE_S = 1800.0
 """A session that its client left open, because it was killed, ends after so long without a cell."""
-TOTAL_S = 86400.0
 CLOSE_S = 30.0
 """How long the judge is asked to close a session; after that it ends by being idle."""
 log = logging.getLogger(__name__)
@@ -77,8 +76,12 @@ class Tool:
     async def _session(self) -> JudgeSession:
         """The open session; the first call opens it."""
         if self._opening is None:
-            # Without a limit: a session is freed whenever a rollout ends, and each of them has its own limits.
-            await self._context.sessions.acquire()
+            wait_s = self._context.session_wait_s
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._context.sessions.acquire()
+            except TimeoutError as error:
+                raise Unavailable(f"no session became free within {wait_s:g} s") from error
             self._opening = asyncio.create_task(self._open())
         try:
             # A rollout that is cancelled must still learn of the session, to close it.
@@ -91,7 +94,7 @@ class Tool:
         from rstar2.judge.client.session import JudgeSession
 
         judge = self._context.judge
-        asked = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=TOTAL_S)
+        asked = SessionRequest(memory_mb=self._context.limits.memory_mb, idle_s=IDLE_S, total_s=SESSION_S)
         return await JudgeSession(judge, asked, wait_s=judge.wait_s).__aenter__()
 
     async def aclose(self) -> None:

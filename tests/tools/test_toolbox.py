@@ -168,6 +168,15 @@ async def test_a_judge_that_is_away_when_a_notebook_is_opened_may_be_asked_again
         assert box._context.sessions._value == ToolContext(nobody, fmt.limits).sessions._value
 
 
+async def test_a_call_that_finds_no_session_free_is_lost_and_not_the_models_failure(fmt: Format) -> None:
+    async with JudgeClient("http://127.0.0.1:9") as nobody:
+        box = Toolbox(nobody, fmt)
+        box._context = ToolContext(nobody, fmt.limits, asyncio.Semaphore(0), session_wait_s=0.01)
+        [call] = await ran(box, (NOTEBOOK, {"code": "1"}))
+    assert (call.status, call.failed) == ("lost", False)
+    assert "no session became free within 0.01 s" in call.output
+
+
 async def test_a_rollout_that_fails_or_is_cancelled_closes_its_notebook(
     client: JudgeClient, fmt: Format
 ) -> None:

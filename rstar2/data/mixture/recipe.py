@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from rstar2.data.reading import Origin
 from rstar2.data.rows import Kind
 from rstar2.data.sources import sources
 from rstar2.errors import UserError
+from rstar2.runs import json_digest
 
 DEFAULT_FILTERS: dict[Kind, tuple[str, ...]] = {
     "problems": (
@@ -77,12 +76,8 @@ class MixturePlan:
             "recipe": self.recipe.model_dump(mode="json"),
             "inputs": {origin.name: found for origin, found in zip(self.origins, inputs, strict=True)},
             "against": {name: fingerprint(problems) for name, problems in self.inputs.benchmarks.items()},
-            "measured": {name: _digest(rates) for name, rates in self.inputs.rates.items()},
+            "measured": {name: json_digest(rates, 16) for name, rates in self.inputs.rates.items()},
         }
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def mixtures() -> dict[str, Path]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -20,6 +18,7 @@ from rstar2.eval.methods.chat import Chat, ChatMethod, ServerChat, answer_text
 from rstar2.eval.settings import EvalSettings
 from rstar2.files import read_objects
 from rstar2.prompts import Message
+from rstar2.runs import json_digest
 from rstar2.trace import Trace
 
 HARNESS = Harness(
@@ -121,7 +120,7 @@ class ArenaMethod(ChatMethod):
         self._judge = judge
         self._words = words
         self._read, self._unread = 0, 0
-        digest = hashlib.sha256(json.dumps(dict(words), sort_keys=True).encode()).hexdigest()
+        digest = json_digest(dict(words), 64)
         self.decides = {"judge_prompt_sha256": digest, "judge_model": judge.model}
 
     async def graded(self, trace: Trace, problem: Problem) -> Trace:

@@ -20,7 +20,7 @@ import aiohttp
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from rstar2.judge.backoff import Backoff
+from rstar2.backoff import Backoff
 from rstar2.judge.client import http
 from rstar2.judge.client.http import JudgeError, WrongToken
 from rstar2.judge.schema import (

@@ -31,6 +31,8 @@ REPLY_TIMEOUT_S = 30.0
 """How long a zygote may take to answer, or to report a program it was told to kill."""
 CLEAN_TIMEOUT_S = 60.0
 """How long a zygote may take to remove what a program left."""
+END_TIMEOUT_S = 60.0
+"""How long a jail's first process may take to end once it is killed; in the kernel it can hang."""
 _NO_PROGRAM = 0
 """The key of messages about no program; programs' keys start at 1."""
 Report = dict[str, Any]
@@ -225,16 +227,21 @@ class Jail:
             while self.receive_report(kind, _NO_PROGRAM) is None:
                 pass
 
-    def close(self) -> None:
-        """Kill everything inside and wait until it has ended."""
+    def close(self, end_s: float = END_TIMEOUT_S) -> None:
+        """Kill everything inside and wait until it has ended; one that has not after `end_s` is left to the kernel."""
         for control in self._sockets.values():
             control.close()
-        # In the end it is waited for, and its pipes are closed.
-        with self._process:
-            # The first process inside ends by itself when its socket closes.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=2.0)
-            self._process.kill()
+        # The first process inside ends by itself when its socket closes.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2.0)
+        self._process.kill()
+        try:
+            self._process.wait(timeout=end_s)
+        except subprocess.TimeoutExpired:
+            log.error("a jail's first process, %d, was killed and has not ended", self._process.pid)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self.cgroup.close()
         self._preload_cgroup.close()
 

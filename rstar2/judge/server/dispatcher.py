@@ -21,7 +21,7 @@ from typing import Self
 
 from redis.exceptions import RedisError
 
-from rstar2.judge.backoff import Backoff
+from rstar2.backoff import Backoff
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import CHECK_EVERY_S, LivenessMonitor
 from rstar2.judge.queue.redis_connection import Command, RedisConnection, Subscription, async_client

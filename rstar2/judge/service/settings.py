@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerLimits
+from rstar2.supervision.state import Handle
 
 
 class ServiceSettings(BaseModel, extra="forbid"):
@@ -37,7 +38,7 @@ class ServiceSettings(BaseModel, extra="forbid"):
     """True: outlive the process that started the service."""
 
 
-class JudgeHandle(BaseModel):
+class JudgeHandle(Handle):
     """A judge that answers, or the workers of this machine for one elsewhere."""
 
     url: str
@@ -45,9 +46,6 @@ class JudgeHandle(BaseModel):
     token: str | None
     redis_url: str
     isolation: Isolation
-    pid: int
-    """Of the supervisor; ending it ends everything."""
-    folder: str
 
 
 class StartReport(BaseModel):

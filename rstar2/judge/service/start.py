@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import select
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from rstar2.errors import Failure, UserError
 from rstar2.judge.schema import Isolation
-from rstar2.judge.service.logs import private_log
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
-from rstar2.processes import stop_group
+from rstar2.judge.service.state import SUPERVISORS
+from rstar2.supervision.start import started_supervisor, stop_supervisor
 
 START_S = 200.0
 """And a second a worker."""
@@ -40,55 +35,26 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
     for module in ("redis", "fastapi", "pyseccomp"):
         if importlib.util.find_spec(module) is None:
             raise ModuleNotFoundError(name=module)
-    folder = Path(settings.folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with private_log(folder / "logs", "supervisor").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rstar2.judge.service.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={name: value for name, value in os.environ.items() if name not in SECRETS},
-            start_new_session=True,
-        )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(settings.model_dump_json().encode() + b"\n")
-        process.stdin.flush()
-        judge = _read_report(process.stdout, folder, START_S + settings.workers)
-    except BaseException:
-        stop_service(process)
-        raise
-    finally:
-        process.stdout.close()
-    if settings.detached:
+    logs, wait_s = Path(settings.folder) / "logs", START_S + settings.workers
+    with started_supervisor(
+        SUPERVISORS[0], settings, Path(settings.folder), StartReport, STOP_S, SECRETS
+    ) as (process, reports):
+        try:
+            report = reports.next(wait_s)
+        except TimeoutError as error:
+            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {logs}") from error
+        if report is None:
+            raise Failure("the judge ended while it started", f"see {logs}")
+        if report.judge is None:
+            raise (UserError if report.user_error else Failure)(report.error, report.hint)
+    if settings.detached and process.stdin is not None:
         process.stdin.close()
-    return process, judge
-
-
-def _read_report(stream: IO[bytes], folder: Path, wait_s: float) -> JudgeHandle:
-    deadline = time.monotonic() + wait_s
-    text = b""
-    while not text.endswith(b"\n"):
-        left = deadline - time.monotonic()
-        if left <= 0 or not select.select([stream], [], [], left)[0]:
-            raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {folder / 'logs'}")
-        data = os.read(stream.fileno(), 65536)
-        if not data:
-            raise Failure("the judge ended while it started", f"see {folder / 'logs'}")
-        text += data
-    report = StartReport.model_validate_json(text)
-    if report.judge is None:
-        raise (UserError if report.user_error else Failure)(report.error, report.hint)
-    return report.judge
+    return process, report.judge
 
 
 def stop_service(process: subprocess.Popen[bytes]) -> None:
     """End a judge and everything it started."""
-    if process.stdin is not None and not process.stdin.closed:
-        process.stdin.close()
-    stop_group(process, STOP_S)
+    stop_supervisor(process, STOP_S)
 
 
 @contextmanager

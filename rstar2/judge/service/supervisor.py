@@ -25,24 +25,24 @@ from typing import Any
 import httpx
 import redis
 
+from rstar2.backoff import Backoff
 from rstar2.errors import Failure, RStarError, UserError
-from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.queue.redis_connection import execute, sync_client
 from rstar2.judge.schema import Isolation
 from rstar2.judge.server.settings import ServerSettings
-from rstar2.judge.service.logs import private_log, rotate, tail
 from rstar2.judge.service.settings import JudgeHandle, ServiceSettings, StartReport
 from rstar2.judge.worker.settings import WorkerSettings
 from rstar2.processes import begin_module, start_module, stop_group
+from rstar2.supervision.logs import Rotation, private_log, tail
+from rstar2.supervision.part import Part
 
 START_S = 180.0
 """And a second a worker."""
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 CHECK_EVERY_S = 0.1
-ROTATE_EVERY_S = 2.0
 STABLE_S = 5.0
 """A part that ran for so long is started again at once when it dies."""
 FIRST_RESTART_S = 0.1
@@ -54,33 +54,13 @@ END_S = 1.0
 log = logging.getLogger(__name__)
 
 
-class Part:
-    """One child process that must always run; `process` is the first one, if it was started already."""
-
-    def __init__(
-        self,
-        start: Callable[[], subprocess.Popen[bytes]],
-        on_death: Callable[[], None],
-        process: subprocess.Popen[bytes] | None = None,
-    ) -> None:
-        self.start = start
-        self.on_death = on_death
-        self.process = process or start()
-        self.started = time.monotonic()
-        self.backoff = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S)
-        self.restart_at: float | None = None
-
-    def restart_if_dead(self) -> None:
-        """Start it again if it died; ever more slowly if it dies at once. After a Failure a later call tries again."""
-        now = time.monotonic()
-        if self.restart_at is None and self.process.poll() is not None:
-            if now - self.started > STABLE_S:
-                self.backoff.reset(at_once=True)
-            self.restart_at = now + self.backoff.next_s()
-            self.on_death()
-        if self.restart_at is not None and now >= self.restart_at:
-            self.started, self.restart_at = now, None
-            self.process = self.start()
+def _part(
+    start: Callable[[], subprocess.Popen[bytes]],
+    on_death: Callable[[], None],
+    process: subprocess.Popen[bytes] | None = None,
+) -> Part:
+    pauses = Backoff(FIRST_RESTART_S, LONGEST_RESTART_S)
+    return Part(start, on_death, pauses, STABLE_S, at_once=True, process=process)
 
 
 class Supervisor:
@@ -110,7 +90,7 @@ class Supervisor:
         self.judge_name = f"{socket.gethostname()}-{os.getpid()}"
         self.required: Isolation | None = None
         """The tier that this judge requires of all workers of its queue."""
-        self.renew_at = self.rotate_at = 0.0
+        self.renew_at = 0.0
 
     def start(self) -> JudgeHandle:
         """Start every part and wait until the service answers.
@@ -136,7 +116,7 @@ class Supervisor:
                 hosts=settings.hosts,
                 limits=settings.limits,
             )
-            self.api = Part(
+            self.api = _part(
                 lambda: start_module(
                     "rstar2.judge.server.app", server, private_log(self.logs, "api"), [server.socket_fd]
                 ),
@@ -173,7 +153,7 @@ class Supervisor:
             shutil.rmtree(data, ignore_errors=True)
             self.embedded = EmbeddedRedis(data, private_log(self.logs, "redis"))
             process = self.embedded.start()
-            self.queue = Part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
+            self.queue = _part(self.embedded.restart, lambda: self.restarts.update(["redis"]), process)
             self.redis_url, self.local_url = self.embedded.url, self.embedded.local_url
             return
         try:
@@ -218,7 +198,7 @@ class Supervisor:
             self.restarts.update(["worker"])
             self._remove_worker(self.worker_names[number])
 
-        return Part(start, on_death)
+        return _part(start, on_death)
 
     def _remove_worker(self, name: str) -> bool:
         """Give a dead worker's programs to the others at once; if Redis is away, the HTTP process does it later."""
@@ -311,6 +291,7 @@ class Supervisor:
     def watch(self) -> None:
         """Keep every part running until told to stop."""
         parent = [] if self.settings.detached else [sys.stdin]
+        rotation = Rotation(self.logs, self.settings.max_log_bytes)
         while not self.stopping:
             if select.select(parent, [], [], CHECK_EVERY_S)[0]:
                 return
@@ -320,9 +301,7 @@ class Supervisor:
                         part.restart_if_dead()
                     except Failure as error:
                         log.error("%s", error.message)
-            if time.monotonic() >= self.rotate_at:
-                rotate(self.logs, self.settings.max_log_bytes)
-                self.rotate_at = time.monotonic() + ROTATE_EVERY_S
+            rotation.rotate_if_due()
             self._count_restarts()
             self._renew_required_isolation()
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import redis
 
+from rstar2.backoff import Backoff
 from rstar2.errors import UserError
-from rstar2.judge.backoff import Backoff
 from rstar2.judge.queue import required_isolation
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.liveness import HEARTBEAT_S

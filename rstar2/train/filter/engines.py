@@ -22,6 +22,7 @@ from rstar2.errors import Failure, UserError
 from rstar2.processes import start_bound, stop_group
 from rstar2.prompts import ChatCodec, load_codec
 from rstar2.serve import ServeSettings, find_vllm, install_hint, vllm_command
+from rstar2.supervision.logs import end_of
 from rstar2.train.command import worker_environment
 from rstar2.train.recipe import Hardware
 
@@ -30,7 +31,6 @@ READY_S = 2400.0
 """How long Ray may take to place the servers, and they to load the policy."""
 _POLL_S = 0.5
 _STOP_S = 30.0
-_LOG_TAIL = 15
 
 
 @contextmanager
@@ -86,12 +86,7 @@ def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path) -> None:
     deadline = time.monotonic() + READY_S
     while not ready.exists():
         if process.poll() is not None:
-            raise Failure(f"the vLLM servers ended with exit code {process.returncode}", _tail(log))
+            raise Failure(f"the vLLM servers ended with exit code {process.returncode}", end_of(log))
         if time.monotonic() > deadline:
-            raise Failure(f"the vLLM servers were not ready within {READY_S:g} seconds", _tail(log))
+            raise Failure(f"the vLLM servers were not ready within {READY_S:g} seconds", end_of(log))
         time.sleep(_POLL_S)
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_TAIL:]
-    return "\n".join([f"The end of its log, {log}:", *lines])

@@ -21,6 +21,8 @@ from rstar2.processes import die_with, free_port
 
 PLACEMENT_S = 600.0
 """How long the cluster may take to have the GPUs free."""
+START_S = 300.0
+"""How long an actor may take to start where its GPUs are free."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
@@ -52,7 +54,7 @@ def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
         ).remote()
         for rank in range(nodes)
     ]
-    address = ray.get(actors[0].rendezvous.remote())
+    address = ray.get(actors[0].rendezvous.remote(), timeout=START_S)
     running = [each.run.remote(rank, address, words) for rank, each in enumerate(actors)]
     while running:
         (ended, *_), running = ray.wait(running)

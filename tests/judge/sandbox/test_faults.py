@@ -109,6 +109,23 @@ def test_a_program_whose_jail_is_killed_is_run_again(strict: Sandbox, tmp_path: 
     assert descendants(os.getpid()) <= before
 
 
+@pytest.mark.slow
+def test_a_jail_whose_process_outlives_its_kill_is_not_waited_for_without_end(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that hangs in the kernel cannot be made, so one is stopped, and not killed."""
+    jail = sandbox._jail
+    assert jail is not None
+    os.kill(jail._process.pid, signal.SIGSTOP)
+    with monkeypatch.context() as patched:
+        patched.setattr(jail._process, "kill", lambda: None)
+        jail.close(end_s=0.1)
+    assert f"{jail._process.pid}, was killed and has not ended" in caplog.text
+    _kill(jail._process.pid)
+    jail._process.wait(TIMEOUT_S)
+    assert sandbox.run(_HELLO, "a").stdout == "hello\n"
+
+
 def _runs(sandbox: Sandbox, run_id: str) -> bool:
     """Whether a program has been sent to its zygote and is being waited for."""
     return sandbox._abort._run_id == run_id

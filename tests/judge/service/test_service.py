@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import httpx
@@ -34,7 +33,6 @@ from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
 from rstar2.judge.server.settings import ServerLimits
-from rstar2.judge.service.logs import follow, private_log, rotate
 from rstar2.judge.service.settings import ServiceSettings
 from rstar2.judge.service.start import JudgeHandle, running_judge, start_service, stop_service
 from rstar2.judge.service.supervisor import Supervisor
@@ -164,29 +162,6 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
         assert len(places) >= 8
         shared = [path for path in places if path.stat().st_mode & 0o077]
     assert shared == []
-
-
-def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path) -> None:
-    logs, found = tmp_path / "logs", Queue[tuple[str, str]]()
-
-    def read() -> None:
-        for line in follow(logs):
-            found.put(line)
-
-    with private_log(logs, "api").open("ab", buffering=0) as log:
-        threading.Thread(target=read, daemon=True).start()
-        # It reads from the end on, once it has begun.
-        while found.empty():
-            log.write(b"before\n")
-            time.sleep(0.05)
-        rotate(logs, 5)
-        log.write(b"2\n")
-        while (line := found.get(timeout=600)) != ("api", "2"):
-            assert line == ("api", "before")
-    assert (logs / "api.log").read_text() == "2\n"
-    assert (logs / "api.log.1").read_text().startswith("before\n")
-    rotate(logs, 5)
-    assert (logs / "api.log").read_text() == "2\n"
 
 
 @pytest.mark.slow

@@ -86,7 +86,11 @@ class CpuServer:
         self._global_steps = global_steps
 
     async def abort_all_requests(self, **_: Any) -> None:
-        """Answer every request with the tokens it has; later ones wait for `resume_generation`."""
+        """Answer every request with the tokens it has; later ones wait for `resume_generation`.
+
+        They wait for as long as an update takes, which `rstar2.train.launch` limits: it ends a trainer, and this actor
+        with it, that finishes neither a step nor a rollout for `hardware.hung_after_s`.
+        """
         self._generates.clear()
         self._interruptions += 1
         await self._engine.interrupt()

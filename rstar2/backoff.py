@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 
 class Backoff:
-    """Waits in seconds that double with each failure, from `first_s` to `longest_s`."""
+    """Waits in seconds that double with each failure, from `first_s` to `longest_s`.
 
-    def __init__(self, first_s: float, longest_s: float) -> None:
+    Each is shortened by a share of up to `jitter` that is drawn, so that many who failed at once do not return at once.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, jitter: float = 0.0) -> None:
         self._first_s = first_s
         self._longest_s = longest_s
+        self._jitter = jitter
         self._next_s = first_s
 
     def reset(self, *, at_once: bool = False) -> None:
@@ -19,4 +25,4 @@ class Backoff:
         """Seconds to wait after one more failure."""
         wait_s = self._next_s
         self._next_s = min(max(2 * wait_s, self._first_s), self._longest_s)
-        return wait_s
+        return wait_s * random.uniform(1.0 - self._jitter, 1.0)

@@ -9,8 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rstar2.files import private_file
+
 TAIL_BYTES = 1 << 20
 POLL_S = 0.2
+ROTATE_EVERY_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -18,10 +21,7 @@ def private_log(folder: Path, part: str) -> Path:
     """The log of one part, `<part>.log` in `folder`, which this user alone can read; made where it is not there."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    path = folder / f"{part}.log"
-    path.touch(0o600)
-    path.chmod(0o600)
-    return path
+    return private_file(folder / f"{part}.log")
 
 
 def rotate(folder: Path, max_bytes: int) -> None:
@@ -39,12 +39,31 @@ def rotate(folder: Path, max_bytes: int) -> None:
             os.truncate(path, 0)
 
 
+class Rotation:
+    """Rotates the logs of a folder every few seconds, however often it is called."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._due_at = 0.0
+
+    def rotate_if_due(self) -> None:
+        if time.monotonic() >= self._due_at:
+            rotate(self._folder, self._max_bytes)
+            self._due_at = time.monotonic() + ROTATE_EVERY_S
+
+
 def tail(path: Path, count: int) -> list[str]:
     """The last `count` lines of a file, of at most its last MiB."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - TAIL_BYTES))
         return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
+
+
+def end_of(path: Path, count: int = 15) -> str:
+    """The last lines of a log for the hint of an error."""
+    return "\n".join([f"The end of its log, {path}:", *tail(path, count)])
 
 
 def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,33 @@
+"""Logs are put aside while they are written, and followed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from queue import Queue
+
+from rstar2.supervision.logs import follow, private_log, rotate
+
+
+def test_a_log_that_is_put_aside_is_written_and_followed_further(tmp_path: Path) -> None:
+    logs, found = tmp_path / "logs", Queue[tuple[str, str]]()
+
+    def read() -> None:
+        for line in follow(logs):
+            found.put(line)
+
+    with private_log(logs, "api").open("ab", buffering=0) as log:
+        threading.Thread(target=read, daemon=True).start()
+        # It reads from the end on, once it has begun.
+        while found.empty():
+            log.write(b"before\n")
+            time.sleep(0.05)
+        rotate(logs, 5)
+        log.write(b"2\n")
+        while (line := found.get(timeout=600)) != ("api", "2"):
+            assert line == ("api", "before")
+    assert (logs / "api.log").read_text() == "2\n"
+    assert (logs / "api.log.1").read_text().startswith("before\n")
+    rotate(logs, 5)
+    assert (logs / "api.log").read_text() == "2\n"

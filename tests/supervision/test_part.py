@@ -1,0 +1,65 @@
+"""What dies is started again, after its pause, until its owner has had enough."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from rstar2.backoff import Backoff
+from rstar2.errors import Failure
+from rstar2.supervision.part import Part
+
+
+class _Owner:
+    """Counts the starts of a process, of which the second fails, and how often it died, which may be twice."""
+
+    def __init__(self) -> None:
+        self.starts = self.died = 0
+
+    def start(self) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        if self.starts == 2:
+            raise Failure("cannot start")
+        return subprocess.Popen(["true"])
+
+    def on_death(self) -> None:
+        self.died += 1
+        if self.died > 2:
+            raise Failure("too often")
+
+
+def test_a_part_is_started_again_also_where_that_failed_until_it_died_too_often() -> None:
+    owner = _Owner()
+    part = Part(owner.start, owner.on_death, Backoff(0.0, 0.0), stable_s=3600.0)
+    part.process.wait()
+    with pytest.raises(Failure, match="cannot start"):
+        part.restart_if_dead()
+    part.restart_if_dead()
+    assert (owner.starts, owner.died) == (3, 2)
+    part.process.wait()
+    with pytest.raises(Failure, match="too often"):
+        part.restart_if_dead()
+    assert owner.starts == 3
+
+
+def test_nothing_is_started_while_a_part_runs_or_pauses() -> None:
+    owner = _Owner()
+    with subprocess.Popen(["sleep", "3600"]) as running:
+        part = Part(owner.start, owner.on_death, Backoff(3600.0, 3600.0), 3600.0, process=running)
+        part.restart_if_dead()
+        assert (owner.starts, owner.died) == (0, 0)
+        running.kill()
+    part.restart_if_dead()
+    part.restart_if_dead()
+    assert (owner.starts, owner.died) == (0, 1)
+
+
+def test_one_that_was_stable_does_not_pause() -> None:
+    owner, pauses = _Owner(), Backoff(3600.0, 3600.0)
+    part = Part(owner.start, owner.on_death, pauses, stable_s=0.0, at_once=True)
+    part.process.wait()
+    owner.starts = 9
+    part.restart_if_dead()
+    assert (owner.starts, owner.died) == (10, 1)
+    part.process.wait()

@@ -1,0 +1,44 @@
+"""State files, and the end of what they name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from rstar2.errors import UserError
+from rstar2.supervision.state import Handle, StateFile, end_module, runs_module
+
+DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(3600)"
+
+
+def test_a_state_file_is_private_and_cleared_only_by_the_one_it_names(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "serve" / "1.json", Handle, "remove it")
+    assert file.read() is None
+    file.write(Handle(pid=1, folder="a"))
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    file.clear(2)
+    assert file.read() == Handle(pid=1, folder="a")
+    file.clear(1)
+    assert file.read() is None
+    file.path.write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"1\.json") as told:
+        file.read()
+    assert told.value.hint == "remove it"
+
+
+def test_a_process_that_ends_when_asked_is_ended_and_one_that_does_not_is_told() -> None:
+    # What comes after the program is in the command line, as the name of a module would be.
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", "one.of.two"]) as process:
+        wait_until(lambda: runs_module(process.pid, "one.of.two"))
+        assert end_module(process.pid, "another.module", wait_s=0.0)
+        assert process.poll() is None
+        assert end_module(process.pid, "another.module", "one.of.two", wait_s=600.0)
+    with subprocess.Popen([sys.executable, "-c", DEAF, "deaf"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert not end_module(process.pid, "deaf", wait_s=0.0)
+        process.kill()
