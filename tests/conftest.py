@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 from support.distribution import InUnits, place
-from support.ray_nodes import ray_nodes
+from support.train.ray_nodes import ray_nodes
 
 from rstar2.formats.format import ours
 from rstar2.judge.service.start import JudgeHandle, running_judge
@@ -41,7 +41,7 @@ hypothesis.settings.register_profile("search", **ANY_SPEED)
 hypothesis.settings.load_profile("suite")
 
 
-REAL_VLLM = ("engines/test_real_vllm.py", "train/test_vllm_training.py")
+REAL_VLLM = ("engines/test_real_vllm.py", "train/verl/test_vllm_training.py")
 collect_ignore = [] if "RSTAR2_VLLM_PYTHON" in os.environ else [*REAL_VLLM]
 
 

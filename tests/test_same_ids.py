@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import pytest
 from support.optional import needs
+from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
-from support.vllm_standin import StandIn, serving
 
 from rstar2.agent import Limits
 from rstar2.chat.conversation import Conversation

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import rstar2
-from support.vllm_standin import StandIn, serving
+from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.analysis.stored import place_of, read_entropies
 from rstar2.eval.target import model_hash

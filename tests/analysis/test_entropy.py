@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.vllm_standin import StandIn, serving
+from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.analysis import server
 from rstar2.analysis.entropy import entropy_bounds, kept_surprisal

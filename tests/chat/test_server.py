@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.vllm_program import vllm_environment
+from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.chat.model import ModelChoice

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_api import ChatEndpoint, solves
 from support.clock import Clock, policies_on
+from support.servers.chat_api import ChatEndpoint, solves
+from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
-from support.vllm_standin import StandIn, serving
 from typer.testing import CliRunner, Result
 
 from rstar2.chat.screen import Screen

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from support.process_table import children, lower_priority
+from support.servers.vllm_standin import StandIn, recite, serving
 from support.terminal import CTRL_C, CTRL_D, PASTE, TAB, UP, terminal
 from support.tools import patient
-from support.vllm_standin import StandIn, recite, serving
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.formats.format import ours, save_format

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from support.commands import rstar2
-from support.vllm_standin import StandIn, serving
+from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.prompts import ChatCodec

@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 from support.clock import Clock, policies_on
 from support.commands import largest_file, rstar2
-from support.made_runs import made_run
+from support.eval.made_runs import made_run
+from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
-from support.vllm_standin import StandIn, serving
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.eval.terminal.live import LiveView

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_standin import ChatStandIn
 from support.clock import Clock, policies_on
 from support.commands import Ran, rstar2
-from support.vllm_standin import serving
+from support.servers.chat_standin import ChatStandIn
+from support.servers.vllm_standin import serving
 
 from rstar2.cli.eval import GENERAL, GROUPS
 from rstar2.eval import benchmarks

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support.trainer_metrics import write_steps
+from support.train.trainer_metrics import write_steps
 from typer.testing import CliRunner
 
 from rstar2.cli import app

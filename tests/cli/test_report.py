@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import rstar2
-from support.made_runs import made_run, staged_run
+from support.eval.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app

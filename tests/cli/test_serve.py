@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 from support.commands import rstar2
-from support.serving import answering
-from support.vllm_program import vllm_environment
+from support.servers.serving import answering
+from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.demo_run import EVICTED, adam_steps, finish, start
-from support.kept_traces import training_traces
 from support.optional import needs
+from support.train.demo_run import EVICTED, adam_steps, finish, start
+from support.train.kept_traces import training_traces
 
 from rstar2.train.records.steps import step_metrics
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.demo_run import BOUND_S, EVICTED, adam_steps, finish, output, start
-from support.kept_traces import training_traces
 from support.optional import needs
-from support.trainer_metrics import logged_steps
+from support.train.demo_run import BOUND_S, EVICTED, adam_steps, finish, output, start
+from support.train.kept_traces import training_traces
+from support.train.trainer_metrics import logged_steps
 from support.waiting import wait_until
 
 from rstar2.demo.recipe import demo_plan

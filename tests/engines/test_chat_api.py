@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chat_api import ChatEndpoint, solves
+from support.servers.chat_api import ChatEndpoint, solves
+from support.servers.vllm_standin import serving
 from support.tools import SharedTools
-from support.vllm_standin import serving
 
 from rstar2.agent import Limits, rollout
 from rstar2.engines.base import EngineError, Sampling

@@ -27,8 +27,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.servers.vllm_standin import StandIn, serving
 from support.terminal import Terminal, terminal
-from support.vllm_standin import StandIn, serving
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model

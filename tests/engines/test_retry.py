@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import Request
 from support.clock import Clock, policies_on
-from support.vllm_standin import StandIn, serving
+from support.servers.vllm_standin import StandIn, serving
 
 from rstar2.engines.models import ask_served, open_server
 from rstar2.engines.retry import ATTEMPTS, FIRST_ANSWER_S, RetryPolicy, ServiceGone

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from support.clock import Clock, policies_on
-from support.vllm_standin import StandIn, logprob, serving
+from support.servers.vllm_standin import StandIn, logprob, serving
 
 from rstar2.engines.base import EngineError, EngineUnavailable, Generation, OnTokens, Sampling
 from rstar2.engines.retry import RetryingEngine, ServiceGone

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.made_runs import BFCL_V3, made_run
+from support.eval.made_runs import BFCL_V3, made_run
 
 from rstar2.errors import UserError
 from rstar2.eval.compare import Pair, compare_runs

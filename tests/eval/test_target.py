@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_api import ChatEndpoint, solves
-from support.chat_standin import ChatStandIn
-from support.vllm_standin import StandIn, serving
+from support.servers.chat_api import ChatEndpoint, solves
+from support.servers.chat_standin import ChatStandIn
+from support.servers.vllm_standin import StandIn, serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
-from support.judge_faults import parts
+from support.judge.attacks import Case, Surroundings, not_in_landlock, read_cases, run_case
+from support.judge.judge_faults import parts
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.schema import RunRequest, RunResult

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.judge_faults import (
+from support.judge.judge_faults import (
     RECOVERS_S,
     done_by,
     parts,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.judge_faults import done_by, run_through, status_when, wait_heartbeats
+from support.judge.judge_faults import done_by, run_through, status_when, wait_heartbeats
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.queue.embedded_redis import server_binary

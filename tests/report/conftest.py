@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.browser import Browser, open_browser
+from support.report.browser import Browser, open_browser
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import Browser
 from support.commands import rstar2
-from support.report_page import all_tooltips, await_drawing, open_report, texts
+from support.report.browser import Browser
+from support.report.report_page import all_tooltips, await_drawing, open_report, texts
 
 pytestmark = pytest.mark.slow
 

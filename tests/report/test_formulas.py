@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import Browser
-from support.made_runs import made_run
-from support.report_page import open_report, texts
+from support.eval.made_runs import made_run
+from support.report.browser import Browser
+from support.report.report_page import open_report, texts
 
 from rstar2.report import formulas
 from rstar2.report.formulas import with_formulas

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
-from support.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
-from support.report_page import await_drawing, open_report, texts
+from support.eval.made_runs import BFCL_V3, made_run, staged_run, unfinished_run
+from support.report.browser import Browser
+from support.report.report_page import await_drawing, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.trace import TraceWriter, read_traces

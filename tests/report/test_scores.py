@@ -7,9 +7,9 @@ import io
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
-from support.made_runs import BFCL_V3, made_run
-from support.report_page import click, open_report, texts
+from support.eval.made_runs import BFCL_V3, made_run
+from support.report.browser import Browser
+from support.report.report_page import click, open_report, texts
 
 from rstar2.eval.stored import measurements
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
-from support.made_runs import made_run
-from support.report_page import open_page, open_report, search_for, texts
+from support.eval.made_runs import made_run
+from support.report.browser import Browser
+from support.report.report_page import open_page, open_report, search_for, texts
 
 from rstar2.files import read_json, write_json
 from rstar2.report import write_report

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.browser import Browser
-from support.made_runs import made_run
-from support.report_page import click, open_report, texts
+from support.eval.made_runs import made_run
+from support.report.browser import Browser
+from support.report.report_page import click, open_report, texts
 
 from rstar2.analysis.stored import (
     FORKING,

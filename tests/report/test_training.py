@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
-from support.made_runs import keep_rollouts, made_run, staged_run
-from support.report_page import click, open_report, texts
+from support.eval.made_runs import keep_rollouts, made_run, staged_run
+from support.report.browser import Browser
+from support.report.report_page import click, open_report, texts
 
 from rstar2.files import write_json
 from rstar2.report import kept

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.browser import Browser
-from support.made_runs import made_run, staged_run, unfinished_run
-from support.report_page import all_tooltips, await_drawing, click, open_page, texts
+from support.eval.made_runs import made_run, staged_run, unfinished_run
+from support.report.browser import Browser
+from support.report.report_page import all_tooltips, await_drawing, click, open_page, texts
 
 from rstar2.data.problem import Problem
 from rstar2.files import write_json

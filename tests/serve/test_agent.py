@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 from support.optional import needs
-from support.serving import served
+from support.servers.serving import served
+from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
-from support.vllm_standin import StandIn, serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.agent import Limits

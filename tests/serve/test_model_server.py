@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from support.optional import needs
-from support.serving import served
+from support.servers.serving import served
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from support.commands import rstar2
 from support.optional import needs
-from support.serving import answering
-from support.vllm_program import vllm_environment
+from support.servers.serving import answering
+from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.processes import free_port

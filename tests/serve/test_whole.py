@@ -12,8 +12,8 @@ import openai
 import pytest
 from support.commands import rstar2
 from support.optional import needs
-from support.serving import answering
-from support.vllm_program import vllm_environment
+from support.servers.serving import answering
+from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data import builtin

@@ -18,8 +18,8 @@ SHARED = {
             "judge/service/",
             "judge/test_scale.py",
             "tools/",
-            "test_example_lines.py",
-            "test_examples.py",
+            "docs/test_example_lines.py",
+            "docs/test_examples.py",
         ),
         "judges",
     ),
@@ -42,7 +42,11 @@ SHARED = {
     # Each leaves the libraries to processes of its own.
     **{
         name: name
-        for name in ("train/test_prepared_data.py", "train/test_verl_update.py", "train/test_gpu_walk.py")
+        for name in (
+            "train/test_prepared_data.py",
+            "train/verl/test_verl_update.py",
+            "train/test_gpu_walk.py",
+        )
     },
     # VERL, torch and transformers, which take ten seconds to import, and in the long layer a Ray cluster of two nodes.
     **dict.fromkeys(
@@ -67,7 +71,7 @@ LONGEST_FIRST = (
     "serve/test_replicas.py",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
-    "train/test_verl_update.py",
+    "train/verl/test_verl_update.py",
     "judge/test_faults.py",
     "browser",
     "train/test_gpu_walk.py",

@@ -1,4 +1,4 @@
-"""Groups of rollouts whose turns are written down, and what `support.verl_trainer` says of a training on them.
+"""Groups of rollouts whose turns are written down, and what `support.train.verl_trainer` says of a training on them.
 
 VERL is imported by `in_trainer` alone.
 """
@@ -71,5 +71,5 @@ class Trained:
 
 
 def in_trainer(name: str, *args: Any) -> Any:
-    """Call a function of `support.verl_trainer`, in a process made for it."""
-    return getattr(importlib.import_module("support.verl_trainer"), name)(*args)
+    """Call a function of `support.train.verl_trainer`, in a process made for it."""
+    return getattr(importlib.import_module("support.train.verl_trainer"), name)(*args)

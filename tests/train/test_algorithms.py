@@ -8,8 +8,8 @@ from typing import get_args
 import numpy as np
 import pytest
 from support.optional import needs
-from support.roc_selection import select
-from support.verl_config import accepted
+from support.train.roc_selection import select
+from support.train.verl_config import accepted
 
 from rstar2.errors import UserError
 from rstar2.trace import ToolCall, Trace, Turn

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.optional import needs
-from support.verl_config import composed
+from support.train.verl_config import composed
 
 from rstar2.errors import UserError
 from rstar2.train.command import Command, agent_loop_yaml, sft_command, stage_command

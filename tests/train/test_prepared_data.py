@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.commands import rstar2
 from support.optional import needs
-from support.trainer_metrics import logged_steps
+from support.train.trainer_metrics import logged_steps
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.data.builtin import FORMAT

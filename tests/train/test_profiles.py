@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 from support.optional import needs
-from support.verl_config import accepted, composed
+from support.train.verl_config import accepted, composed
 
 from rstar2.errors import UserError
 from rstar2.train.algorithms import AlgorithmName

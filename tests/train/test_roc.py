@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.roc_selection import select
+from support.train.roc_selection import select
 
 from rstar2.trace import Finish, ToolCall, Trace, Turn
 from rstar2.train.roc import RocSettings, Rollout, penalty, sample_down

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.commands import rstar2
-from support.made_runs import made_run, staged_run
+from support.eval.made_runs import made_run, staged_run
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure, UserError

@@ -7,7 +7,7 @@
 - `rendezvous`: the port at which the workers find each other, on CPUs and GPUs alike.
 - `rollout_fields`: what travels from the agent loop to the sampler.
 
-Private touch points, held by tests/train/test_contract.py: `initialize_global_process_group` and `..._ray` of
+Private touch points, held by tests/train/verl/test_contract.py: `initialize_global_process_group` and `..._ray` of
 `verl.utils.distributed`, `verl.workers.rollout.base._ROLLOUT_REGISTRY`, `ReplayBuffer._materialize_batch`,
 `prepare_micro_batches` of the FSDP engine, `RayWorkerGroup.__init__` and its `master_port_range`,
 `SYNTHETIC_PADDING_SEQ_LEN` of `verl.trainer.ppo.padding_utils`.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_standin import TOKENS, ChatStandIn
-from support.vllm_standin import serving
+from support.servers.chat_standin import TOKENS, ChatStandIn
+from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.engines.retry import ServiceGone

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.grader_cases import KINDS, misgraded
+from support.eval.grader_cases import KINDS, misgraded
 
 from rstar2.eval.grader import grade
 

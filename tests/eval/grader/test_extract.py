@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from support.grader_cases import misgraded
+from support.eval.grader_cases import misgraded
 
 from rstar2.eval.grader import extract_answer, grade
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.many_answers import Texts, as_written, written_integer
+from support.eval.many_answers import Texts, as_written, written_integer
 
 from rstar2.eval.grader import grade
 from rstar2.eval.grader.compare.symbolic import worked_out

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.grader_cases import KINDS, misgraded
+from support.eval.grader_cases import KINDS, misgraded
 
 from rstar2.eval.grader import GraderPool, extract_answer, grade
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.grader_cases import misgraded
+from support.eval.grader_cases import misgraded
 
 from rstar2.eval.grader import grade
 

@@ -18,9 +18,9 @@ from string import Formatter
 from typing import Any
 
 import pytest
-from support.chat_standin import ChatStandIn
-from support.made_answers import ANSWERS, rows
-from support.vllm_standin import serving
+from support.eval.made_answers import ANSWERS, rows
+from support.servers.chat_standin import ChatStandIn
+from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem

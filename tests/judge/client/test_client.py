@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.judge_faults import status_when, unfinished
+from support.judge.judge_faults import status_when, unfinished
 from support.waiting import TIMEOUT_S
 
 from rstar2.errors import UserError

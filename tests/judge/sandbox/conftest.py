@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.ordinary_user import OrdinaryUser, ThisUser
+from support.judge.ordinary_user import OrdinaryUser, ThisUser
 
 from rstar2.errors import Failure
 from rstar2.judge.sandbox.sandbox import Sandbox

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.attacks import Case
+from support.judge.attacks import Case
 
 FAILED = ("runtime_error", "killed", "memory", "timeout")
 ANY = ("ok", "output_limit", *FAILED)

@@ -13,9 +13,9 @@ import sandbox_own_exhaust
 import sandbox_own_honest
 import sandbox_own_reach
 from sandbox_own import ANY, CASES, NOT_IN_LANDLOCK, PROCESSES
-from support import attacks
-from support.attacks import Case, Surroundings, read_cases, run_case
-from support.ordinary_user import OrdinaryUser
+from support.judge import attacks
+from support.judge.attacks import Case, Surroundings, read_cases, run_case
+from support.judge.ordinary_user import OrdinaryUser
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.sandbox import Sandbox

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.held_programs import HELD, programs, release_until
+from support.judge.held_programs import HELD, programs, release_until
 from support.process_table import descendants, running, stat
 from support.waiting import TIMEOUT_S, wait_until
 

@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from support.ordinary_user import OrdinaryUser, ThisUser
+from support.judge.ordinary_user import OrdinaryUser, ThisUser
 
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import RunRequest, RunResult

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.held_programs import HELD, programs, release_until
-from support.ordinary_user import OrdinaryUser
+from support.judge.held_programs import HELD, programs, release_until
+from support.judge.ordinary_user import OrdinaryUser
+from support.judge.sandbox_worker import SandboxWorker
 from support.process_table import stat
-from support.sandbox_worker import SandboxWorker
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.errors import Failure

@@ -6,7 +6,7 @@ import re
 import secrets
 
 import pytest
-from support.ordinary_user import OrdinaryUser, ThisUser
+from support.judge.ordinary_user import OrdinaryUser, ThisUser
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.sandbox.sandbox import Sandbox

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.held_programs import release_until
-from support.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
+from support.judge.held_programs import release_until
+from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.sandbox import session as session_module

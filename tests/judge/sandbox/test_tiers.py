@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
+from support.judge.ordinary_user import OrdinaryUser, ThisUser, start_sandbox
 from support.waiting import TIMEOUT_S
 
 from rstar2.errors import Failure, UserError

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.judge_faults import parts
+from support.judge.judge_faults import parts
 from support.waiting import TIMEOUT_S, wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect

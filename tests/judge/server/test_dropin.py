@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.judge_faults import status_when
+from support.judge.judge_faults import status_when
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.schema import RunResult

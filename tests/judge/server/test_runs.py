@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
-from support.judge_faults import status_when, unfinished
+from support.judge.judge_faults import status_when, unfinished
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.schema import RunRequest, RunResult

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.held_programs import HELD, release_until
-from support.judge_faults import parts, status, status_when
+from support.judge.held_programs import HELD, release_until
+from support.judge.judge_faults import parts, status, status_when
 from support.waiting import TIMEOUT_S, wait_until
 
 from rstar2.judge.client import JudgeClient

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import redis
-from support.judge_faults import parts, status, status_when, unfinished
+from support.judge.judge_faults import parts, status, status_when, unfinished
 from support.waiting import TIMEOUT_S, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect

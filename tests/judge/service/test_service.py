@@ -20,8 +20,8 @@ from typing import Any
 import httpx
 import pytest
 import redis
-from support.held_programs import HELD, release_until
-from support.judge_faults import status, status_when, unfinished, wait_gone
+from support.judge.held_programs import HELD, release_until
+from support.judge.judge_faults import status, status_when, unfinished, wait_gone
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S, wait_until
 

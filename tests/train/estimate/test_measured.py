@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from support.trainer_metrics import write_steps
+from support.train.trainer_metrics import write_steps
 
 from rstar2.errors import UserError
 from rstar2.train.estimate.measured import assumptions_of, measured_assumptions

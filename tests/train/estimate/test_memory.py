@@ -222,7 +222,7 @@ def counted_bytes(
 ) -> int:
     """What a forward and a backward pass over tokens take at most, beyond weights and their gradients."""
     import torch
-    from support.tensor_memory import TensorMemory
+    from support.train.tensor_memory import TensorMemory
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {**config, "num_hidden_layers": layers, "attn_implementation": attention}

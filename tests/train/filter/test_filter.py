@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from support.optional import needs
+from support.servers.vllm_standin import StandIn, serving
 from support.tools import SharedTools
-from support.vllm_standin import StandIn, serving
 from support.waiting import wait_until
 
 from rstar2.data import builtin
@@ -172,7 +172,7 @@ import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from train.filter.test_filter import filtered
-from support.vllm_standin import StandIn
+from support.servers.vllm_standin import StandIn
 from rstar2.eval.grader import GraderPool
 servers = [StandIn(lambda ids: ids) for _ in sys.argv[2:]]
 for each, url in zip(servers, sys.argv[2:]):

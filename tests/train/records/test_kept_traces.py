@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.kept_traces import training_traces
+from support.train.kept_traces import training_traces
 
 from rstar2.trace import ToolCall, Trace, Turn
 from rstar2.train.recipe import stage_recipe

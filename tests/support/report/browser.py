@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chromium import HINT, find_chromium
+from support.report.chromium import HINT, find_chromium
 from support.waiting import wait_until
 
 # Generous: on an idle machine each takes well under a second.

@@ -18,7 +18,7 @@ from rstar2.judge.sandbox.inside import syscalls
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[3]
 UID = 61_357
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.kept_traces import training_traces
 from support.process_table import descendants, stat
+from support.train.kept_traces import training_traces
 from support.waiting import wait_until
 
 from rstar2.data import builtin

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 MOST = {"Out": 40, "Back": 24, "A reward, from a finished rollout to the update": 31}
 """Steps of each walk; longer ones are hard to follow, and a reason to simplify the code."""

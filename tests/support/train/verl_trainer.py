@@ -19,8 +19,8 @@ from typing import Any
 import torch
 import transfer_queue as tq
 from support.scripted_rollouts import ANSWER, Group, Labels, Trained, Update
-from support.verl_config import composed
-from support.verl_queue import start_queue
+from support.train.verl_config import composed
+from support.train.verl_queue import start_queue
 from transfer_queue import KVBatchMeta
 from verl.plugin.platform import get_platform
 from verl.single_controller.ray import RayWorkerGroup

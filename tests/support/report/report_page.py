@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from support.browser import Browser
+from support.report.browser import Browser
 
 from rstar2.report import write_report
 

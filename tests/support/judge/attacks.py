@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.ordinary_user import OrdinaryUser
+from support.judge.ordinary_user import OrdinaryUser
 from support.process_table import descendants
 from support.waiting import TIMEOUT_S
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rstar2.cli.verbs import VERBS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_api import ChatEndpoint, solves
 from support.commands import Ran, rstar2
-from support.made_runs import made_run, staged_run
+from support.eval.made_runs import made_run, staged_run
 from support.optional import needs
+from support.servers.chat_api import ChatEndpoint, solves
+from support.servers.vllm_standin import StandIn, serving
 from support.source_rows import ROWS
-from support.vllm_standin import StandIn, serving
 
 from rstar2.cli.verbs import VERBS
 from rstar2.data import builtin
@@ -39,7 +39,7 @@ from rstar2.trace import TraceWriter, read_traces
 
 pytestmark = [pytest.mark.slow, needs("torch")]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (

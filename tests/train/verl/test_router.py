@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.verl_config import composed
+from support.train.verl_config import composed
 
 from rstar2.train.command import ROUTER_FILE, router_yaml, stage_command
 from rstar2.train.recipe import stage_recipe

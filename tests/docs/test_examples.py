@@ -13,7 +13,7 @@ import pytest
 from rstar2.judge.service.start import JudgeHandle
 from rstar2.trace import ToolCall, Trace, TraceWriter, Turn
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def _run(name: str, *arguments: str) -> list[str]:

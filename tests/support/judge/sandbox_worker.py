@@ -22,7 +22,7 @@ from rstar2.judge.sandbox.session import Session
 from rstar2.judge.schema import Isolation, RunRequest, RunResult
 
 ORDINARY_USER = 54_321
-_REPOSITORY = Path(__file__).resolve().parents[2]
+_REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 class SandboxWorker:

@@ -59,7 +59,7 @@ def recipe(prompts: int, *changes: str) -> StageRecipe:
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[Callable[..., Any]]:
-    """Calls a function of `support.verl_trainer` in a process with the laptop profile's environment."""
+    """Calls a function of `support.train.verl_trainer` in a process with the laptop profile's environment."""
     spawn = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**CPU_ENVIRONMENT, **ONE_RANK}.items():
@@ -78,7 +78,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def train(trainer: Callable[..., Any], root: Path) -> Train:
-    """`support.verl_trainer.train` of a tiny model."""
+    """`support.train.verl_trainer.train` of a tiny model."""
     trainer("make_model", root / "model")
     count = 0
 

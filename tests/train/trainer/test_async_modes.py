@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.verl_config import accepted
+from support.train.verl_config import accepted
 
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model

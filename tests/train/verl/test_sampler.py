@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.optional import needs
-from support.verl_queue import start_queue
+from support.train.verl_queue import start_queue
 
 from rstar2.errors import Failure
 from rstar2.judge.client.http import JudgeError

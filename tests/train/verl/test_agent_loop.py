@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.kept_traces import training_traces
 from support.optional import needs
 from support.tools import SharedTools
+from support.train.kept_traces import training_traces
 
 from rstar2.agent import Limits, RolloutError
 from rstar2.prompts import ChatCodec

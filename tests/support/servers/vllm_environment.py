@@ -2,7 +2,7 @@
 
 Prints nothing on standard output where it cannot be, and one line on standard error that says why.
 
-    python tests/support/vllm_environment.py FOLDER
+    python tests/support/servers/vllm_environment.py FOLDER
 """
 
 from __future__ import annotations

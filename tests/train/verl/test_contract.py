@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.optional import needs
-from support.verl_config import composed
+from support.train.verl_config import composed
 
 from rstar2.processes import free_port
 from rstar2.train.recipe import VERL_MICRO_BATCH

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
-from support.chat_standin import ChatStandIn
-from support.vllm_standin import serving
+from support.servers.chat_standin import ChatStandIn
+from support.servers.vllm_standin import serving
 from support.waiting import TIMEOUT_S
 
 from rstar2.data.problem import Problem
