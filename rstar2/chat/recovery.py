@@ -71,7 +71,7 @@ class ContinuingEngine:
                 if now - away_since >= wait_s:
                     raise
                 if failures == 0:
-                    going_on = "the answer is continued" if written else "it is asked again"
+                    going_on = "the answer continues" if written else "the question is asked again"
                     self.notice(f"{error.message}; {going_on} when it is back")
                 await asyncio.sleep(_PAUSES_S[min(failures, len(_PAUSES_S) - 1)])
                 failures += 1
@@ -122,7 +122,7 @@ class RecoveringTools:
             while not (await asyncio.wait({call}, timeout=self._check_s))[0]:
                 if trouble := await self._judge.trouble():
                     if not said:
-                        self.notice(f"{trouble}; the call is tried again")
+                        self.notice(f"{trouble}; the call is being retried")
                     said = True
                     await self._judge.recover()
             return call.result()

@@ -72,6 +72,6 @@ def end_server(server: ServerHandle) -> None:
     deadline = time.monotonic() + STOP_S
     while is_running(server):
         if time.monotonic() > deadline:
-            raise Failure(f"the server (pid {server.pid}) does not end", f"See {server.folder}/logs.")
+            raise Failure(f"the server (pid {server.pid}) did not stop", f"See {server.folder}/logs.")
         time.sleep(0.05)
     clear_state(server)

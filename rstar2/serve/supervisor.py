@@ -124,7 +124,7 @@ class Supervisor:
             part.restart_at = now + pause_s
             self.handle.restarts += 1
             write_state(self.handle)
-            emit(Event(kind="restart", text=f"{error.message}; it is started again", hint=error.hint))
+            emit(Event(kind="restart", text=f"{error.message}; restarting it", hint=error.hint))
         if part.restart_at is not None and now >= part.restart_at:
             part.restart_at = None
             part.process = start_server(
