@@ -76,7 +76,7 @@ def _read_report(stream: IO[bytes], folder: Path, wait_s: float) -> JudgeHandle:
             raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {folder / 'logs'}")
         data = os.read(stream.fileno(), 65536)
         if not data:
-            raise Failure("the judge ended while it started", f"see {folder / 'logs'}")
+            raise Failure("the judge ended while it was starting", f"see {folder / 'logs'}")
         text += data
     report = StartReport.model_validate_json(text)
     if report.judge is None:

@@ -58,7 +58,7 @@ def _written_state() -> JudgeHandle | None:
         return None
     except (ValidationError, OSError) as error:
         raise UserError(
-            f"cannot read {path}: {error}", "remove it, and stop the judge by hand if it runs"
+            f"cannot read {path}: {error}", "remove it, and stop the judge by hand if it is running"
         ) from error
 
 
