@@ -82,7 +82,7 @@ class HarnessProcess:
                 future.set_exception(self._gone())
 
     def _gone(self) -> Failure:
-        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         return Failure(f"the harness's program ended: {last[0][:300]}", f"Its log: {self._log}")
 
 
@@ -115,8 +115,8 @@ async def started(
         try:
             await asyncio.wait_for(running.ask("start", settings=dict(settings)), _START_S)
         except (Refused, TimeoutError) as error:
-            said = getattr(error, "message", f"nothing for {_START_S:g} seconds")
-            raise Failure(f"the harness {harness.name} does not start: {said}", f"Its log: {log}") from error
+            said = getattr(error, "message", f"no answer within {_START_S:g} seconds")
+            raise Failure(f"the harness {harness.name} did not start: {said}", f"Its log: {log}") from error
         yield running
     finally:
         await running.aclose()
