@@ -295,7 +295,7 @@ def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: P
     out = tmp_path / "out"
     prepare(plan(source), out, Silent())
     said = refused(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
-    assert "holds a set with other settings; these differ: recipe.huge.digits, recipe.seed" in said
+    assert "holds a different set; these keys differ: recipe.huge.digits, recipe.seed" in said
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()

@@ -114,7 +114,7 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
         changed = changed_keys(card.config, config)
         if changed:
             raise UserError(
-                f"{output} holds a set with other settings; these differ: {', '.join(changed)}",
+                f"{output} holds a different set; these keys differ: {', '.join(changed)}",
                 "Give another folder with --output.",
             )
         # A kill may have come before it was removed.
