@@ -67,7 +67,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64")
+        raise UserError(f"--set {override}: not of the form a.b=c", "Example: --set rollout.prompts=64.")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -77,7 +77,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         child = node.setdefault(part, {})
         if not isinstance(child, dict):
             message = f"--set {override}: {part} is a value, not a table"
-            raise UserError(message, "Name the key that holds it.")
+            raise UserError(message, f"Set {part} itself, or check the key's spelling.")
         node = child
     node[parts[-1]] = value
 
@@ -92,14 +92,14 @@ def _refusal(
     key = _dotted(table, *path)
     siblings = _fields(model, path[:-1])
     field = siblings.get(path[-1]) if path else None
-    hint = "Correct the value and start again."
+    hint = "Correct the value, then run the command again."
     if item["type"] == "extra_forbidden":
         what = f"unknown key {key}"
         typed = override.partition("=")[0].strip().removeprefix(f"{table}.")
         if near := _nearest(max(typed, ".".join(path), key=len), _all_fields(model)):
             name, found = near
             what += f"; the nearest is {_dotted(table, name)}, {_kind(found)}"
-        hint = f"Known keys there: {', '.join(siblings)}."
+        hint = f"Known keys in that table: {', '.join(siblings)}."
     elif item["type"] == "missing":
         what = f"{key} is missing"
     elif field is None or item["type"] == "value_error":

@@ -61,7 +61,7 @@ def open_run(
     if record.exists():
         _refuse_other(record, kind, config, compared)
     elif path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
-        raise UserError(f"{path} is not empty and not a run", "Give an empty or new folder with --run.")
+        raise UserError(f"{path} is not empty and is not a run", "Give an empty or new folder with --run.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -164,7 +164,7 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
     try:
         stored = json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {record}", "Give another folder.") from error
+        raise UserError(f"cannot read {record}: {error}", "Give another folder.") from error
     _compare(record.parent, stored, _as_json(settings))
 
 
@@ -173,7 +173,7 @@ def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> No
     if changed:
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
-            "Use the same settings to resume, or another folder with --run.",
+            "Use the same settings to resume, or give another folder with --run.",
         )
 
 
@@ -197,19 +197,20 @@ def locked(path: Path) -> Iterator[None]:
         lock = (path / ".lock").open("w")
     except OSError as error:
         raise UserError(
-            f"cannot write {path / '.lock'}: {error.strerror}", "Use a folder of yours."
+            f"cannot write {path / '.lock'}: {error.strerror}", "Use a folder you can write to."
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            hint = "Wait for it, or use another folder."
+            hint = "Wait until that process ends, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
         except OSError as error:
             raise UserError(
-                f"the file system of {path} does not lock files (flock: {error.strerror}), so two runs could mix in it",
-                "Use a folder on another one, or have it mounted with locks: Lustre with -o flock, NFS without nolock "
-                "and with its lock service running.",
+                f"the file system of {path} does not support file locks (flock: {error.strerror}), so two runs could "
+                "write to the same folder",
+                "Use a folder on another file system, or mount this one with locks: Lustre with -o flock, NFS without "
+                "nolock and with its lock service running.",
             ) from error
         yield
 

@@ -52,12 +52,12 @@ def test_an_unknown_key_is_named_with_the_known_ones_at_its_place() -> None:
     assert caught.value.message == (
         "--set trainer.step=5: unknown key trainer.step; the nearest is trainer.steps, a whole number above 0"
     )
-    assert caught.value.hint == "Known keys there: steps, lr, name."
+    assert caught.value.hint == "Known keys in that table: steps, lr, name."
     with pytest.raises(
         UserError, match=r"unknown key trainers; the nearest is trainer\.steps, a whole"
     ) as caught:
         _resolve("trainers.steps=5")
-    assert caught.value.hint == "Known keys there: seed, trainer, stages."
+    assert caught.value.hint == "Known keys in that table: seed, trainer, stages."
     with pytest.raises(UserError, match="unknown key trainers; the nearest is trainer, a table"):
         _resolve("trainers={}")
     for typed in ("lr", "lrr"):

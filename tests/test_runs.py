@@ -70,7 +70,7 @@ def test_another_kind_of_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_foreign_folder_and_a_file_are_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(UserError, match="not empty and not a run"), open_run(tmp_path, "demo", {}):
+    with pytest.raises(UserError, match="not empty and is not a run"), open_run(tmp_path, "demo", {}):
         pass
     with (
         pytest.raises(UserError, match="is a file, not a run folder"),
@@ -140,7 +140,7 @@ def test_a_file_system_without_locks_is_told_as_that(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with (
-        pytest.raises(UserError, match="does not lock files") as caught,
+        pytest.raises(UserError, match="does not support file locks") as caught,
         open_run(tmp_path / "run", "demo", {}),
     ):
         pass

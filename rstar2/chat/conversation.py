@@ -112,7 +112,7 @@ class Conversation:
                 await answer
         except (asyncio.CancelledError, TimeoutError) as reason:
             if repeats(written, self.codec):
-                raise AnswerRepeats("the answer repeated itself and was stopped; it is forgotten") from None
+                raise AnswerRepeats("the answer repeated itself and was stopped; it is discarded") from None
             if (me := asyncio.current_task()) is not None:
                 me.uncancel()
             self._stop(trace, written)

@@ -59,7 +59,7 @@ class OwnJudge(NamedJudge):
         self._settings = self._settings.model_copy(update={"port": port, "token": handle.token})
 
     async def trouble(self) -> str:
-        return "the judge ended" if self._process.poll() is not None else await super().trouble()
+        return "the judge process ended" if self._process.poll() is not None else await super().trouble()
 
     async def recover(self) -> None:
         if self._process.poll() is not None:
@@ -67,7 +67,7 @@ class OwnJudge(NamedJudge):
             try:
                 self._process, _ = await asyncio.to_thread(start_service, self._settings)
             except RStarError as error:
-                raise Failure(f"the judge ended and cannot be started again: {error.message}") from error
+                raise Failure(f"the judge process ended and cannot be restarted: {error.message}") from error
 
     def stop(self) -> None:
         stop_service(self._process)

@@ -26,7 +26,7 @@ ToolName = Literal["program", "notebook"]
 TOOLS: dict[str, str] = {"program": "python_code_with_standard_io", "notebook": "jupyter_code"}
 """The tools behind these names."""
 _HINT = (
-    "Give --run RUN or --model with a run, a stage, a model's folder or a hub id, or --url; "
+    "Give --run RUN; or --model with a run, a stage, a model's folder or a hub id; or --url. "
     "`rstar2 runs list` shows the runs."
 )
 
@@ -50,7 +50,7 @@ class ModelChoice:
 
     def __post_init__(self) -> None:
         if self.run is not None and self.model is not None:
-            raise UserError("--run names a model by itself", "Give either --run or --model.")
+            raise UserError("--run and --model both name a model", "Give only one of them.")
         if self.run is not None and not self.run.is_dir():
             raise UserError(f"no run at {self.run}", "`rstar2 runs list` shows the runs.")
         if self.api == "chat":
@@ -58,10 +58,13 @@ class ModelChoice:
         elif self.named is None and self.url is None:
             raise UserError("no model named", _HINT)
         if self.name is not None and self.url is None:
-            raise UserError("--model-name names a model on a server", "Give the server with --url.")
+            raise UserError(
+                "--model-name names a model on a server, and no server is given", "Give it with --url."
+            )
         if self.engine != "auto" and self.url is not None:
             raise UserError(
-                f"--engine {self.engine} runs a model here, and --url names a server", "Give one."
+                f"--engine {self.engine} runs a model on this machine, but --url names a server",
+                "Give only one of them.",
             )
 
     @property
@@ -71,16 +74,16 @@ class ModelChoice:
 
     def _check_chat_api(self) -> None:
         if self.url is None:
-            raise UserError("--api chat speaks to an endpoint, and none is named", "Give it with --url.")
+            raise UserError("--api chat needs an endpoint", "Give it with --url.")
         if self.named is not None:
             raise UserError(
-                "--api chat needs no model here: the endpoint has its own tokenizer and template",
-                "Leave out --run and --model; --model-name says which of the endpoint's models.",
+                "--api chat takes no local model: the endpoint has its own tokenizer and template",
+                "Leave out --run and --model; choose one of the endpoint's models with --model-name.",
             )
         if self.format.named is not None:
             raise UserError(
                 "--api chat uses the endpoint's own format",
-                "Leave out --format, or use a vLLM server's token ids.",
+                "Leave out --format, or use a vLLM server with --api tokens.",
             )
 
 

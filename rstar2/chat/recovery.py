@@ -74,7 +74,7 @@ class ContinuingEngine:
                 if now - away_since >= wait_s:
                     raise
                 if goes_away:
-                    continued = "the answer is continued" if written else "it is asked again"
+                    continued = "the answer continues" if written else "the question is asked again"
                     self.notice(f"{error.message}; {continued} when it is back")
                 await asyncio.sleep(backoff.next_s())
                 continue
@@ -124,7 +124,7 @@ class RecoveringTools:
             while not (await asyncio.wait({call}, timeout=self._check_s))[0]:
                 if trouble := await self._judge.trouble():
                     if not said:
-                        self.notice(f"{trouble}; the call is tried again")
+                        self.notice(f"{trouble}; the call is being retried")
                     said = True
                     await self._judge.recover()
             return call.result()

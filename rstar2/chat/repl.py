@@ -22,24 +22,25 @@ from rstar2.errors import RStarError, UserError
 from rstar2.trace import Trace
 
 COMMANDS: dict[str, tuple[str, str, tuple[str, ...] | None]] = {
-    "/help": ("", "what can be typed", ()),
-    "/reset": ("", "begin a new conversation; a notebook's variables are gone", ()),
+    "/help": ("", "list the commands", ()),
+    "/reset": ("", "begin a new conversation; a notebook loses its variables", ()),
     "/retry": ("", "ask the last question again", ()),
-    "/edit": ("", "take the last question back into the line", ()),
-    "/save": ("FOLDER", "keep this conversation there, and what follows", None),
-    "/load": ("FOLDER", "continue a conversation that was kept", None),
-    "/system": ("[TEXT|off]", "show or set a system text, for a new conversation", ("off",)),
-    "/tools": ("", "what the model can call, and its limits", ()),
-    "/model": ("", "which model answers, how it samples", ()),
-    "/thoughts": ("on|off|fold", "how thought is shown", THOUGHTS),
-    "/stats": ("", "tokens, calls and time of this chat", ()),
-    "/quit": ("", "leave, as Ctrl-D does", ()),
+    "/edit": ("", "edit the last question and ask it again", ()),
+    "/save": ("FOLDER", "save this conversation, and the rest of it as it continues", None),
+    "/load": ("FOLDER", "continue a saved conversation", None),
+    "/system": ("[TEXT|off]", "show the system text, or set it for a new conversation", ("off",)),
+    "/tools": ("", "show the tools that the model can call, and their limits", ()),
+    "/model": ("", "show the model and its sampling settings", ()),
+    "/thoughts": ("on|off|fold", "set how the model's thought is shown", THOUGHTS),
+    "/stats": ("", "show the tokens, calls and time of this chat", ()),
+    "/quit": ("", "exit, like Ctrl-D", ()),
 }
 """By name: what follows it, what it does, and the words that may follow (None: a path)."""
 _COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
 KEYS = (
-    "Enter sends; Alt-Enter, or \\ before Enter, begins another line; Tab completes; the arrows bring back what was "
-    "typed. Ctrl-C stops an answer, and what was said is kept; at the prompt it clears the line, and twice it leaves."
+    "Enter sends; Alt-Enter, or \\ before Enter, starts a new line; Tab completes; the arrow keys recall earlier "
+    "input. Ctrl-C stops an answer and keeps what was written; at the prompt it clears the line, and pressed twice it "
+    "exits."
 )
 
 
@@ -91,12 +92,10 @@ class Repl:
 
     def run(self) -> None:
         """Chat until the person leaves; KeyboardInterrupt where that was by Ctrl-C."""
-        self._say("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves")
+        self._say("/help lists the commands; Ctrl-C stops an answer, Ctrl-D exits")
         words = self._conversation.codec.format
         if words.one_question:
-            self._say(
-                "this model takes one question at a time: it remembers none, and each is asked as the first"
-            )
+            self._say("this model takes single questions: it does not see earlier questions and answers")
         for example in words.examples:
             self._say(f"try: {example}")
         interrupted = False
@@ -113,7 +112,7 @@ class Repl:
                     if interrupted:
                         raise
                     interrupted = True
-                    self._say("Ctrl-C again leaves")
+                    self._say("press Ctrl-C again to exit")
                 continue
             interrupted = False
             try:
@@ -121,7 +120,7 @@ class Repl:
             except Leave:
                 return
             except KeyboardInterrupt:  # a second one, before the first had its effect
-                self._say("stopped; that answer is forgotten")
+                self._say("stopped; the answer is discarded")
             except RStarError as error:
                 self._say(str(error), "red")
 
@@ -169,7 +168,7 @@ class Repl:
     def _do_reset(self, _: str) -> None:
         self._runner.run(self._conversation.reset())
         self._failed = ""
-        self._say("all questions and answers are forgotten")
+        self._say("new conversation; earlier questions and answers are discarded")
 
     def _do_retry(self, _: str) -> None:
         last = None if self._failed else self._conversation.take_back()
@@ -191,11 +190,13 @@ class Repl:
         path = Path(folder).expanduser()
         if (path / TRACES).exists():
             raise UserError(
-                f"{path} holds a chat already", f"/load {path} continues it; or name a new folder."
+                f"{path} already holds a chat", f"Continue it with /load {path}, or give a new folder."
             )
         opened = open_transcript(path, self._conversation.codec, self._model, self._conversation.answers)
         self._transcript = self._stack.enter_context(opened)
-        self._say(f"kept in {path}, with what follows; next: rstar2 report {path}, or /load {path}")
+        self._say(
+            f"saved to {path}, and so is the rest of this chat; next: rstar2 report {path}, or /load {path}"
+        )
 
     def _do_load(self, folder: str) -> None:
         if not folder:
@@ -213,7 +214,9 @@ class Repl:
             self._conversation.system = None if text == "off" else text
             self._do_reset("")
         if self._conversation.system is None:
-            self._say(f"system text: {self._conversation.codec.format.system or 'what the template writes'}")
+            self._say(
+                f"system text: {self._conversation.codec.format.system or 'whatever the chat template writes'}"
+            )
         else:
             self._say(f"system text: {self._conversation.system} (the model was not trained with it)")
 
@@ -239,14 +242,14 @@ class Repl:
         usage = self._usage
         self._say(f"{self._answers} answer{'s' * (self._answers != 1)}: {usage.words()}")
         self._say(
-            f"{usage.turns} turns, {usage.tool_tokens:,} tokens of tool output, {usage.tool_seconds:.1f} s of waiting "
-            f"for tools, {len(self._conversation.history):,} tokens of conversation"
+            f"{usage.turns} turns, {usage.tool_tokens:,} tokens of tool output, {usage.tool_seconds:.1f} s waiting for "
+            f"tools; the conversation has {len(self._conversation.history):,} tokens"
         )
 
     def _do_thoughts(self, how: str) -> None:
         found = [choice for choice in THOUGHTS if choice == how]
         self._thoughts = found[0] if found else self._thoughts
-        self._say(f"thoughts: {self._thoughts}" if found or not how else "/thoughts on, off or fold")
+        self._say(f"thoughts: {self._thoughts}" if found or not how else "use /thoughts on, off or fold")
 
     def _do_quit(self, _: str) -> None:
         raise Leave

@@ -54,7 +54,7 @@ def started_engine(
         except (Failure, UserError) as error:
             if choice.engine == "vllm":
                 raise
-            notice(f"vLLM: {error.message}; the model runs in this process")
+            notice(f"vLLM did not start: {error.message}; the model runs in this process instead")
             started = choice
         else:
             started = ModelChoice(
@@ -94,7 +94,7 @@ def _own_vllm(
     for note in chosen.notes:
         notice(note)
     notice(
-        f"starting {chosen.engine} for {folder}, which takes a minute or more (--engine transformers does not)"
+        f"starting {chosen.engine} for {folder}; this takes a minute or more (--engine transformers starts sooner)"
     )
     notice(f"its log: tail -F {settings.folder}/logs/engine.log")
     progress("starting")
@@ -104,6 +104,6 @@ def _own_vllm(
                 break
             progress(event.text)
         else:
-            raise Failure("vLLM was ended while it started", "Ask again.")
+            raise Failure("vLLM was stopped while it was starting", "Start the chat again.")
         yield settings.url
     shutil.rmtree(settings.folder, ignore_errors=True)

@@ -56,9 +56,7 @@ def open_transcript(
 def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
     """The answers of a kept chat, in order; a UserError where there is none, or one in another format."""
     if not (folder / TRACES).is_file():
-        raise UserError(
-            f"no transcript of a chat at {folder}", "Give a folder that /save or --transcript made."
-        )
+        raise UserError(f"no chat transcript at {folder}", "Give a folder that /save or --transcript made.")
     _check(folder, codec)
     return list(read_traces(folder / TRACES))
 
@@ -66,20 +64,20 @@ def read_transcript(folder: Path, codec: ChatCodec) -> list[Trace]:
 def _check(folder: Path, codec: ChatCodec) -> None:
     """Refuse a folder that holds something else, and a transcript whose ids mean something else to this model."""
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file, not the folder of a transcript", "Give a new folder.")
+        raise UserError(f"{folder} is a file, not a transcript folder", "Give a new folder.")
     if not (folder / "config.json").is_file():
         if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
-            raise UserError(f"{folder} is not empty and not a transcript", "Give an empty or new folder.")
+            raise UserError(
+                f"{folder} is not empty and holds no chat transcript", "Give an empty or new folder."
+            )
         return
     kind, config = load_config(folder)
     if kind != KIND:
-        raise UserError(
-            f"{folder} is a run of `{kind}`, not the transcript of a chat", "Give another folder."
-        )
+        raise UserError(f"{folder} is a run of `{kind}`, not a chat transcript", "Give another folder.")
     if config.get("tokens_sha256") != _tokens_digest(codec):
         raise UserError(
-            f"{folder} is the transcript of a chat in another format than this model's ({codec.source})",
-            "Chat with the model it was made with, or start a new one in another folder.",
+            f"the chat transcript {folder} is in a different format from this model's ({codec.source})",
+            "Use the model that the transcript was made with, or give another folder.",
         )
 
 

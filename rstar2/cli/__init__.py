@@ -52,7 +52,7 @@ def main() -> None:
         from rstar2.install import installation_for
 
         hint = installation_for(next(iter(sys.argv[1:]), ""))
-        _explain(UserError(f"this needs {package}, which is not installed", hint))
+        _explain(UserError(f"this command needs {package}, which is not installed", hint))
         sys.exit(UserError.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

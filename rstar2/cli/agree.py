@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 EPILOG = examples(
     (
-        "the paper's rule for OpenMathReasoning: candidates, 16 samples of each, and the mixture that uses them",
+        "the paper's rule for OpenMathReasoning, first step: prepare the candidates",
         "rstar2 data prepare openmathreasoning --against math500 --output data/candidates",
     ),
     (
-        "16 samples on a vLLM server; the same command continues a run that was stopped",
+        "sample each candidate 16 times on a vLLM server; run the same command again to resume",
         "rstar2 data agree data/candidates --url http://gpu:8000 --run runs/agree",
     ),
     (
-        "the mixture without those on which fewer than 2 of 16 agree",
+        "prepare the mixture without the problems where fewer than 2 of 16 samples agree",
         "rstar2 data prepare paper-rl --output data/rl --agree runs/agree --from project-euler=euler.jsonl",
     ),
 )
@@ -33,7 +33,7 @@ EPILOG = examples(
 def command(
     candidates: Annotated[str, typer.Argument(help="A prepared folder of problems.")],
     run_folder: Annotated[
-        Path, typer.Option("--run", help="The run's folder; a run that was stopped continues in it.")
+        Path, typer.Option("--run", help="The run's folder; use the same one to resume a stopped run.")
     ],
     model: common.Model = None,
     url: common.Url = None,
@@ -48,14 +48,14 @@ def command(
     temperature: common.Temperature = 0.6,
     max_tokens: MaxTokens = 30_000,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
     wait: Wait = 300.0,
 ) -> None:
-    """Sample a model on every candidate, and keep how often it gave the label: an evaluation without its traces.
+    """Sample a model on every candidate problem and record how often its answer agrees with the label.
 
-    The run's folder has verdicts.jsonl, a line of id, sample and verdict for each rollout. `data prepare` takes it with
-    --agree, or with --measured for --pass-rate and --exclude-solved.
+    It is an evaluation that keeps no traces. The run's folder has verdicts.jsonl, with the id, sample and verdict of
+    each rollout. Pass the folder to `data prepare` as --agree, or as --measured for --pass-rate and --exclude-solved.
     """
     from rstar2.config import resolve
     from rstar2.eval.benchmarks import Given
@@ -101,8 +101,8 @@ def _print(result: EvalResult, run_folder: Path) -> None:
     agreed = sum(row["correct"] >= least * row["samples"] for row in result.per_problem)
     whole = "" if result.complete else " so far"
     out.print(
-        f"{agreed:,} of {counted(len(result.per_problem), 'problem')}{whole} have the label in at least {least:.1%} "
-        f"of their samples: --agree {run_folder}",
+        f"{agreed:,} of {counted(len(result.per_problem), 'problem')}{whole} have the label's answer in at "
+        f"least {least:.1%} of their samples; to keep only these: --agree {run_folder}",
         markup=False,
         soft_wrap=True,
     )

@@ -19,54 +19,60 @@ SIDE_BY_SIDE = 5
 """Rows that are then printed side by side."""
 
 EPILOG = examples(
-    ("a run that trained: its own models compute the entropies", "rstar2 analyze runs/demo"),
+    ("a training run: its own models compute the entropies", "rstar2 analyze runs/demo"),
     (
         "the traces of an evaluation, with the model that wrote them",
         "rstar2 analyze runs/before --model Qwen/Qwen3-0.6B",
     ),
     (
-        "bounds from a vLLM server that holds the model",
+        "bounds on the entropy from a vLLM server that serves the model",
         "rstar2 analyze runs/before/aime24/traces.jsonl --url http://127.0.0.1:8000",
     ),
     ("two runs side by side", "rstar2 analyze runs/before runs/after --output both"),
-    ("then look at it, every trace shaded", "rstar2 report runs/demo"),
+    ("then read the traces, shaded by entropy", "rstar2 report runs/demo"),
 )
 
 
 def command(
-    paths: Annotated[list[Path], typer.Argument(metavar="TRACES|RUN...", help="Runs, or files of traces.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="TRACES|RUN...", help="Runs' folders, or files of traces.")
+    ],
     model: Annotated[
         str | None,
         typer.Option(
-            help="The model that wrote the traces: computes the exact entropy by a forward pass. A folder, a run or "
-            "stage that made one, or a hub id; with --url, only its tokenizer is used."
+            help="The model that wrote the traces, to compute exact entropies with a forward pass. A model's folder, "
+            "the folder of a run or stage that made it, or a hub id. With --url, only its tokenizer is used."
         ),
     ] = None,
     url: Annotated[
         str | None,
-        typer.Option(help="A vLLM server with that model: bounds from its top 20 log-probabilities."),
+        typer.Option(
+            help="A vLLM server with that model: entropies are bounds from its top 20 log-probabilities."
+        ),
     ] = None,
     model_name: ModelName = None,
     api_key: ApiKey = None,
     temperature: Annotated[
         float,
-        typer.Option(min=0.01, max=10, help="Of the distribution whose entropy is computed with --model."),
+        typer.Option(
+            min=0.01, max=10, help="Temperature of the distribution whose entropy --model computes."
+        ),
     ] = 1.0,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
-            help="The folder for tables and plots; `analysis` in the run by default; several paths need one.",
+            help="Folder for tables and plots; by default `analysis` in the run. Required for several paths.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look inside traces: uncertain tokens, failed calls, behaviour.
 
-    Without --model and --url, the entropies of what a training run measured come from the run's own models, and those
-    of its rollouts from the log-probabilities that were kept as they were sampled. The entropies are stored beside
-    the traces; `rstar2 report` shades the traces by them.
+    For a training run without --model and --url, the run's own models compute the entropies of its evaluations; the
+    entropies of its rollouts come from the log-probabilities recorded during sampling. Entropies are stored beside the
+    traces, and `rstar2 report` shades the traces by them.
     """
     import json
 
@@ -74,7 +80,7 @@ def command(
 
     if len(paths) > 1 and output is None:
         raise UserError(
-            "what is said of several paths together belongs in a folder of its own",
+            "several paths need a folder for their combined tables and plots",
             "Name one with --output.",
         )
     source = EntropySource(model, url, model_name, temperature, api_key)

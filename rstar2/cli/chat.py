@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 EPILOG = examples(
     ("the model that a run trained", "rstar2 chat --run runs/demo"),
     ("the model of one of its stages", "rstar2 chat --model runs/demo/stage1"),
-    ("one of the model hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
+    ("a model from the hub", "rstar2 chat --model Qwen/Qwen3-0.6B"),
     ("a model that vLLM serves", "rstar2 chat --url http://127.0.0.1:8000"),
     (
         "any OpenAI-compatible endpoint; the key is in RSTAR2_API_KEY",
         "rstar2 chat --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
     ),
-    ("a chat that is kept, and continued next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
+    ("save the chat, and continue it next time", "rstar2 chat --run runs/demo --transcript chats/lamps"),
     ("one question, one answer", 'rstar2 chat --model runs/demo --prompt "Compute 37 * 91."'),
     (
         "the question from a pipe, the answer as JSON",
@@ -44,52 +44,65 @@ EPILOG = examples(
 
 
 def command(
-    run: Annotated[Path | None, typer.Option(help="The folder of a run: its model answers.")] = None,
+    run: Annotated[Path | None, typer.Option(help="A run's folder; chat with the model it trained.")] = None,
     model: common.Model = None,
     url: Annotated[
-        str | None, typer.Option(help="A server, as http://host:port: vLLM, or with --api chat any.")
+        str | None,
+        typer.Option(
+            help="A server, as http://host:port: vLLM, or any OpenAI-compatible endpoint with --api chat."
+        ),
     ] = None,
     model_name: common.ModelName = None,
     api: common.Api = "tokens",
     api_key: common.ApiKey = None,
     engine: Annotated[
         Literal["auto", "vllm", "transformers"],
-        typer.Option(help="What runs a model of this machine; auto: vLLM where it is installed."),
+        typer.Option(
+            help="The engine for a model on this machine; auto: vLLM where it is installed and worth its start."
+        ),
     ] = "auto",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     tool: Annotated[
         Literal["program", "notebook"] | None,
         typer.Option(
-            help="Python that starts anew in each call, or keeps its variables; by default the format's."
+            help="program: Python starts afresh in each call. notebook: Python keeps its variables. By default, "
+            "what the format says."
         ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="URL of a judge; without it one is started for the chat.")
+        str | None, typer.Option(help="URL of a judge; by default one is started for the chat.")
     ] = None,
     judge_token: common.JudgeToken = None,
-    prompt: Annotated[str | None, typer.Option(help="Ask this, show the answer and end.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Ask this question, show the answer and exit.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="With --prompt or a pipe: print the answer as one JSON object.")
     ] = False,
     transcript: Annotated[
-        Path | None, typer.Option(help="Keep the chat in this folder; one that is there is continued.")
+        Path | None, typer.Option(help="Save the chat in this folder; a chat already there is continued.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="A system text.")] = None,
-    thoughts: Annotated[Literal["on", "off", "fold"], typer.Option(help="How thought is shown.")] = "on",
+    thoughts: Annotated[
+        Literal["on", "off", "fold"], typer.Option(help="How the model's thought is shown.")
+    ] = "on",
     temperature: common.Temperature = 0.6,
     top_p: common.TopP = 1.0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of one answer, tool output included.")
+        int, typer.Option(min=1, help="Token budget of one answer, tool output included.")
     ] = 8192,
-    max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model in one answer.")] = 10,
-    max_seconds: Annotated[float | None, typer.Option(min=0.1, help="Seconds of one answer.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same output.")] = None,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in one answer.")] = 10,
+    max_seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="Time limit of one answer, in seconds.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Sampling seed; the same seed gives the same output.")
+    ] = None,
 ) -> None:
     """Chat with a model that solves problems with Python.
 
-    What is missing is started: a judge, and for a model of this machine an engine. /help lists the commands; Ctrl-C
-    stops an answer, Ctrl-D leaves. Exit code 0 with an answer, 1 where it failed, 2 for bad input, 130 after Ctrl-C.
+    A judge is started unless --judge names one, and so is an engine for a model on this machine. /help lists the
+    commands; Ctrl-C stops an answer, Ctrl-D exits. Exit code 0 with an answer, 1 on failure, 2 for bad input, 130
+    after Ctrl-C.
     """
     import asyncio
 
@@ -159,7 +172,7 @@ def _given(question: str | None, as_json: bool) -> str | None:
         raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
     if question is None and as_json:
         raise UserError(
-            "--json prints one answer, and there is no question", "Give it with --prompt or a pipe."
+            "--json prints one answer and needs a question", "Give it with --prompt or on standard input."
         )
     if question is not None and not question.strip():
         raise UserError("there is no question", "Give it with --prompt or on standard input.")
@@ -184,7 +197,7 @@ def _open(
     here = stack.enter_context(open_judge(judge, token))
     stack.callback(lambda: runner.run(here.client.aclose()))
     if judge is not None and (trouble := runner.run(here.trouble())):
-        say(f"{trouble}; calls wait for it")
+        say(f"{trouble}; tool calls wait for it")
     if here.isolation == "none":
         say("isolation none: the model's programs can read what you can read")
     return opened, here

@@ -33,27 +33,28 @@ out = QuietConsole(highlight=False)
 err = QuietConsole(stderr=True, highlight=False)
 
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
-RunFolder = Annotated[Path, typer.Option(help="The run's folder; a killed run resumes in it.")]
-Recipe = Annotated[str, typer.Option(help="A recipe file, or the name of a shipped one.")]
-Profile = Annotated[str | None, typer.Option(help="Hardware profile: laptop, or a file.")]
+RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a killed run.")]
+Recipe = Annotated[str, typer.Option(help="A recipe file, or the name of a shipped recipe.")]
+Profile = Annotated[str | None, typer.Option(help="A hardware profile: laptop, or a file.")]
 Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Data = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines, or for gpqa-diamond CSV too, in place of the dataset hub.", metavar="FILE"
+        help="Read the problems from this file, not from the dataset hub: JSON lines; for gpqa-diamond also CSV.",
+        metavar="FILE",
     ),
 ]
 ModelArgument = Annotated[
     str,
     typer.Argument(
-        help="A model's folder, that of a run or stage that made it, or a hub id.", metavar="MODEL"
+        help="A model's folder, the folder of a run or stage that made it, or a hub id.", metavar="MODEL"
     ),
 ]
 Model = Annotated[
     str | None,
     typer.Option(
-        help="A model's folder, that of a run or stage that made it, or a hub id; "
+        help="A model's folder, the folder of a run or stage that made it, or a hub id; "
         "with --url, only its tokenizer is used."
     ),
 ]
@@ -62,26 +63,27 @@ Format = Annotated[
     typer.Option(help="A format's name or file; by default the model's own.", metavar="NAME|FILE"),
 ]
 ForceFormat = Annotated[
-    bool, typer.Option("--force-format", help="Use that format also where the model has another one.")
+    bool, typer.Option("--force-format", help="Use --format even if the model has another format.")
 ]
 Url = Annotated[str | None, typer.Option(help="A vLLM server, as http://host:port.")]
-ModelName = Annotated[str | None, typer.Option(help="Which of the server's models.")]
+ModelName = Annotated[
+    str | None, typer.Option(help="Which of the server's models to use, if it has several.")
+]
 Api = Annotated[
     Literal["tokens", "chat"],
     typer.Option(
-        help="tokens: a vLLM server, exact. chat: any OpenAI-compatible endpoint; no tokenizer is needed."
+        help="tokens: exchange token ids with a vLLM server, which is exact. chat: use any OpenAI-compatible "
+        "endpoint, without a tokenizer."
     ),
 ]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar=["RSTAR2_API_KEY", "OPENAI_API_KEY"], help="The key of that endpoint.")
+    str | None, typer.Option(envvar=["RSTAR2_API_KEY", "OPENAI_API_KEY"], help="The server's API key.")
 ]
-JudgeToken = Annotated[
-    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that judge asks for.")
-]
-Temperature = Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0, max=1)]
-LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Lines of each part.")]
-FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Continue with what is written.")]
+JudgeToken = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The judge's token.")]
+Temperature = Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")]
+TopP = Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling; 1 is off.")]
+LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each part.")]
+FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")]
 
 
 RUN = "run"

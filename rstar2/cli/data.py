@@ -39,13 +39,13 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="NAME=FILE",
-        help="Rows of a source or benchmark in place of the hub: .jsonl or .parquet. Repeat it.",
+        help="Read a source or benchmark from this file, not from the hub: .jsonl or .parquet. Repeatable.",
     ),
 ]
 Tokenizer = Annotated[
     str | None,
     typer.Option(
-        help="A model's folder, that of a run or stage, or a hub id: its tokenizer and prompt words."
+        help="Use this model's tokenizer and prompt: a model's folder, the folder of a run or stage, or a hub id."
     ),
 ]
 
@@ -54,7 +54,7 @@ Tokenizer = Annotated[
     "list", epilog=examples(("as a table", "rstar2 data list"), ("for a script", "rstar2 data list --json"))
 )
 def list_sources(as_json: AsJson = False) -> None:
-    """List what the recipe knows: use, where it is, columns, rows, licence; and the shipped mixtures."""
+    """List the known data sources (use, place, columns, rows, licence) and the shipped mixtures."""
     from rstar2.data.catalog import cards
 
     if as_json:
@@ -82,7 +82,7 @@ def list_sources(as_json: AsJson = False) -> None:
         table.add_row(card.name, Text(card.use) + place, card.rows, card.licence, card.verb)
     out.print(table)
     out.print(f"Mixtures for `data prepare`: {', '.join(mixtures())}.")
-    out.print("What is on the hub can also be given as a file with its columns: --from NAME=FILE.")
+    out.print("A file with the same columns can replace a source on the hub: --from NAME=FILE.")
 
 
 @app.command(
@@ -96,15 +96,15 @@ def list_sources(as_json: AsJson = False) -> None:
             "rstar2 data prepare dapo --output data/dapo",
         ),
         (
-            "the conversations of the paper, some rewritten by a model that a server holds",
+            "the conversations of the paper, some rewritten by a served model",
             "rstar2 data prepare paper-sft --output data/sft --rewrite http://gpu:8000 --model Qwen3-32B",
         ),
         (
-            "without a network, everything from files",
+            "without a network: everything from files",
             "rstar2 data prepare mine.jsonl --against aime24 --from aime24=aime24.jsonl --output data/mine",
         ),
         (
-            "another rule, another number of rows",
+            "change a filter's rule and the number of rows",
             "rstar2 data prepare mine.jsonl --output data/few --set grams.rule=distinctive "
             "--set sources.mine.count=2",
         ),
@@ -115,36 +115,39 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="MIXTURE | SOURCE…",
-            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file); or sources by name, and files of your own.",
+            help="A mixture (paper-rl, paper-sft, dapo, or a .toml file), or names of sources and files of your own.",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="The folder to write; a killed preparation continues in it.")],
+    output: Annotated[Path, typer.Option(help="The folder to write; use the same one to resume.")],
     given: From = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="A benchmark, by name or file, that no row may share eight words in a row with. Repeat it. "
+            help="Drop rows that share eight consecutive words with this benchmark, a name or a file. Repeatable. "
             "[default: the mixture's]"
         ),
     ] = None,
     filters: Annotated[
-        str | None, typer.Option(help="Filters by name, with commas, in order. [default: the mixture's]")
+        str | None,
+        typer.Option(help="Filters to apply, in order, separated by commas. [default: the mixture's]"),
     ] = None,
     agree: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN", help="Keep problems on which a `data agree` or `eval` run agrees with the label."
+            metavar="RUN", help="Keep problems where this `data agree` or `eval` run agrees with the label."
         ),
     ] = None,
     measured: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="A `data agree` or `eval` run, for the two options that follow."),
+        typer.Option(
+            metavar="RUN", help="A `data agree` or `eval` run, for --pass-rate and --exclude-solved."
+        ),
     ] = None,
     pass_rate: Annotated[
-        str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with such a pass rate.")
+        str | None, typer.Option(metavar="MIN..MAX", help="Keep problems with a pass rate in this range.")
     ] = None,
     exclude_solved: Annotated[
-        bool, typer.Option("--exclude-solved", help="Drop problems that were solved every time.")
+        bool, typer.Option("--exclude-solved", help="Drop problems that every sample solved.")
     ] = False,
     rewrite: Annotated[
         str | None,
@@ -154,16 +157,19 @@ def prepare(
         ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The model of that server; its key is $OPENAI_API_KEY.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The model on the --rewrite server; the server's key is in $OPENAI_API_KEY."
+        ),
     ] = None,
     tokenizer: Tokenizer = None,
     change: Change = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved mixture, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved mixture and exit.")] = False,
 ) -> None:
-    """Prepare data for RL or SFT: read sources, drop what the filters find, and write rows with a data card.
+    """Prepare data for RL or SFT: read sources, apply filters, and write the rows with a data card.
 
-    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, every other row with the reason;
-    and card.md.
+    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists every other row with
+    the reason; and card.md.
     """
     from rstar2.data.mixture.recipe import plan_mixture
 
@@ -274,7 +280,7 @@ def _print_card(card: Card, output: Path) -> None:
     dropped = ", ".join(f"{step['dropped']:,} {step['filter']}" for step in card.steps if step["dropped"])
     out.print(f"dropped, in order: {dropped or 'none'}", soft_wrap=True)
     if not card.config["against"]:
-        err.print("[yellow]not checked against any benchmark[/]: name those you measure with --against")
+        err.print("[yellow]not checked against any benchmark[/]: name with --against those you will measure")
     out.print(f"{card.rows:,} {card.kind}: [cyan]{output / 'data.parquet'}[/]", soft_wrap=True)
     out.print(f"what was dropped, and why: [cyan]{output / 'card.md'}[/]", soft_wrap=True)
 
@@ -283,7 +289,7 @@ def _print_card(card: Card, output: Path) -> None:
     epilog=examples(
         ("a table, and three rows", "rstar2 data inspect data/rl"),
         (
-            "rows as a model will see them, with token counts",
+            "rows as the model sees them, with token counts",
             "rstar2 data inspect data/rl --tokenizer models/smollm2 --format listed-tools",
         ),
     )
@@ -291,12 +297,15 @@ def _print_card(card: Card, output: Path) -> None:
 def inspect(
     path: Annotated[Path, typer.Argument(help="A prepared folder, or its data.parquet.")],
     rows: Annotated[int, typer.Option("-n", "--rows", min=0, help="Rows to show, drawn at random.")] = 3,
-    seed: Annotated[int, typer.Option(help="Draws them.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the random rows.")] = 0,
     tokenizer: Tokenizer = None,
     format: Format = None,
     force_format: ForceFormat = False,
 ) -> None:
-    """Show prepared data: rows by source, some of them as the model will see them, and their lengths in tokens."""
+    """Show prepared data: row counts by source, and a few random rows.
+
+    With --tokenizer, the rows are shown as the model sees them, and their lengths are counted in tokens.
+    """
     from rich import box
     from rich.table import Table
 
@@ -329,24 +338,24 @@ def inspect(
 app.command("agree", epilog=agree_verb.EPILOG)(agree_verb.command)
 
 
-@app.command(epilog=examples(("what a rule changed", "rstar2 data diff data/rl data/rl2")))
+@app.command(epilog=examples(("compare two preparations", "rstar2 data diff data/rl data/rl2")))
 def diff(
     first: Annotated[Path, typer.Argument(help="A prepared folder.")],
-    second: Annotated[Path, typer.Argument(help="Another.")],
+    second: Annotated[Path, typer.Argument(help="Another prepared folder.")],
 ) -> None:
-    """Say which rows two prepared sets do not share, by source; exit code 1 where there are any."""
+    """Show which rows differ between two prepared sets, by source; exit code 1 if any do."""
     from rstar2.data.mixture.look import difference
 
     found = difference(first, second)
     for text, kind, counts in (
         (f"only in {first}", "first", found.only_first),
         (f"only in {second}", "second", found.only_second),
-        ("in both, with another content", "changed", found.changed),
+        ("in both, with different content", "changed", found.changed),
     ):
         if counts:
             listed = ", ".join(f"{count:,} of {source}" for source, count in counts.items())
             out.print(f"{text}: {listed}; such as {', '.join(found.examples[kind])}", soft_wrap=True)
-    out.print(f"the same: {found.same:,}")
+    out.print(f"identical: {found.same:,}")
     if found.only_first or found.only_second or found.changed:
         raise typer.Exit(1)
 

@@ -17,31 +17,32 @@ EPILOG = examples(
     ("GRPO-RoC beside plain GRPO, from the same SFT model", "rstar2 demo --compare"),
     ("another seed, in a folder of its own", "rstar2 demo --seed 2 --run runs/demo-seed2"),
     ("change a setting of the recipe", "rstar2 demo --set rl.steps=30 --run runs/longer"),
-    ("what would run, without running it", "rstar2 demo --dry-run"),
+    ("print what would run, without running it", "rstar2 demo --dry-run"),
 )
 
 
 def command(
     run: Annotated[
-        Path | None, typer.Option(help="The run's folder; a killed run resumes in it. [default: runs/demo]")
+        Path | None,
+        typer.Option(help="The run's folder; use the same one to resume a killed run. [default: runs/demo]"),
     ] = None,
     recipe: Recipe = "demo",
-    seed: Annotated[int | None, typer.Option(min=0, help="Of data, model and sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, model and sampling.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Also train with plain GRPO, and draw the two together.")
+        bool, typer.Option("--compare", help="Also train with plain GRPO, and plot both together.")
     ] = False,
     isolation: Annotated[
         Literal["strict", "landlock", "none"] | None,
-        typer.Option(help="The judge's isolation; without it the best that works here, never none."),
+        typer.Option(help="The judge's isolation tier; by default the best available here, never none."),
     ] = None,
     change: Change = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and end.")
+        bool, typer.Option("--dry-run", help="Print the resolved recipe and VERL's commands, and exit.")
     ] = False,
 ) -> None:
-    """Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.
+    """Train a tiny model from scratch to think in Python, and measure it after every stage.
 
-    SFT by VERL, then three stages of GRPO-RoC by VERL, every program run by the judge. Needs no GPU.
+    VERL runs SFT and then three stages of GRPO-RoC. The judge runs every program. Needs no GPU.
     """
     from rstar2.demo.recipe import commands, demo_plan
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from rstar2.doctor.finding import Finding
 
 EPILOG = examples(
-    ("look", "rstar2 doctor"),
-    ("for a script: exit code 0 when the demo can run", "rstar2 doctor --json > machine.json"),
+    ("check this machine", "rstar2 doctor"),
+    ("for a script: exit code 0 if the demo can run", "rstar2 doctor --json > machine.json"),
 )
 
 
 def command(as_json: AsJson = False) -> None:
-    """What this machine can do, and the command that fixes what is missing.
+    """Check what this machine can run, and show the commands that fix what is missing.
 
-    The exit code is 0 when the laptop path (`rstar2 demo`) can run, else 1.
+    The exit code is 0 if the laptop path (`rstar2 demo`) can run, else 1.
     """
     from rstar2.doctor.examine import examine
     from rstar2.doctor.finding import laptop_ready
@@ -38,7 +38,7 @@ def command(as_json: AsJson = False) -> None:
         if ready:
             out.print("[green]The laptop path can run.[/] Next: [cyan]rstar2 demo[/]")
         else:
-            out.print("[red]The laptop path cannot run yet:[/] fix what is marked ✗ first.")
+            out.print("[red]The laptop path cannot run yet:[/] first fix everything marked ✗.")
     raise typer.Exit(0 if ready else 1)
 
 

@@ -32,49 +32,60 @@ Benchmarks = Annotated[
     typer.Argument(
         metavar="BENCHMARK|GROUP|FILE.jsonl...",
         help=f"{', '.join(dict.fromkeys((*NAMES, *GENERAL)))}; {', '.join(GROUPS)}; or JSON lines with "
-        "`problem`, `answer` and perhaps `id`. `setup` makes a harness's environment, `compare` compares two runs.",
+        "`problem`, `answer` and optionally `id`. `setup` makes a harness's environment, `compare` compares two runs.",
     ),
 ]
-Oracle = Annotated[bool, typer.Option("--oracle", help="Answer from the gold, every tenth wrong on purpose.")]
+Oracle = Annotated[
+    bool,
+    typer.Option(
+        "--oracle", help="Use the gold answers in place of a model, with every tenth wrong on purpose."
+    ),
+]
 _OWN = "; by default the benchmark's own"
 MaxTokens = Annotated[
     int | None,
-    typer.Option(min=1, help=f"Tokens after the prompt, tool output included, 30000 for mathematics{_OWN}."),
+    typer.Option(
+        min=1, help=f"Token budget after the prompt, tool output included{_OWN}, 30000 for mathematics."
+    ),
 ]
 Samples = Annotated[
     int | None,
-    typer.Option("-n", "--samples", min=1, help=f"Rollouts per problem, 16 for mathematics{_OWN}."),
+    typer.Option("-n", "--samples", min=1, help=f"Rollouts per problem{_OWN}, 16 for mathematics."),
 ]
 Temperature = Annotated[
-    float | None, typer.Option(min=0, max=2, help=f"0 is greedy; 0.6 for mathematics{_OWN}.")
+    float | None,
+    typer.Option(min=0, max=2, help=f"Sampling temperature, 0 is greedy{_OWN}, 0.6 for mathematics."),
 ]
 Baseline = Annotated[
-    Path | None, typer.Option(help="The answers that arena-hard compares with, in place of the hub's.")
+    Path | None,
+    typer.Option(help="Read the baseline answers for arena-hard from this file, not from the hub."),
 ]
 JudgeModelUrl = Annotated[
     str | None,
     typer.Option(
-        help="URL of a server with OpenAI's API whose model grades arena-hard; OPENAI_API_KEY is its key."
+        help="URL of an OpenAI-compatible server whose model grades arena-hard; its key is in OPENAI_API_KEY."
     ),
 ]
-JudgeModelName = Annotated[str | None, typer.Option(help="Which model, where that server holds several.")]
+JudgeModelName = Annotated[
+    str | None, typer.Option(help="Which model of the --judge-model-url server, if it has several.")
+]
 NativeCalls = Annotated[
     bool,
     typer.Option(
-        "--native-calls", help="BFCL: functions go into the request's `tools`, not into the prompt."
+        "--native-calls", help="BFCL: put the functions into the request's `tools`, not into the prompt."
     ),
 ]
-PerProblem = Annotated[bool, typer.Option("--per-problem", help="Show the table of problems too.")]
-Judge = Annotated[str | None, typer.Option(help="URL of a judge; without it one is started for the run.")]
+PerProblem = Annotated[bool, typer.Option("--per-problem", help="Also show a table of problems.")]
+Judge = Annotated[str | None, typer.Option(help="URL of a judge; by default one is started for the run.")]
 JudgeWorkers = Annotated[
-    int, typer.Option(min=1, max=4096, help="Programs at once in the judge that is started.")
+    int, typer.Option(min=1, max=4096, help="Workers of the judge that is started for the run.")
 ]
 Wait = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Seconds to wait for a server that does not answer; for its first answer at most 30, and 5 where "
-        "nothing listens.",
+        help="Seconds to wait for a server that does not answer. The wait for its first answer is at most 30 s, or "
+        "5 s if nothing listens there.",
     ),
 ]
 RunFolder = Annotated[
@@ -87,10 +98,13 @@ RunFolder = Annotated[
     epilog=examples(
         ("AIME 2024 by the paper's protocol, on a vLLM server", "rstar2 eval aime24 --url http://gpu:8000"),
         (
-            "a quick look: a local model, one sample of 30 problems of a file",
+            "a quick look: a local model, one sample of each of 30 problems from a file",
             "rstar2 eval aime24 --model runs/demo --data aime24.jsonl -n 1 --max-tokens 512 --limit 30",
         ),
-        ("several at once", "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night"),
+        (
+            "several benchmarks at once",
+            "rstar2 eval aime24 aime25 math500 --url http://gpu:8000 --run runs/night",
+        ),
         (
             "a model behind any OpenAI-compatible endpoint",
             "rstar2 eval aime24 --url http://127.0.0.1:8000/v1 --api chat --model-name scripted",
@@ -102,7 +116,7 @@ RunFolder = Annotated[
         ),
         ("problems of your own", "rstar2 eval problems.jsonl --model runs/demo/stage1"),
         ("check data, judge and grader without a model: scores 90 %", "rstar2 eval math500 --oracle"),
-        ("two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
+        ("compare two measurements, paired by problem", "rstar2 eval compare runs/before runs/after"),
     ),
 )
 def run(
@@ -121,26 +135,26 @@ def run(
     samples: Samples = None,
     temperature: Temperature = None,
     top_p: common.TopP = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0 is off.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 is off.")] = 0,
     max_tokens: MaxTokens = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="Turns of the model.")] = 30,
+    max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in a rollout.")] = 30,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     data: common.Data = None,
     baseline: Baseline = None,
     judge_model_url: JudgeModelUrl = None,
     judge_model_name: JudgeModelName = None,
     native_calls: NativeCalls = False,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts at once.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
     per_problem: PerProblem = False,
 ) -> None:
     """Measure a model on benchmarks.
 
-    Every problem is sampled, the model's Python is run, its answers are graded. The defaults are each benchmark's
-    own protocol. The same command again continues where a stopped run ended.
-    Ctrl-C finishes what is in flight; a second one does not.
+    Samples every problem, runs the model's Python and grades its answers. The defaults are each benchmark's own
+    protocol. To resume a stopped run, run the same command again. Ctrl-C stops after the samples in flight; a second
+    Ctrl-C abandons them.
     """
     from rstar2.errors import UserError
     from rstar2.eval.benchmarks import Given, JudgeModel, needs_tokenizer
@@ -161,8 +175,8 @@ def run(
     }
     if run_folder is not None and not (model or url or oracle):
         raise UserError(
-            "no model to measure: --run is the folder that the evaluation is kept in",
-            f"To measure the model that a run made: --model {run_folder}",
+            "no model to measure: --run names the folder for the evaluation, not a model",
+            f"To measure the model that a run trained, give --model {run_folder}.",
         )
     target = Target(model, url, model_name, oracle, FormatChoice(format, force_format), api, api_key)
     asked = {key: value for key, value in values.items() if value is not None}
@@ -227,18 +241,18 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
 @app.command(
     epilog=examples(
         ("the harness of BFCL v3, in an environment of its own", "rstar2 eval setup bfcl-v3"),
-        ("all that the paper's table needs", "rstar2 eval setup paper-all"),
+        ("every harness that the paper's table needs", "rstar2 eval setup paper-all"),
     )
 )
 def setup(
     benchmarks: Annotated[
         list[str],
-        typer.Argument(metavar="BENCHMARK|GROUP...", help="Benchmarks that other projects' programs score."),
+        typer.Argument(metavar="BENCHMARK|GROUP...", help="Benchmarks whose own harness scores the answers."),
     ],
 ) -> None:
-    """Make the Python environments of benchmark harnesses, in the user's data folder; `rstar2 doctor` checks them.
+    """Make the Python environments of benchmark harnesses in the user's data folder. `rstar2 doctor` checks them.
 
-    An environment that is in order is left alone; one that is broken, half-made or out of date is made anew.
+    An environment that works is left alone. One that is broken, incomplete or out of date is made again.
     """
     from rstar2.eval.benchmarks import harnesses_of
     from rstar2.eval.harnesses.environment import installed, set_up
@@ -247,7 +261,7 @@ def setup(
         err.print(f"{harness.name}: {', '.join(harness.pins)}", soft_wrap=True, highlight=False)
         made = set_up(harness)
         packages = counted(len(installed(harness)), "package")
-        state = "made" if made else "was in order"
+        state = "made" if made else "already complete"
         out.print(f"{harness.name} {state}: {packages} in {harness.folder}", soft_wrap=True, highlight=False)
 
 
@@ -255,7 +269,7 @@ def setup(
     epilog=examples(
         ("did the change help?", "rstar2 eval compare runs/before runs/after"),
         (
-            "did the stage? two benchmarks of one run",
+            "did the stage help? two benchmarks of one run",
             "rstar2 eval compare runs/demo/eval/sft runs/demo/eval/stage3",
         ),
         ("as JSON", "rstar2 eval compare runs/before runs/after --json"),
@@ -263,15 +277,15 @@ def setup(
 )
 def compare(
     run_a: Annotated[
-        Path, typer.Argument(metavar="RUN_A", help="A run's folder, or one of its benchmarks'.")
+        Path, typer.Argument(metavar="RUN_A", help="A run's folder, or the folder of one of its benchmarks.")
     ],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, on the same problems.")],
+    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help="Another one, with the same problems.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare two runs, paired by problem: the difference with its interval, and the problems that flipped.
 
-    A problem flips when one run gets it right in more than half of its samples and the other does not. A benchmark's
-    own scores, such as BFCL's categories, have a table of their own.
+    A problem flips when one run gets it right in more than half of its samples and the other run does not. A
+    benchmark's own scores, such as BFCL's categories, are shown in a separate table.
     """
     import json
 
@@ -291,10 +305,10 @@ def compare(
             out.print(score_differences_table(each.name, each.scores))
     for each in found:
         if each.changed:
-            err.print(f"[yellow]{each.name}: other settings: {', '.join(each.changed)}[/]")
+            err.print(f"[yellow]{each.name}: these settings differ: {', '.join(each.changed)}[/]")
         if each.unpaired:
             alone = counted(each.unpaired, "problem")
-            err.print(f"[yellow]{each.name}: in one run only, and left out: {alone}[/]")
+            err.print(f"[yellow]{each.name}: left out {alone} found in only one run[/]")
         if each.flipped:
             out.print()
             out.print(flips_table(each))

@@ -11,11 +11,11 @@ from rstar2.cli.common import examples, out
 
 app = typer.Typer(
     name="format",
-    help="Show what a model sees: its prompt, its tools and their replies.",
+    help="Show a model's prompt, its tools and their replies, as the model sees them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    epilog=examples(("the demo's model", "rstar2 format show runs/demo")),
+    epilog=examples(("for the demo's model", "rstar2 format show runs/demo")),
 )
 
 
@@ -27,21 +27,24 @@ def _group() -> None:
 
 @app.command(
     epilog=examples(
-        ("what the demo's model sees", "rstar2 format show runs/demo"),
-        ("a problem of your own, and a reply", 'rstar2 format show runs/demo --problem "2 + 2?" --reply 4'),
-        ("a model in another format", "rstar2 format show models/smollm2 --format listed-tools"),
-        ("for a program", "rstar2 format show runs/demo --json"),
+        ("for the demo's model", "rstar2 format show runs/demo"),
+        (
+            "with a problem and a reply of your own",
+            'rstar2 format show runs/demo --problem "2 + 2?" --reply 4',
+        ),
+        ("for a model in another format", "rstar2 format show models/smollm2 --format listed-tools"),
+        ("as JSON, for a program", "rstar2 format show runs/demo --json"),
     )
 )
 def show(
     model: common.ModelArgument,
-    problem: Annotated[str, typer.Option(help="The problem that is asked.")] = "What is 6 times 7?",
+    problem: Annotated[str, typer.Option(help="The problem to ask.")] = "What is 6 times 7?",
     reply: Annotated[str, typer.Option(help="What the tool prints.")] = "42",
     format: common.Format = None,
     force_format: common.ForceFormat = False,
     as_json: common.AsJson = False,
 ) -> None:
-    """Print what a model sees for a problem, and for a tool's reply to its first call."""
+    """Print the prompt a model sees for a problem, and the tool's reply it sees after its first call."""
     import json
 
     from rstar2.engines.models import find_model
@@ -62,7 +65,7 @@ def show(
     out.print(f"format    {codec.source}", markup=False, soft_wrap=True)
     out.print(f"tools     {', '.join(fmt.tool_names) or 'none'}", markup=False)
     out.print(
-        f"limits    {limits.seconds:g} s, {limits.memory_mb} MiB; of a {fmt.layout} reply {limits.characters} "
+        f"limits    {limits.seconds:g} s, {limits.memory_mb} MiB; {fmt.layout} reply: {limits.characters} "
         f"characters, {limits.traceback_lines} lines of a traceback",
         soft_wrap=True,
     )

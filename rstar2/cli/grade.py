@@ -17,9 +17,9 @@ SHOWN_FAULTS = 5
 EPILOG = examples(
     ("grade a file and keep the verdicts", "rstar2 grade outputs.jsonl --output graded.jsonl"),
     ("count the correct ones", 'rstar2 grade outputs.jsonl | grep -c \'"verdict": "correct"\''),
-    ("on eight processes, with five processor seconds a row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
+    ("with eight processes and five seconds of CPU time per row", "rstar2 grade outputs.jsonl -w 8 -t 5"),
     (
-        "from another program, with keys of its own",
+        "from another program, which uses other keys",
         "cat outputs.jsonl | rstar2 grade - --gold-key answer --pred-key output",
     ),
     (
@@ -34,40 +34,40 @@ def command(
         Path,
         typer.Argument(
             metavar="FILE.jsonl|-",
-            help="Rows with `gold`, `pred`, perhaps `id`, or traces; - is standard input.",
+            help="Rows with `gold`, `pred` and optionally `id`, or traces; - is standard input.",
         ),
     ],
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="OUT.jsonl", help="Where the rows go; standard output without it."
+            "--output", "-o", metavar="OUT.jsonl", help="Write the rows here; by default to standard output."
         ),
     ] = None,
     workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="Grading processes.")] = 2,
     timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.1, help="Processor seconds for one row.")
+        float, typer.Option("--timeout", "-t", min=0.1, help="CPU time for one row, in seconds.")
     ] = 1.5,
     gold_key: Annotated[str, typer.Option(help="The key of the gold answer.")] = "gold",
     pred_key: Annotated[str, typer.Option(help="The key of the answer to grade.")] = "pred",
     rule: Annotated[
         Literal["paper", "boxed", "release", "lenient"],
         typer.Option(
-            help="Where the answer is read: the box in <answer> of a finished turn; any box of one; as the release; "
-            "wherever there is one."
+            help="Where to read the answer. paper: the box in <answer> of a finished turn. boxed: any box of a "
+            "finished turn. release: as the paper's released code does. lenient: wherever there is an answer."
         ),
     ] = "lenient",
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first row that cannot be graded.")
     ] = False,
 ) -> None:
-    """Grade answers that were made elsewhere.
+    """Grade answers that another program produced.
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
-    answer or a whole model output); either may be a number or null. Its
-    `finish` may say how the output ended: answer, max_tokens, max_turns. One line
-    comes out for each, in order: `id`, `verdict` (correct, wrong, unparsed,
-    timeout or invalid), the `extracted` answer and the `rule` that decided.
-    A row that cannot be graded is invalid, and told.
+    answer or a whole model output); either may be a number or null. An
+    optional `finish` says how the output ended: answer, max_tokens, max_turns.
+    The output has one line for each, in order: `id`, `verdict` (correct, wrong,
+    unparsed, timeout or invalid), the `extracted` answer and the `rule` that
+    decided. A row that cannot be graded is invalid, and is reported.
     """
     from collections import Counter
 
@@ -97,7 +97,7 @@ def command(
         err.print(fault, markup=False, soft_wrap=True)
     if bad:
         of = counted(len(rows), "row")
-        err.print(f"{len(bad)} of {of} could not be graded; --strict stops at the first")
+        err.print(f"{len(bad)} of {of} could not be graded; use --strict to stop at the first")
 
 
 def _summary(counts: Counter[str], output: Path | None) -> None:

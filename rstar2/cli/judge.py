@@ -17,36 +17,40 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="judge",
-    help="Run model-written programs: fast, isolated, none lost.",
+    help="Run model-written programs quickly and in isolation, without losing any.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog=examples(
-        ("a judge in the background", "rstar2 judge up --detach"),
-        ("what it does", "rstar2 judge status"),
-        ("one program", "rstar2 judge run prog.py"),
-        ("the end of it", "rstar2 judge down"),
+        ("start a judge in the background", "rstar2 judge up --detach"),
+        ("show what it is doing", "rstar2 judge status"),
+        ("run one program", "rstar2 judge run prog.py"),
+        ("stop the judge", "rstar2 judge down"),
     ),
 )
 
 Workers = Annotated[int, typer.Option(min=1, max=4096, help="Programs that run at the same time.")]
 Tier = Annotated[
     Literal["strict", "landlock", "none"] | None,
-    typer.Option(help="The tier to run under; without it the best available, never none."),
+    typer.Option(help="The isolation tier; by default the best available, never none."),
 ]
 Preload = Annotated[
     bool,
-    typer.Option(help="Load numpy, sympy, scipy and pandas before a program imports them, in idle workers."),
+    typer.Option(help="Import numpy, sympy, scipy and pandas ahead of time, in idle workers."),
 ]
-Url = Annotated[str | None, typer.Option(help="Another judge than the one that `judge up` started here.")]
-Token = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that it asks for.")]
+Url = Annotated[
+    str | None, typer.Option(help="URL of a judge; by default the one that `judge up` started here.")
+]
+Token = Annotated[
+    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token of the judge at --url.")
+]
 
 
 @app.command(
     epilog=examples(
         ("in the foreground, until Ctrl-C", "rstar2 judge up"),
-        ("in the background, 16 programs at a time", "rstar2 judge up --workers 16 --detach"),
+        ("in the background, with 16 workers", "rstar2 judge up --workers 16 --detach"),
         (
-            "for other machines too",
+            "reachable from other machines",
             "rstar2 judge up --host 0.0.0.0 --token $TOKEN --redis redis://:$PASSWORD@queue:6379",
         ),
     )
@@ -55,24 +59,28 @@ def up(
     workers: Workers = 2,
     redis: Annotated[
         str | None,
-        typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the queue; without it one is started."),
+        typer.Option(envvar="RSTAR2_JUDGE_REDIS", help="URL of the Redis queue; by default one is started."),
     ] = None,
     isolation: Tier = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but loopback needs a token.")
+        str, typer.Option(help="Address to listen on; any address other than loopback needs a token.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
     ] = 8088,
     token: Annotated[
-        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="What clients must send.")
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The token that clients must send.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A name, beside localhost, by which clients may call a judge without a token."),
+        typer.Option(
+            help="Another host name, besides localhost, under which clients may reach a judge without a token."
+        ),
     ] = None,
     preload: Preload = True,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return once it answers.")
+    ] = False,
 ) -> None:
     """Start a judge on this machine."""
     from rstar2.errors import UserError
@@ -83,7 +91,10 @@ def up(
 
     running = read_state()
     if running is not None:
-        raise UserError(f"a judge runs already at {running.url} (pid {running.pid})", "rstar2 judge down")
+        raise UserError(
+            f"a judge is already running at {running.url} (pid {running.pid})",
+            "stop it with `rstar2 judge down`",
+        )
     folder = state_folder() / "judge"
     settings = ServiceSettings(
         folder=str(folder.resolve()),
@@ -117,29 +128,29 @@ def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
 
 
-@app.command(epilog=examples(("end it", "rstar2 judge down")))
+@app.command(epilog=examples(("stop the judge", "rstar2 judge down")))
 def down() -> None:
-    """End the judge that runs."""
+    """Stop the judge that is running on this machine."""
     from rstar2.judge.service.state import current_judge, end_judge
 
     end_judge(current_judge())
-    out.print("judge ended")
+    out.print("judge stopped")
 
 
 @app.command(
     epilog=examples(
-        ("how it is doing, live in a terminal", "rstar2 judge status"),
+        ("live, in a terminal", "rstar2 judge status"),
         ("once, for a script", "rstar2 judge status --json"),
-        ("of a judge elsewhere", "rstar2 judge status --url http://judge:8088 --token $TOKEN"),
+        ("of a judge on another machine", "rstar2 judge status --url http://judge:8088 --token $TOKEN"),
     )
 )
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Show it once, also in a terminal.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print what /status answers.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, even in a terminal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the response of /status.")] = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show queue, workers, times and outcomes of the judge that runs."""
+    """Show the queue, workers, times and outcomes of a running judge."""
     from rich.live import Live
 
     from rstar2.judge.service.status_table import dashboard
@@ -181,7 +192,7 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
     except httpx.HTTPStatusError as error:
         refused = error.response.status_code == httpx.codes.UNAUTHORIZED
         hint = "give the judge's token with --token" if refused else "see `rstar2 judge logs` on its machine"
-        raise UserError(f"the judge at {url} answers {error.response.status_code}", hint) from error
+        raise UserError(f"the judge at {url} answers HTTP {error.response.status_code}", hint) from error
     except (httpx.HTTPError, ValueError) as error:
         raise Failure(
             f"no judge answers at {url}: {error}", "see `rstar2 judge logs` on its machine"
@@ -191,15 +202,17 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
 @app.command(
     epilog=examples(
         ("the last lines of every part", "rstar2 judge logs"),
-        ("what the workers write, as they write it", "rstar2 judge logs worker --follow"),
+        ("follow the workers' logs", "rstar2 judge logs worker --follow"),
     )
 )
 def logs(
-    part: Annotated[str, typer.Argument(help="Only parts whose name begins so: api, worker, redis.")] = "",
+    part: Annotated[
+        str, typer.Argument(help="Show only parts whose name starts with this: api, worker, redis.")
+    ] = "",
     lines: LogLines = 20,
     follow: FollowLogs = False,
 ) -> None:
-    """Show the logs of the judge that runs, or that ran last."""
+    """Show the logs of the judge that is running, or that ran last."""
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
@@ -209,10 +222,10 @@ def logs(
 @app.command(
     epilog=examples(
         (
-            "run workers on this machine for a judge elsewhere",
+            "run workers on this machine for a judge on another one",
             "rstar2 judge worker --redis rediss://:$PASSWORD@queue:6379",
         ),
-        ("all 64 cores of it", "rstar2 judge worker --redis $REDIS --workers 64"),
+        ("on all 64 cores of this machine", "rstar2 judge worker --redis $REDIS --workers 64"),
     )
 )
 def worker(
@@ -221,10 +234,11 @@ def worker(
     isolation: Tier = None,
     preload: Preload = True,
     folder: Annotated[
-        Path | None, typer.Option(help="For logs and work folders; by default under the state folder.")
+        Path | None,
+        typer.Option(help="Folder for logs and work folders; by default under the state folder."),
     ] = None,
 ) -> None:
-    """Run more workers, on this machine, for a judge whose queue is elsewhere; until Ctrl-C."""
+    """Run more workers on this machine, until Ctrl-C, for a judge whose queue is on another machine."""
     import os
 
     from rstar2.judge.service.settings import ServiceSettings
@@ -251,14 +265,14 @@ def worker(
 
 @app.command(
     epilog=examples(
-        ("started by an assistant, which is told this command", "rstar2 judge mcp"),
-        ("for a judge elsewhere", "rstar2 judge mcp --url http://judge:8088 --token $TOKEN"),
+        ("as the command in an assistant's configuration", "rstar2 judge mcp"),
+        ("with a judge on another machine", "rstar2 judge mcp --url http://judge:8088 --token $TOKEN"),
     )
 )
 def mcp(url: Url = None, token: Token = None) -> None:
-    """Be a tool server of the Model Context Protocol on standard input and output, for an assistant's Python.
+    """Serve the judge's Python tools to an assistant: a Model Context Protocol server on standard input and output.
 
-    Without --url it uses the judge that runs here, or starts one of its own.
+    Without --url it uses the judge that is running here, or starts its own.
     """
     import tempfile
     from contextlib import ExitStack
@@ -282,17 +296,17 @@ def mcp(url: Url = None, token: Token = None) -> None:
     epilog=examples(
         ("run a program", "rstar2 judge run prog.py"),
         ("with input and a shorter limit", "rstar2 judge run prog.py --timeout 2 < input.txt"),
-        ("on a judge elsewhere", "rstar2 judge run prog.py --url http://judge:8088 --token $TOKEN"),
+        ("on a judge on another machine", "rstar2 judge run prog.py --url http://judge:8088 --token $TOKEN"),
     )
 )
 def run(
     file: Annotated[Path, typer.Argument(help="The program.", metavar="FILE.py")],
-    timeout: Annotated[float, typer.Option(min=0.01, max=300, help="Seconds it may take.")] = 10.0,
-    memory: Annotated[int, typer.Option(min=16, max=65536, help="MiB it may take.")] = 1024,
+    timeout: Annotated[float, typer.Option(min=0.01, max=300, help="Time limit, in seconds.")] = 10.0,
+    memory: Annotated[int, typer.Option(min=16, max=65536, help="Memory limit, in MiB.")] = 1024,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Run one program on the judge and show what it did; exit code 1 unless its outcome is ok."""
+    """Run one program on the judge and show its output; exit code 1 unless its outcome is ok."""
     from pydantic import ValidationError
 
     from rstar2.errors import UserError

@@ -29,7 +29,7 @@ EPILOG = examples(
         "--set hardware.update_tokens=18432",
     ),
     (
-        "hours from tokens per second that were measured",
+        "hours from measured tokens per second",
         "rstar2 plan --model Qwen3-8B/ --profile 8xh100 --generate-tps 2400 --update-tps 2900",
     ),
     (
@@ -44,7 +44,7 @@ def command(
     model: Annotated[
         Path,
         typer.Option(
-            help="A folder with a model's config.json, or that of a run or stage; no weights needed."
+            help="A folder with a model's config.json, or the folder of a run or stage; weights are not needed."
         ),
     ],
     stage: Annotated[str, typer.Option(help="1, 2, 3, or a range such as 1..3.")] = "1..3",
@@ -52,7 +52,7 @@ def command(
     recipe: Annotated[
         str,
         typer.Option(
-            help="A recipe by name, such as paper, release or 7b-8xh100, or a file for every stage."
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage."
         ),
     ] = "paper",
     change: Change = None,
@@ -71,14 +71,14 @@ def command(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="A run, or a stage of one, whose lengths and tool calls are expected again. [default: the paper's]",
+            help="Assume the lengths and tool calls of this run, or stage of a run. [default: the paper's]",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.
+    """Estimate what training will cost: memory, work per step, judge, disk, hours, and what does not fit.
 
-    Nothing is started. Parameters are counted exactly; memory and hours are estimates whose assumptions are shown.
+    Starts nothing. Parameter counts are exact; memory and hours are estimates, printed with their assumptions.
     """
     from rstar2.train.estimate.measured import measured_assumptions
     from rstar2.train.estimate.model import read_shape
@@ -168,7 +168,7 @@ def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> l
         with err.status(f"sampling the conversations of {data}"):
             return conversation_lengths(recipe, Path(model), data)
     except UserError as error:
-        err.print(f"lengths unknown: {error.message}", soft_wrap=True, markup=False)
+        err.print(f"conversation lengths unknown: {error.message}", soft_wrap=True, markup=False)
         return []
 
 

@@ -12,7 +12,7 @@ from rstar2.cli.common import RunArgument, examples, out
 EPILOG = examples(
     ("the page of a run, in its folder", "rstar2 report runs/demo"),
     ("the data card of prepared data", "rstar2 report data/rl"),
-    ("somewhere else", "rstar2 report runs/night --output night.html"),
+    ("to another file", "rstar2 report runs/night --output night.html"),
 )
 
 
@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """Make one static page of a run, or of prepared data.
 
-    It holds the numbers, plots and every trace, and needs no network.
+    The page has the numbers, the plots and every trace, and needs no network.
     """
     from rstar2.report import write_report
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="runs",
-    help="List runs, and show one.",
+    help="List runs, or show one of them.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -38,7 +38,9 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
     from rstar2.runs import list_runs, load_config, load_status
 
     if not root.is_dir():
-        raise UserError(f"no folder at {root}", "Runs are made by demo, eval, sft and train; or give --root.")
+        raise UserError(
+            f"no folder at {root}", "demo, eval, sft and train make runs; give --root if yours are elsewhere."
+        )
     found = list_runs(root)
     # A path is there to be copied, so it is never cut, however narrow the terminal.
     name = Column("run", min_width=max((len(str(path)) for path in found), default=0))
@@ -57,16 +59,16 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
 @app.command(
     epilog=examples(
         ("its results", "rstar2 runs show runs/demo"),
-        ("and all its settings", "rstar2 runs show runs/demo --settings"),
+        ("its results and all its settings", "rstar2 runs show runs/demo --settings"),
         ("everything, for a script", "rstar2 runs show runs/demo --json"),
     )
 )
 def show(
     run: RunArgument,
-    settings: Annotated[bool, typer.Option("--settings", help="Show all settings too.")] = False,
+    settings: Annotated[bool, typer.Option("--settings", help="Also show all settings.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a run's state and results, and its settings where they are asked for."""
+    """Show a run's state and results, and with --settings also its settings."""
     from rstar2.report.collect import collect
     from rstar2.runs import load_status
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="serve", cls=RunGroup, rich_markup_mode="rich", add_completion=False)
 Port = Annotated[
-    int | None, typer.Option(min=1, max=65535, help="Which server, where several run: its port.")
+    int | None, typer.Option(min=1, max=65535, help="The server's port, needed if several servers run here.")
 ]
 
 
@@ -28,17 +28,20 @@ Port = Annotated[
     RUN,
     epilog=examples(
         ("serve a trained model on this machine", "rstar2 serve runs/demo"),
-        ("in the background; then what runs, and its end", "rstar2 serve runs/demo --detach"),
-        ("the agent itself, for any chat program", "rstar2 serve runs/demo --with-tools"),
-        ("one copy over 4 GPUs, 32K tokens", "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768"),
-        ("without vLLM, on processors", "rstar2 serve runs/demo --engine transformers"),
+        ("in the background; see also `status` and `down`", "rstar2 serve runs/demo --detach"),
+        ("the agent with its tools, for any chat program", "rstar2 serve runs/demo --with-tools"),
         (
-            "with a vLLM that is in an environment of its own",
+            "one copy on 4 GPUs, with a context of 32K tokens",
+            "rstar2 serve Qwen/Qwen3-14B --tp 4 --max-model-len 32768",
+        ),
+        ("without vLLM, on the CPU", "rstar2 serve runs/demo --engine transformers"),
+        (
+            "with a vLLM in an environment of its own",
             "rstar2 serve runs/demo --python .venv-vllm/bin/python",
         ),
-        ("further arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
-        ("only see the commands", "rstar2 serve runs/demo --print-command"),
-        ("chat with it, measure it", "rstar2 chat --url http://127.0.0.1:8000"),
+        ("with more arguments for vLLM", "rstar2 serve runs/demo -- --enforce-eager --dtype bfloat16"),
+        ("print the commands, start nothing", "rstar2 serve runs/demo --print-command"),
+        ("then chat with it", "rstar2 chat --url http://127.0.0.1:8000"),
     ),
 )
 def run(
@@ -48,11 +51,11 @@ def run(
     ] = None,
     engine: Annotated[
         Literal["vllm", "transformers"],
-        typer.Option(help="transformers runs on processors, slowly, without vLLM."),
+        typer.Option(help="transformers needs no vLLM, but runs slowly, on the CPU."),
     ] = "vllm",
     with_tools: Annotated[
         bool,
-        typer.Option("--with-tools", help="Serve the agent: the model's Python is run, the answer returned."),
+        typer.Option("--with-tools", help="Serve the agent: run the model's Python, and return the answer."),
     ] = False,
     format: common.Format = None,
     force_format: common.ForceFormat = False,
@@ -61,46 +64,51 @@ def run(
     api_key: Annotated[
         str | None,
         typer.Option(
-            envvar="RSTAR2_SERVE_KEY", help="What clients must send; --with-tools needs one off loopback."
+            envvar="RSTAR2_SERVE_KEY",
+            help="The key that clients must send; required for --with-tools on an address other than loopback.",
         ),
     ] = None,
     tp: Annotated[
-        int | None, typer.Option(min=1, help="GPUs that share one copy; by default as few as hold it.")
+        int | None, typer.Option(min=1, help="GPUs per copy; by default as few as the copy needs.")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="Copies; by default as many as the GPUs hold.")
+        int | None, typer.Option(min=1, help="Copies of the model; by default as many as fit on the GPUs.")
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that prompt and answer may have together.")
+        int | None, typer.Option(min=1, help="Most tokens of prompt and answer together.")
     ] = None,
     kv_gib: Annotated[
         int | None,
-        typer.Option(min=1, help="GiB for the KV cache where there is no GPU; at most 4 by default."),
+        typer.Option(min=1, help="GiB for the KV cache on a machine without a GPU; by default at most 4."),
     ] = None,
     python: Annotated[
         Path | None,
-        typer.Option(envvar="RSTAR2_VLLM_PYTHON", help="The interpreter of the environment with vLLM."),
+        typer.Option(
+            envvar="RSTAR2_VLLM_PYTHON", help="The Python interpreter of the environment with vLLM."
+        ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="With --with-tools: URL of a judge; without it one is started.")
+        str | None, typer.Option(help="With --with-tools: URL of a judge; by default one is started.")
     ] = None,
     judge_token: common.JudgeToken = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: turns of an answer.")] = 10,
+    max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: most turns of an answer.")] = 10,
     max_tokens: Annotated[
-        int, typer.Option(min=1, help="With --with-tools: tokens of an answer, tool output included.")
+        int, typer.Option(min=1, help="With --with-tools: token budget of an answer, tool output included.")
     ] = 8192,
-    ready_s: Annotated[float, typer.Option(min=1, help="Seconds it may take to load.")] = 900.0,
+    ready_s: Annotated[float, typer.Option(min=1, help="Seconds the model may take to load.")] = 900.0,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often in ten minutes a part that crashes is started again.")
+        int, typer.Option(min=0, help="Restarts of a crashed part within ten minutes before giving up.")
     ] = 3,
-    detach: Annotated[bool, typer.Option("--detach", help="Return once it answers; it continues.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return once it answers.")
+    ] = False,
     print_command: Annotated[
-        bool, typer.Option("--print-command", help="Print the commands of the servers and end.")
+        bool, typer.Option("--print-command", help="Print the commands of the servers and exit.")
     ] = False,
 ) -> None:
-    """Serve a model, or the agent with its tools, over HTTP as OpenAI's API does.
+    """Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.
 
-    Also `rstar2 serve status`, `down` and `logs`, as the judge has them.
+    `rstar2 serve status`, `down` and `logs` work as they do for the judge.
     """
     from rstar2.prompts import FormatChoice
     from rstar2.serve.choose import Choice, choose
@@ -173,22 +181,22 @@ def _watch(settings: SupervisorSettings, has_key: bool) -> None:
 
 def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None:
     end = f"rstar2 serve down --port {settings.port}" if settings.detached else "Ctrl-C"
-    out.print(f"[bold]{settings.url}[/] answers after {seconds}; {end} ends it", soft_wrap=True)
+    out.print(f"[bold]{settings.url}[/] is ready after {seconds}; {end} stops it", soft_wrap=True)
     if settings.with_tools:
-        key = "the key that was given" if has_key else "any key"
+        key = "your API key" if has_key else "any key"
         out.print(f"for chat programs: base URL [cyan]{settings.url}/v1[/], {key}", soft_wrap=True)
     else:
-        key = "  (with its key in RSTAR2_API_KEY)" if has_key else ""
+        key = "  (with the API key in RSTAR2_API_KEY)" if has_key else ""
         out.print(f"next: [cyan]rstar2 chat --url {settings.url}[/]{key}", soft_wrap=True)
 
 
 @app.command(
     epilog=examples(
-        ("the servers of this machine", "rstar2 serve status"), ("for a script", "rstar2 serve status --json")
+        ("the servers on this machine", "rstar2 serve status"), ("for a script", "rstar2 serve status --json")
     )
 )
 def status(json: common.AsJson = False) -> None:
-    """Show the servers that run here, what they do, and those that gave up; exit code 1 unless all answer."""
+    """Show the servers on this machine and their load, failed ones included; exit code 1 unless all answer."""
     from rstar2.serve.figures import figures
     from rstar2.serve.state import read_states
 
@@ -197,7 +205,7 @@ def status(json: common.AsJson = False) -> None:
     if json:
         out.print_json(data=[{**server.model_dump(), **found} for server, found in rows])
     elif not rows:
-        out.print("no server runs here; start one with `rstar2 serve MODEL --detach`")
+        out.print("no server is running here; start one with `rstar2 serve MODEL --detach`")
     else:
         for server, found in rows:
             out.print(_line(server, found), soft_wrap=True)
@@ -222,30 +230,35 @@ def _line(server: ServerHandle, found: dict[str, Any]) -> str:
 
 
 @app.command(
-    epilog=examples(("end it", "rstar2 serve down"), ("one of several", "rstar2 serve down --port 8001"))
+    epilog=examples(
+        ("stop the server", "rstar2 serve down"),
+        ("stop one of several", "rstar2 serve down --port 8001"),
+    )
 )
 def down(port: Port = None) -> None:
-    """End a server that runs here."""
+    """Stop a server that is running here."""
     from rstar2.serve.state import end_server, one_server
 
     server = one_server(port)
     end_server(server)
-    out.print(f"the server at {server.url} ended")
+    out.print(f"the server at {server.url} stopped")
 
 
 @app.command(
     epilog=examples(
         ("the last lines of every part", "rstar2 serve logs"),
-        ("what the engine writes, as it writes it", "rstar2 serve logs engine --follow"),
+        ("follow the engine's log", "rstar2 serve logs engine --follow"),
     )
 )
 def logs(
-    part: Annotated[str, typer.Argument(help="Only parts whose name begins so: engine, router, agent.")] = "",
+    part: Annotated[
+        str, typer.Argument(help="Show only parts whose name starts with this: engine, router, agent.")
+    ] = "",
     port: Port = None,
     lines: common.LogLines = 20,
     follow: common.FollowLogs = False,
 ) -> None:
-    """Show the logs of a server that runs here, or with --port of the one that ran there last."""
+    """Show the logs of a server that is running here, or with --port, of the last one on that port."""
     from rstar2.serve.state import one_server, server_folder
 
     folder = server_folder(port if port is not None else one_server(None).port) / "logs"

@@ -24,7 +24,7 @@ EPILOG = examples(
         "rstar2 sft --model runs/demo/base --data runs/demo/data/sft.parquet --profile laptop "
         "--set batch=16 --set lr=3e-3 --set epochs=1 --run runs/tiny",
     ),
-    ("what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
+    ("print what would run", "rstar2 sft --model Qwen3-14B-Base/ --data data/sft --dry-run"),
 )
 
 
@@ -32,13 +32,13 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="A model with a ChatML tokenizer: its folder, that of a run or stage, or a hub id."
+            help="A model with a ChatML tokenizer: its folder, the folder of a run or stage, or a hub id."
         ),
     ],
     data: Annotated[
         Path,
         typer.Option(
-            help="A folder of `rstar2 data prepare`, or parquet or JSON lines with a `messages` column."
+            help="A folder from `rstar2 data prepare`, or a parquet or JSON lines file with a `messages` column."
         ),
     ],
     run: RunFolder = Path("runs/sft"),
@@ -47,7 +47,7 @@ def command(
     change: Change = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan, the resolved recipe and VERL's command, and end."),
+        typer.Option("--dry-run", help="Print the plan, the resolved recipe and VERL's command, and exit."),
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
@@ -83,9 +83,11 @@ def command(
     if plan.too_long:
         done = "left out" if resolved.too_long == "drop" else "cut"
         number = counted(plan.too_long, "conversation")
-        out.print(f"{number} of more than {resolved.max_tokens} tokens: {done}")
+        out.print(f"{number} with more than {resolved.max_tokens} tokens: {done}")
     if plan.cut_to_nothing:
-        out.print(f"{counted(plan.cut_to_nothing, 'conversation')} cut before the first answer: left out")
+        out.print(
+            f"{counted(plan.cut_to_nothing, 'conversation')} left out: the cut comes before the first answer"
+        )
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")

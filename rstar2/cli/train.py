@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 EPILOG = examples(
     ("stage 1 on one node of 8 GPUs", "rstar2 train --stage 1 --model runs/sft --data data/rl"),
     (
-        "stages 1 and 2, on 8 nodes of a Ray cluster, with a judge that runs already",
+        "stages 1 and 2 on 8 nodes of a Ray cluster, with a running judge",
         "rstar2 train --stage 1..2 --model runs/sft --data data/rl --set hardware.nodes=8 "
         "--judge http://judge:8090",
     ),
     (
-        "all three, each from the model of the one before",
+        "all three stages, each from the previous stage's model",
         "rstar2 train --stage 1..3 --model runs/sft --data data/rl --run runs/rl",
     ),
     (
-        "the same, with a longer budget in the second",
+        "the same, with a larger token budget in stage 2",
         "rstar2 train --stage 1..3 --model M --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
     ),
     (
@@ -46,7 +46,7 @@ EPILOG = examples(
         "--set roc.down_sample_to_n=4 --set rollout.tokens=128 --set optim.lr=3e-4",
     ),
     (
-        "the resolved recipe and VERL's command",
+        "print the resolved recipes and VERL's commands",
         "rstar2 train --stage 1..3 --model runs/sft --data data/rl --dry-run",
     ),
 )
@@ -57,42 +57,44 @@ def command(
     model: Annotated[
         str,
         typer.Option(
-            help="The model the first stage starts from: its folder, that of a run or stage, or a hub id."
+            help="The model the first stage starts from: its folder, the folder of a run or stage, or a hub id."
         ),
     ],
     data: Annotated[
-        Path, typer.Option(help="A folder of `rstar2 data prepare`, or parquet in VERL's own form.")
+        Path, typer.Option(help="A folder from `rstar2 data prepare`, or a parquet file in VERL's own form.")
     ],
     run: RunFolder = Path("runs/train"),
     recipe: Annotated[
         str,
         typer.Option(
-            help="A recipe by name, such as paper, release or 7b-8xh100, or a file for every stage."
+            help="A recipe by name, such as paper, release or 7b-8xh100, or a file used for every stage."
         ),
     ] = "paper",
     profile: Profile = None,
     judge: Annotated[
         str | None,
         typer.Option(
-            envvar="RSTAR2_JUDGE", help="A running judge's URL. [default: one is started for the run]"
+            envvar="RSTAR2_JUDGE", help="URL of a running judge. [default: one is started for the run]"
         ),
     ] = None,
-    judge_token: Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="Its token.")] = None,
-    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge started for the run.")] = 2,
+    judge_token: Annotated[
+        str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The judge's token.")
+    ] = None,
+    judge_workers: Annotated[int, typer.Option(min=1, help="Workers of the judge that is started.")] = 2,
     solved: Annotated[
         Path | None,
         typer.Option(
-            help="Stage 3: the `rstar2 eval` run over the training problems by the model it starts from, or the "
-            "`solved` folder of a stage that filtered them."
+            help="For stage 3: an `rstar2 eval` run over the training problems with the model that the stage starts "
+            "from, or the `solved` folder of a stage that filtered them."
         ),
     ] = None,
     change: Change = None,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and end."),
+        typer.Option("--dry-run", help="Print the plan, the resolved recipes and VERL's commands, and exit."),
     ] = False,
 ) -> None:
-    """Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before."""
+    """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
     from rstar2.train.command import stage_commands
     from rstar2.train.recipe import stage_range, stage_recipes
 
@@ -151,4 +153,4 @@ def left_out(plan: TrainPlan) -> Iterator[str]:
         )
         if said := " and ".join(counted(count, noun) for count, noun in counts if count):
             limit = recipe.rollout.prompt_tokens
-            yield f"stage {number}: {said} with a prompt of more than {limit} tokens: left out"
+            yield f"stage {number}: left out {said} with a prompt of more than {limit} tokens"

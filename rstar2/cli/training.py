@@ -28,7 +28,8 @@ def need_training_extra() -> None:
         from rstar2.install import installation_for
 
         raise UserError(
-            f"training needs {', '.join(missing)}, which is not installed", installation_for("train")
+            f"packages that training needs are not installed: {', '.join(missing)}",
+            installation_for("train"),
         )
 
 
@@ -49,7 +50,7 @@ def profile_for(model: Path | str) -> str | None:
     from rstar2.train.hardware import default_profile
 
     if profile := default_profile(Path(model)):
-        err.print(f"no GPU here, and a tiny model: --profile {profile}")
+        err.print(f"no GPU here and a tiny model: using --profile {profile}")
     return profile
 
 
@@ -102,18 +103,18 @@ def worker_environment_line() -> str:
     from rstar2.train.command import worker_environment
 
     plain, secret = (", ".join(found) or "none" for found in worker_environment(os.environ))
-    return f"workers get of this environment: {plain}; by a file that only you may read: {secret}"
+    return f"environment variables passed to workers: {plain}; in a file that only you can read: {secret}"
 
 
 _TIMING_ROWS = (
     ("start_up_s", "start-up", "judge, Python, VERL, Ray and its actors"),
     ("rollout_s", "rollout", "until all rollouts of a step are graded"),
-    ("judge_s", "  of it judge", "an average rollout waits for its tool calls"),
+    ("judge_s", "  of it judge", "time an average rollout waits for tool calls"),
     ("update_s", "update", "log-probabilities, optimizer, weights to the engine"),
     ("checkpoint_s", "checkpoints", "written by VERL"),
     ("evaluation_s", "evaluation", "held-out problems; training problems for the filter"),
     ("export_s", "export", "the model of each phase"),
-    ("other_s", "other", "data, the end of a trainer, between steps"),
+    ("other_s", "other", "data, shutting down trainers, time between steps"),
 )
 
 

@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 VERBS: dict[str, dict[str, str]] = {
     "Begin": {
-        "demo": "Make a tiny model from nothing, teach it to think in Python, and measure it after every stage.",
-        "doctor": "What this machine can do, and the command that fixes what is missing.",
+        "demo": "Train a tiny model from scratch to think in Python, and measure it after every stage.",
+        "doctor": "Check what this machine can run, and show the commands that fix what is missing.",
         "chat": "Chat with a model that solves problems with Python.",
     },
     "Train": {
         "data": "List the known data sources, and prepare them for training.",
-        "plan": "Say what training will cost: memory, work of a step, judge, disk, hours, and what does not fit.",
+        "plan": "Estimate what training will cost: memory, work per step, judge, disk, hours, and what does not fit.",
         "sft": "Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0).",
-        "train": "Train a model by GRPO-RoC with VERL, one stage or several, each from the model of the one before.",
+        "train": "Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model.",
         "watch": "Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.",
     },
     "Measure": {
         "eval": "Measure a model on benchmarks.",
-        "grade": "Grade answers that were made elsewhere.",
+        "grade": "Grade answers that another program produced.",
         "analyze": "Look inside traces: uncertain tokens, failed calls, behaviour.",
         "report": "Make one static page of a run, or of prepared data.",
-        "runs": "List runs, and show one.",
+        "runs": "List runs, or show one of them.",
     },
     "Serve": {
-        "format": "Show what a model sees: its prompt, its tools and their replies.",
-        "judge": "Run model-written programs: fast, isolated, none lost.",
-        "serve": "Serve a model, or the agent with its tools, over HTTP as OpenAI's API does.",
+        "format": "Show a model's prompt, its tools and their replies, as the model sees them.",
+        "judge": "Run model-written programs quickly and in isolation, without losing any.",
+        "serve": "Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.",
     },
 }
 """Heading to verb to one line of help, in the order of the help text."""
 
 EXAMPLES = (
     ("the whole recipe in miniature, in minutes", "rstar2 demo"),
-    ("what can this machine do?", "rstar2 doctor"),
+    ("check what this machine can run", "rstar2 doctor"),
     ("chat with a trained model", "rstar2 chat --run runs/demo"),
     ("the options of a verb, with examples", "rstar2 chat --help"),
 )

@@ -10,8 +10,8 @@ import typer
 from rstar2.cli.common import AsJson, RunArgument, examples, out
 
 EPILOG = examples(
-    ("follow a run; it may run in another terminal, or on another machine", "rstar2 watch runs/demo"),
-    ("its steps, for a script", "rstar2 watch runs/rl --json"),
+    ("follow a run in another terminal or on another machine", "rstar2 watch runs/demo"),
+    ("print its steps as JSON, for a script", "rstar2 watch runs/rl --json"),
 )
 
 READ_EVERY_S = 2.0
@@ -20,8 +20,8 @@ READ_EVERY_S = 2.0
 def command(run: RunArgument, as_json: AsJson = False) -> None:
     """Follow a training run: rewards, failed calls, lengths, entropy, the judge, alarms.
 
-    Only the files of the run's folder are read, so it may run anywhere. Ends with the run; Ctrl-C ends it earlier and
-    leaves the run alone. Where the output is no terminal, the run is shown once as it stands.
+    Reads only the files in the run's folder, so the run may be on any machine. Ends when the run ends; Ctrl-C ends it
+    earlier and does not affect the run. If the output is not a terminal, it shows the run's current state once.
     """
     from rstar2.watch.snapshot import snapshot
     from rstar2.watch.view import draw

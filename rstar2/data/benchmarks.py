@@ -116,7 +116,7 @@ def load_benchmark(name: str, data: Path | None = None, seed: int = 0) -> list[P
     if data is not None and name not in NAMES:
         raise UserError(
             f"unknown benchmark: {name}",
-            f"--data stands in for one of {', '.join(NAMES)}; or name the file alone.",
+            f"--data replaces the data of one of {', '.join(NAMES)}; or give the file in place of a benchmark.",
         )
     if data is not None:
         return read_problems(data)
@@ -180,9 +180,11 @@ def _text(where: str, row: Mapping[str, Any], field: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f'{where}: field "{field}" holds half a surrogate pair', "Fix the text.") from error
+        raise UserError(
+            f'{where}: field "{field}" holds half a surrogate pair', "Correct the text."
+        ) from error
     if not text.strip():
-        raise UserError(f'{where}: field "{field}" is empty', "Every row needs its text and its answer.")
+        raise UserError(f'{where}: field "{field}" is empty', "Every row needs a text and an answer.")
     return text
 
 
@@ -193,8 +195,8 @@ def _distinct(placed: Iterable[tuple[str, Problem]]) -> list[Problem]:
     for place, problem in placed:
         if problem.id in first:
             raise UserError(
-                f'{place}: field "id": {problem.id!r} is already taken at {first[problem.id]}',
-                "Give each row an id of its own, or none: rows are then named after their line.",
+                f'{place}: field "id": {problem.id!r} is already used at {first[problem.id]}',
+                "Give each row its own id, or leave out ids: rows are then named after their line.",
             )
         first[problem.id] = place
         problems.append(problem)
@@ -241,8 +243,12 @@ def load_hub(name: str, source: Source, config: str | None, file_hint: str = _FO
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        hint = f"Without a network give the problems as a file: --data FILE.jsonl. {file_hint}"
-        terms = " Its terms must be accepted there, and `hf auth login` done." if source.gated else ""
+        hint = f"Without a network, give the problems as a file: --data FILE.jsonl. {file_hint}"
+        terms = (
+            " The set is gated: accept its terms on the hub, then run `hf auth login`."
+            if source.gated
+            else ""
+        )
         raise UserError(
             f"{name}: cannot load {source.hub_id} from the dataset hub or the local cache: {cause[:200]}",
             hint + terms,

@@ -122,7 +122,7 @@ def run_trusted(code: str) -> tuple[str, bool]:
 def _take(seed: int, held_out: bool, count: int) -> list[Question]:
     taken = list(islice(questions(seed, held_out), count))
     if len(taken) < count:
-        message = f"{count} problems asked for, but only {len(taken)} differ"
+        message = f"{count} problems were asked for, but only {len(taken)} different ones exist"
         raise UserError(message, f"Ask for at most {len(taken)}.")
     return taken
 

@@ -66,12 +66,12 @@ class Tools:
     def _validator(self, name: str) -> Any:
         if name not in self._parameters:
             known = ", ".join(self._parameters) or "there are none"
-            raise Refused(BAD_CALL, f"{name} is none of the tools ({known})")
+            raise Refused(BAD_CALL, f"{name} is not one of the tools ({known})")
         try:
             return jsonschema_rs.validator_for(self._parameters[name])
         except jsonschema_rs.ValidationError as error:
             raise Refused(
-                "malformed", f"a tool's parameters are no JSON Schema: {error.message[:120]}"
+                "malformed", f"a tool's parameters are not JSON Schema: {error.message[:120]}"
             ) from error
 
 
@@ -81,7 +81,7 @@ def _tool(schema: Any) -> dict[str, Any]:
         raise Refused("malformed", f"a tool without a name: {json.dumps(schema, default=str)[:80]}")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise Refused("malformed", f"the parameters of {function['name']} are no object")
+        raise Refused("malformed", f"the parameters of {function['name']} are not an object")
     return {
         "type": "function",
         "function": {
@@ -135,14 +135,14 @@ def call(name: Any, arguments: Any) -> dict[str, Any]:
         except ValueError as error:
             raise Refused(BAD_CALL, f"{name}: its arguments are not JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise Refused(BAD_CALL, f"{name}: its arguments are no object")
+        raise Refused(BAD_CALL, f"{name}: its arguments are not an object")
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def said(role: str, content: Any) -> Message:
     """A message of the system, the user or the assistant; Refused where it is not text or is empty."""
     if not isinstance(content, str) or not content.strip():
-        raise Refused("malformed", f"a message of the {role} is {'empty' if content == '' else 'not text'}")
+        raise Refused("malformed", f"a {role} message is {'empty' if content == '' else 'not text'}")
     return {"role": role, "content": unicode_text(content.strip(), "a message")}
 
 
@@ -170,7 +170,7 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not any(message["role"] == "user" for message in messages):
-        raise Refused("malformed", "no assistant's message that answers a user")
+        raise Refused("malformed", "no assistant message that answers a user")
     number = 0
     waiting: list[str] = []
     for message in messages:
@@ -180,7 +180,7 @@ def conversation_row(messages: list[Message], tools: Tools) -> dict[str, Any]:
             message["tool_call_id"] = waiting.pop(0)
             continue
         if waiting:
-            raise Refused("malformed", "a call without a reply, and the conversation continues")
+            raise Refused("malformed", "a call has no reply, but the conversation continues")
         for each in message.get("tool_calls") or ():
             number += 1
             each["id"] = f"call_{number}"

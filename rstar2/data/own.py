@@ -34,7 +34,7 @@ def own_source(file: Path) -> Source:
     if "problem" in columns:
         return _PROBLEMS
     raise UserError(
-        f"{file} has neither problem nor messages; it has {', '.join(columns) or 'no rows'}", _HINT
+        f"{file} has no column problem or messages; it has {', '.join(columns) or 'no rows'}", _HINT
     )
 
 

@@ -67,8 +67,8 @@ def read_rows(path: Path, column: str | None = None) -> list[dict[str, Any]]:
 
     if path.suffix in (".json", ".jsonl"):
         raise UserError(
-            f"{path} is JSON, and RL trains on parquet",
-            f"Make it: rstar2 data prepare {path} --output data/mine",
+            f"{path} is JSON, but RL trains on parquet",
+            f"Convert it: rstar2 data prepare {path} --output data/mine",
         )
     try:
         table = pyarrow.parquet.read_table(path)

@@ -193,7 +193,7 @@ def _from_parquet(name: str, source: Source, file: Path) -> _Given:
         for batch in opened.iter_batches(PIECE_ROWS, columns=columns):
             yield batch.num_rows, batch
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"cannot read {file}: {_line(error)}", "Is it parquet?") from error
+        raise UserError(f"cannot read {file}: {_line(error)}", "Check that the file is parquet.") from error
 
 
 def _from_lines(name: str, source: Source, file: Path) -> _Given:
@@ -223,11 +223,11 @@ def _object(place: object, number: int, line: bytes) -> dict[str, Any]:
     try:
         value = parsed(line)
     except (ValueError, RecursionError) as error:
-        hint = "Each line is one JSON object. Is the file whole?"
+        hint = "Each line must be one JSON object. Check that the file is complete."
         raise UserError(f"{place}, line {number}: not JSON: {error}", hint) from error
     if not isinstance(value, dict):
         raise UserError(
-            f"{place}, line {number}: not a JSON object but {type(value).__name__}", "Fix the line."
+            f"{place}, line {number}: not a JSON object but {type(value).__name__}", "Correct the line."
         )
     return value
 
@@ -241,7 +241,8 @@ def _columns(name: str, source: Source, place: str, found: list[str]) -> list[st
     forms = " or ".join(", ".join(form) for form in source.columns)
     raise UserError(
         f"{name}: {place} has no column {', '.join(missing)}; it has {', '.join(found) or 'none'}",
-        f"{name} is read from {forms}. Was a column renamed? Rename it back, or name the file alone as your own.",
+        f"{name} is read from the columns {forms}. If a column was renamed, rename it back; or give the file in place "
+        "of the source's name, as your own data.",
     )
 
 
@@ -255,10 +256,14 @@ def _from_hub(name: str, source: Source, part: HubSet, counts: ReadCounts) -> _G
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        terms = " Its terms must be accepted on the hub, and `hf auth login` done." if source.gated else ""
+        terms = (
+            " The set is gated: accept its terms on the hub, then run `hf auth login`."
+            if source.gated
+            else ""
+        )
         raise UserError(
             f"{name}: cannot load {part.hub_id} from the dataset hub or the local cache: {cause[:200]}",
-            f"Without a network give its rows as a file: --from {name}=FILE (.jsonl or .parquet).{terms}",
+            f"Without a network, give its rows as a file: --from {name}=FILE (.jsonl or .parquet).{terms}",
         ) from error
     columns = _columns(name, source, str(part), rows.column_names)
     digest = hashlib.sha256("".join(sha256(Path(each["filename"])) for each in rows.cache_files).encode())

@@ -48,7 +48,10 @@ def mapped(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterato
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool as error:
-        raise Failure("a process that reads rows died", "Was it killed for memory? Start again.") from error
+        raise Failure(
+            "a process that reads rows died",
+            "It may have run out of memory. Start the same command again.",
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -129,11 +129,12 @@ def _check(demo: DemoRecipe, sft: SftRecipe, stages: dict[int, StageRecipe]) -> 
         check_trackers(trackers)
     if demo.traces.count < sft.batch:
         raise UserError(
-            f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}", "Make more traces."
+            f"traces.count = {demo.traces.count} is less than sft.batch = {sft.batch}",
+            "Raise traces.count, or lower sft.batch.",
         )
     most = max(recipe.rollout.prompts for recipe in stages.values())
     if demo.problems.train < most:
         raise UserError(
             f"problems.train = {demo.problems.train} is less than rl.rollout.prompts = {most}",
-            "Use more problems, or a smaller batch.",
+            "Raise problems.train, or lower rl.rollout.prompts.",
         )

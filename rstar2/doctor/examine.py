@@ -16,7 +16,7 @@ def examine() -> list[Finding]:
         metadata.version("rstar2")
     except metadata.PackageNotFoundError as error:
         raise UserError(
-            "rstar2 is not installed, only on the path", install_command(software.LAPTOP)
+            "rstar2 is on the Python path but not installed", install_command(software.LAPTOP)
         ) from error
     return [
         software.python(),

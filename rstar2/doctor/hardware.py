@@ -26,7 +26,7 @@ _TORCH = "import torch\nfor i in range(torch.cuda.device_count()): print(torch.c
 def processors() -> Finding:
     """Cores this process may run on."""
     cores = usable_cores()
-    more = "Give the container two cores; the demo takes much longer on fewer."
+    more = "Give the container at least two cores; the demo takes much longer with fewer."
     return sized("processors", f"{cores:g} cores", cores >= 2, more)
 
 
@@ -41,7 +41,7 @@ def memory() -> Finding:
     """Memory available, in GiB."""
     total, free = memory_bytes()
     found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    more = f"End other programs: {MEMORY_GIB} GiB are comfortable."
+    more = f"Close other programs: with less than {MEMORY_GIB} GiB free, the demo is likely to swap."
     return sized("memory", found, free >= MEMORY_GIB * GIB, more)
 
 
@@ -61,7 +61,7 @@ def memory_bytes() -> tuple[int, int]:
 def disk() -> Finding:
     """Room for runs in the current folder."""
     free = shutil.disk_usage(".").free
-    more = "Run in a folder with more room, or give one with --run."
+    more = "Run in a folder on a disk with more free space, or give one with --run."
     return sized("disk", f"{free / GIB:.1f} GiB free here", free >= DISK_GIB * GIB, more)
 
 
@@ -71,7 +71,9 @@ def gpus() -> Finding:
     if names:
         kinds = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
         return Finding("GPU", kinds, "ok", False)
-    fix = "Not needed for the demo. The recipe at the paper's size needs GPUs, and there the extra `gpu`."
+    fix = (
+        "Not needed for the demo. The recipe at the paper's size needs GPUs, with the extra `gpu` installed."
+    )
     return Finding("GPU", "none", "missing", False, fix)
 
 

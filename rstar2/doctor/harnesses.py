@@ -17,6 +17,6 @@ def environments() -> list[Finding]:
         if wrong is None:
             findings.append(Finding(name, ", ".join(harness.packages), "ok", False))
             continue
-        fix = f"Only for {', '.join(harness.benchmarks)}."
+        fix = f"Needed only for {', '.join(harness.benchmarks)}."
         findings.append(Finding(name, wrong, "missing", False, fix, (harness.command,)))
     return findings

@@ -27,7 +27,10 @@ def namespaces() -> Finding:
     tried = subprocess.run([sys.executable, "-c", _UNSHARE], capture_output=True, text=True, timeout=300)
     if tried.returncode == 0:
         return Finding("namespaces", "available", "ok", False)
-    fix = "In a container: start it with --cap-add SYS_ADMIN. Else as root, the last one on Ubuntu alone:"
+    fix = (
+        "In a container: start it with --cap-add SYS_ADMIN. Otherwise run this as root (the last command only on "
+        "Ubuntu):"
+    )
     commands = (
         "sysctl -w kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000",
         "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
@@ -40,7 +43,7 @@ def landlock() -> Finding:
     version = landlock_abi()
     if version > 0:
         return Finding("Landlock", f"version {version}", "ok", False)
-    fix = "Needs Linux 5.13 or newer with landlock in the kernel's lsm= list."
+    fix = "Landlock needs Linux 5.13 or newer, with landlock in the kernel's lsm= list."
     return Finding("Landlock", f"not in kernel {platform.release()}", "scarce", False, fix)
 
 
@@ -48,7 +51,7 @@ def seccomp() -> Finding:
     """Whether system calls can be filtered."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) < 0:
-        return Finding("seccomp", "not in this kernel", "scarce", False, "Needs a kernel with seccomp.")
+        return Finding("seccomp", "not in this kernel", "scarce", False, "Use a kernel with seccomp.")
     try:
         ctypes.CDLL("libseccomp.so.2")
     except OSError:

@@ -19,7 +19,7 @@ LAPTOP = "laptop"
 def python() -> Finding:
     """The interpreter, against what this package asks for."""
     wanted = SpecifierSet(str(metadata.metadata("rstar2")["Requires-Python"] or ""))
-    return _against("Python", platform.python_version(), wanted, "Make the environment with python3.11.")
+    return _against("Python", platform.python_version(), wanted, "Create the environment with python3.11.")
 
 
 def laptop_packages() -> list[Finding]:
@@ -56,7 +56,7 @@ def vllm() -> Finding:
         return Finding("vLLM", error.message, "missing", False, error.hint)
     if found is not None:
         return Finding("vLLM", f"{found.distribution} {found.version}", "ok", False)
-    fix = "Only `rstar2 serve` and training on GPUs need it."
+    fix = "Needed only for `rstar2 serve` and for training on GPUs."
     return Finding("vLLM", "not installed", "missing", False, fix, install_commands())
 
 

@@ -144,10 +144,10 @@ class ChatEngine(VLLMEngine):
                 turn.add(choice)
         turn.end()
         if turn.finish not in ("stop", "tool_calls", "length"):
-            raise self._server.error(f"ended a turn with: {turn.finish}", "Look in its log.")
+            raise self._server.error(f"ended a turn with finish_reason {turn.finish!r}", "See its log.")
         if turn.finish == "length":
             return Generation(written, None, "length")
         return Generation([*written, END_ID], None, "stop")
 
     async def top_logprobs(self, token_ids: Sequence[int], k: int) -> list[list[float]]:
-        raise EngineError(f"the chat API at {self.url} gives no log-probabilities of a prompt")
+        raise EngineError(f"the chat API at {self.url} returns no log-probabilities of a prompt")

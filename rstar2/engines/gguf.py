@@ -21,9 +21,9 @@ def convert(source: Path, folder: Path) -> None:
     if not source.is_file():
         raise UserError(f"no file at {source}", "Give a .gguf file.")
     if source.open("rb").read(4) != b"GGUF":
-        raise UserError(f"{source} is not GGUF", "Give a .gguf file.")
+        raise UserError(f"{source} is not a GGUF file", "Give a .gguf file.")
     if folder.exists():
-        raise UserError(f"{folder} exists already", "Give a new folder.")
+        raise UserError(f"{folder} already exists", "Give a new folder.")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

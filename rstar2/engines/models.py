@@ -42,7 +42,7 @@ def find_model(named: str) -> Path | None:
             return None
         raise UserError(
             f"no model folder at {named}",
-            "Give a model's folder, the folder of a run or stage that made one, or a hub id: Qwen/Qwen3-0.6B.",
+            "Give a model's folder, the folder of a run or stage that made one, or a hub id such as Qwen/Qwen3-0.6B.",
         )
     if (folder / "model.json").is_file():
         return _recorded(folder / "model.json")
@@ -56,10 +56,8 @@ def find_model(named: str) -> Path | None:
         return folder / "model"
     if is_run or (folder / "checkpoints").is_dir():
         made = sorted(str(path.parent) for path in folder.glob("*/model"))
-        hint = (
-            f"Its stages with a model: {', '.join(made)}." if made else "`rstar2 runs list` shows the runs."
-        )
-        raise UserError(f"{named} made no model yet", hint)
+        hint = f"These stages have one: {', '.join(made)}." if made else "`rstar2 runs list` shows the runs."
+        raise UserError(f"{named} has no finished model yet", hint)
     return folder
 
 
@@ -78,9 +76,9 @@ def _recorded(record: Path) -> Path:
     try:
         path = record.parent / Path(json.loads(record.read_text(encoding="utf-8"))["path"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f'{record} does not say {{"path": …}}', "Name the model's folder itself.") from error
+        raise UserError(f'{record} has no entry {{"path": …}}', "Give the model's folder itself.") from error
     if not path.is_dir():
-        raise UserError(f"{record} names {path}, which does not exist", "Name the model's folder itself.")
+        raise UserError(f"{record} names {path}, which does not exist", "Give the model's folder itself.")
     return path
 
 
@@ -97,7 +95,7 @@ def local_model(named: str) -> Path:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"no folder at {named}, and no such model on the hub or in its cache: {cause[:200]}",
-            "Check the name; without a network give a folder.",
+            "Check the name; without a network, give a model's folder.",
         ) from error
 
 
@@ -117,8 +115,8 @@ def open_folder(
         from rstar2.engines.hf import HFEngine
     except ImportError as error:
         raise UserError(
-            f"a model folder is run with torch, which is not installed ({error.name})",
-            f"Install it, or name a vLLM server with --url: {install_command('laptop')}",
+            f"running a model from a folder needs torch, which is not installed ({error.name})",
+            f"Install it ({install_command('laptop')}), or give a vLLM server with --url.",
         ) from error
     return HFEngine(folder, [codec.end_id], max_batch=max_batch), codec
 
@@ -186,8 +184,9 @@ def server_tokenizer(url: str, served: Served) -> Any:
         return load_tokenizer(served.root)
     except UserError as error:
         raise UserError(
-            f"the server at {url} loaded its model from {served.root}, and no tokenizer can be loaded from there here",
-            "Name the tokenizer: --model FOLDER, or a hub id. `chat` and `eval` need none with --api chat.",
+            f"the server at {url} loaded its model from {served.root}, but no tokenizer can be loaded from there on "
+            "this machine",
+            "Give the tokenizer with --model, as a folder or a hub id. `chat` and `eval` need none with --api chat.",
         ) from error
 
 
@@ -200,7 +199,7 @@ async def ask_served(engine: VLLMEngine, wait_s: float = MODELS_S) -> Served:
                 return await engine.served()
         except TimeoutError as error:
             raise EngineUnavailable(
-                f"the server at {engine.url} accepts requests and does not answer", "Look in its log."
+                f"the server at {engine.url} accepts requests but does not answer", "See its log."
             ) from error
 
     return await RetryPolicy("engine", wait_s).call(attempt)

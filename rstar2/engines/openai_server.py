@@ -52,7 +52,7 @@ class Wording:
     """What it is."""
     name_option: str = "--model-name"
     """The option that names one of its models."""
-    key_hint: str = "Give its key with --api-key, or in RSTAR2_API_KEY."
+    key_hint: str = "Give the server's key with --api-key or in RSTAR2_API_KEY."
 
 
 class OpenAIServer:
@@ -89,15 +89,16 @@ class OpenAIServer:
             cards = {str(card["id"]): card for card in answer.json()["data"]}
         except (ValueError, KeyError, TypeError) as error:
             raise EngineError(
-                f"{self.url}/v1/models is not an OpenAI model list", "Give an OpenAI-compatible server."
+                f"{self.url}/v1/models did not return an OpenAI model list",
+                "Give an OpenAI-compatible server.",
             ) from error
         held = first_few(list(cards))
         if name is None and len(cards) != 1:
             option = self._wording.name_option
-            raise self.error(f"holds {len(cards)} models: {held}", f"Name one of them with {option}.")
+            raise self.error(f"serves {len(cards)} models: {held}", f"Choose one of them with {option}.")
         model = name or next(iter(cards))
         if model not in cards:
-            raise self.error(f"does not hold {model}", f"It holds: {held}.")
+            raise self.error(f"does not serve {model}", f"It serves: {held}.")
         max_len = cards[model].get("max_model_len")
         root = str(cards[model].get("root") or model)
         return Served(model, root, None if max_len is None else int(max_len))
@@ -108,7 +109,7 @@ class OpenAIServer:
         try:
             return answer.json()
         except ValueError as error:
-            raise self.error(f"sent no JSON: {answer.text[:200]}", hint) from error
+            raise self.error(f"sent an answer that is not JSON: {answer.text[:200]}", hint) from error
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """The choices of its answer's events as they come; EngineUnavailable where it ends before a finish reason."""
@@ -148,9 +149,9 @@ class OpenAIServer:
         try:
             event = json.loads(data)
         except ValueError as error:
-            raise self.error(f"streams no JSON: {data[:200]}") from error
+            raise self.error(f"streamed an event that is not JSON: {data[:200]}") from error
         if "error" in event:
-            raise self.error(f"failed: {_refusal(data)}", "Look in its log.")
+            raise self.error(f"failed: {_refusal(data)}", "See its log.")
         return list(event.get("choices") or [])
 
     def _check(self, status: int, text: str, hint: str) -> None:
@@ -158,19 +159,21 @@ class OpenAIServer:
             raise EngineUnavailable(f"{self._where} cannot answer now: HTTP {status}: {_refusal(text)}")
         if status >= 400:
             hint = self._wording.key_hint if status == _UNAUTHORIZED else hint
-            raise Refused(f"{self._where} refused with HTTP {status}: {_refusal(text)}", hint, status)
+            raise Refused(f"{self._where} refused the request: HTTP {status}: {_refusal(text)}", hint, status)
 
     def _unavailable(self, error: httpx.TransportError) -> EngineUnavailable:
         nothing = "nothing" if self._wording.service == "server" else f"no {self._wording.service}"
         if isinstance(error, httpx.ReadTimeout):
-            message = f"{self._where} accepts requests and does not answer"
+            message = f"{self._where} accepts requests but does not answer"
         elif isinstance(error, httpx.ConnectTimeout):
             message = f"{nothing} answers at {self.url}: no connection within {_CONNECT_S:g} seconds"
         elif isinstance(error, httpx.ConnectError):
             message = f"{nothing} answers at {self.url}: {_cause(error)}"
         else:
             message = f"the connection to {self.url} broke: {_cause(error)}"
-        return EngineUnavailable(message, "Check that it runs: rstar2 serve MODEL starts one.")
+        return EngineUnavailable(
+            message, "Check that the server is running; `rstar2 serve MODEL` starts one."
+        )
 
 
 def _cause(error: BaseException) -> str:

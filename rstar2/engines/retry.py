@@ -157,4 +157,4 @@ def _final(error: EngineUnavailable, shown: bool) -> EngineError:
     """The error of an attempt; once tokens were shown there is no other, which would show them twice."""
     if not shown:
         return error
-    return EngineError(f"{error.message}, in the middle of a turn", "See the server's log, then ask again.")
+    return EngineError(f"{error.message}, in the middle of a turn", "See the server's log, then try again.")

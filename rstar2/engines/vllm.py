@@ -97,9 +97,11 @@ class VLLMEngine:
             body["seed"] = sampling.seed
         received = await (self._complete(body) if on_tokens is None else self._stream(body, on_tokens))
         if received.finish not in ("stop", "length"):
-            raise self._server.error(f"ended a turn with: {received.finish}", "Look in its log.")
+            raise self._server.error(f"ended a turn with finish_reason {received.finish!r}", "See its log.")
         if not received.token_ids:
-            raise self._server.error("sends no token ids", "It must be a vLLM that has return_token_ids.")
+            raise self._server.error(
+                "returned no token ids", "Use a version of vLLM that supports return_token_ids."
+            )
         return Generation(
             received.token_ids, received.logprobs, "stop" if received.finish == "stop" else "length"
         )
@@ -114,15 +116,15 @@ class VLLMEngine:
             "model": served.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0.0,
             "prompt_logprobs": k,
         }  # fmt: skip
-        hint = "It was asked for the log-probabilities of a prompt, prompt_logprobs, which vLLM has."
+        hint = "The request needs the log-probabilities of a prompt (prompt_logprobs), which vLLM supports."
         answer = await self._server.post("/v1/completions", body, hint)
         try:
             given = answer["choices"][0]["prompt_logprobs"][1:]
             rows = [sorted((float(at["logprob"]) for at in row.values()), reverse=True)[:k] for row in given]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._server.error("gives no log-probabilities of a prompt", hint) from error
+            raise self._server.error("returned no log-probabilities of the prompt", hint) from error
         if len(rows) != len(token_ids) - 1 or any(len(row) < k for row in rows):
-            raise self._server.error(f"gives fewer than {k} log-probabilities at some positions")
+            raise self._server.error(f"returned fewer than {k} log-probabilities at some positions")
         return rows
 
     async def aclose(self) -> None:
@@ -145,7 +147,7 @@ class VLLMEngine:
         try:
             received.add(answer["choices"][0])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._server.error(f"sent no completion: {str(answer)[:200]}") from error
+            raise self._server.error(f"returned no completion: {str(answer)[:200]}") from error
         return received
 
     async def _stream(self, body: dict[str, Any], on_tokens: OnTokens) -> _Received:

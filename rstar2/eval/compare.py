@@ -106,7 +106,7 @@ def compare_runs(a: Path, b: Path) -> list[Comparison]:
         raise UserError(
             f"{a} and {b} have no benchmark in common",
             f"{a} has {', '.join(first) or 'none'}; {b} has {', '.join(second) or 'none'}. "
-            "The folders of two benchmarks can be compared too.",
+            "To compare two different benchmarks, give their folders.",
         )
     return [_compare(name, first[name], second[name]) for name in common]
 
@@ -127,7 +127,7 @@ def _compare(name: str, a: Measurement, b: Measurement) -> Comparison:
     rows_a, rows_b = (_rows(each, by_id=same) for each in (a, b))
     common = [key for key in rows_a if key in rows_b]
     if not common:
-        hint = "Were they given the same file? A run that was stopped can be continued first."
+        hint = "Check that both used the same file. If a run was stopped, finish it first."
         raise UserError(f"{name}: the two runs have no problem in common", hint)
     found = statistics.paired_difference(
         [_samples(rows_a[key]) for key in common], [_samples(rows_b[key]) for key in common]

@@ -110,7 +110,10 @@ def prepare(
     """
     names = expanded(names)
     if given.data is not None and len(names) > 1:
-        raise UserError("--data stands in for one benchmark, not for several", "Name one, or the files.")
+        raise UserError(
+            "--data replaces the data of one benchmark, but several are given",
+            "Give one benchmark, or the files themselves in place of benchmarks.",
+        )
     found = {own: find(name) for own, name in zip(_names(names), names, strict=True)}
     if judge.url is not None:
         _isolation(judge.url, judge.token)
@@ -135,13 +138,13 @@ def prepare(
 def _refuse_unusable(name: str, benchmark: Benchmark, target: Target, judge_model: JudgeModel | None) -> None:
     if target.oracle and name in BENCHMARK_NAMES:
         raise UserError(
-            f"--oracle knows no answers to {name}", "It checks the mathematics sets; give a model."
+            f"--oracle has no answers for {name}", "It works for the mathematics sets only; give a model."
         )
     if benchmark.harness is not None:
         require(benchmark.harness, name)
     if benchmark.judged and judge_model is None:
-        hint = "Give the URL of a server with OpenAI's API that holds one: --judge-model-url URL."
-        raise UserError(f"{name} is graded by a judge model, and none was given", hint)
+        hint = "Give the URL of an OpenAI-compatible server that serves one: --judge-model-url URL."
+        raise UserError(f"{name} is graded by a judge model, but none is given", hint)
 
 
 def _names(benchmarks: list[str]) -> list[str]:
@@ -182,7 +185,7 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         if judge is not None:
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
-                view.note("judge isolation is none here: the model's programs can read what you can read")
+                view.note("judge isolation is none: the model's programs can read what you can read")
 
         async def work() -> tuple[list[EvalResult], bool]:
             interrupt = _Interrupt(view)
@@ -280,4 +283,4 @@ class _Interrupt:
             return
         self.asked = True
         self.stop.set()
-        self._view.note("stopping: the samples in flight are finished; Ctrl-C again abandons them")
+        self._view.note("stopping after the samples in flight; press Ctrl-C again to abandon them")

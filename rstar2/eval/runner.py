@@ -181,7 +181,7 @@ def _raise_first(parts: list[_Benchmark], results: list[EvalResult]) -> None:
         total = sum(part.total for part in parts)
         raise SamplesRefused(
             f"{len(refused)} of {total} samples failed: {refused[0].message}",
-            "The numbers are those of the others, which are kept; start the same command again to try these again.",
+            "The results cover the other samples, which are kept; start the same command again to retry these.",
             results,
         )
 
@@ -229,7 +229,7 @@ class _Benchmark:
                 raise UserError(
                     f"{self._stored} holds sample {row.sample} of problem {row.problem_id!r} "
                     f"{'twice' if key in seen else 'which is not in the benchmark'}",
-                    "Was the file edited? Give another folder.",
+                    "The file may have been edited. Give another folder.",
                 )
             seen.add(key)
             self.groups[row.problem_id].append(row)

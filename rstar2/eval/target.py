@@ -44,20 +44,22 @@ class Target:
 
     def __post_init__(self) -> None:
         if not (self.model or self.url or self.oracle):
-            hint = "Give --model MODEL, --url URL of a vLLM server, or --oracle."
+            hint = "Give --model MODEL, the --url URL of a vLLM server, or --oracle."
             raise UserError("no model to measure", hint)
         if self.oracle and (self.model or self.url or self.format.named):
-            hint = "Leave out --model, --url and --format, or --oracle."
-            raise UserError("--oracle stands in for a model", hint)
+            hint = "Leave out --oracle, or leave out --model, --url and --format."
+            raise UserError("--oracle replaces the model", hint)
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
                 "--api chat measures a model behind an endpoint, which has its own tokenizer and format",
-                "Give --url, and --model-name where it has several; leave out --model and --format.",
+                "Give --url, and --model-name if it has several models; leave out --model and --format.",
             )
         if self.model is not None:
             find_model(self.model)
         if self.model_name and not self.url:
-            raise UserError("--model-name names a model on a server", "Give the server with --url.")
+            raise UserError(
+                "--model-name names a model on a server, and no server is given", "Give it with --url."
+            )
 
 
 @dataclass(frozen=True)

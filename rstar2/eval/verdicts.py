@@ -60,7 +60,7 @@ def read_verdicts(path: Path) -> Iterator[tuple[str, int, VerdictWord]]:
             if verdict not in _WORDS:
                 raise UserError(
                     f"{path}, line {number}: not a verdict",
-                    'A line is {"id": …, "sample": 0, "verdict": "correct"}; a verdict is '
+                    'A line must be {"id": …, "sample": 0, "verdict": "correct"}, with a verdict that is '
                     f"one of {', '.join(sorted(_WORDS))}.",
                 )
             yield problem, sample, verdict

@@ -80,7 +80,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
             _write(page, file)
     except OSError as error:
         raise Failure(
-            f"cannot write {output}: {error.strerror or error}", "Make room, or use --output."
+            f"cannot write {output}: {error.strerror or error}",
+            "Make room, or give another file with --output.",
         ) from error
     return output
 

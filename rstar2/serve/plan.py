@@ -107,7 +107,7 @@ def vllm_processes(
     router = find_router(vllm)
     if router is None:
         raise UserError(
-            f"{replicas} copies need a router, and vllm-router is not installed",
+            f"{replicas} copies need a router, but vllm-router is not installed",
             f"{pip_command('vllm-router')}\nOr give --replicas 1.",
         )
     engines = []

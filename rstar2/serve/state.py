@@ -32,20 +32,22 @@ def one_server(port: int | None) -> ServerHandle:
     """The server at a port, or the only one; UserError where there is none, or several and no port is given."""
     servers = [server for server in read_states() if port in (None, server.port)]
     if not servers:
-        where = "" if port is None else f" at port {port}"
-        raise UserError(f"no server runs here{where}", "Start one with `rstar2 serve MODEL --detach`.")
+        where = "" if port is None else f" on port {port}"
+        raise UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
     if len(servers) > 1:
         ports = ", ".join(str(server.port) for server in servers)
-        raise UserError(f"{len(servers)} servers run here, at ports {ports}", "Name one with --port.")
+        raise UserError(
+            f"{len(servers)} servers are running here, on ports {ports}", "Choose one with --port."
+        )
     return servers[0]
 
 
 def end_server(server: ServerHandle) -> None:
     """End a server and everything it started; a Failure where it does not end."""
     if not end_module(server.pid, SUPERVISOR, wait_s=STOP_S):
-        raise Failure(f"the server (pid {server.pid}) does not end", f"See {server.folder}/logs.")
+        raise Failure(f"the server (pid {server.pid}) did not stop", f"See {server.folder}/logs.")
     state_file(server.port).clear(server.pid)
 
 
 def _file(path: Path) -> StateFile[ServerHandle]:
-    return StateFile(path, ServerHandle, "Remove it, and end the server by hand if it runs.")
+    return StateFile(path, ServerHandle, "Remove it, and stop the server by hand if it is running.")

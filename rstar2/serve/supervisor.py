@@ -118,7 +118,7 @@ class Supervisor:
             raise error
         self.handle.restarts += 1
         self.state.write(self.handle)
-        emit(Event(kind="restart", text=f"{error.message}; it is started again", hint=error.hint))
+        emit(Event(kind="restart", text=f"{error.message}; restarting it", hint=error.hint))
 
 
 def emit(event: Event) -> None:

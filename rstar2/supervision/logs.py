@@ -35,7 +35,7 @@ def rotate(folder: Path, max_bytes: int) -> None:
             try:
                 shutil.copy(path, path.with_name(f"{path.name}.1"))
             except OSError as error:
-                log.warning("%s is emptied, and no copy is kept: %s", path.name, error)
+                log.warning("%s is emptied without keeping a copy: %s", path.name, error)
             os.truncate(path, 0)
 
 

@@ -33,13 +33,13 @@ class Encoded:
 
 def read_conversations(path: Path) -> list[dict[str, Any]]:
     """Read SFT conversations from parquet or JSON lines; a UserError names the row that is none, and its fault."""
-    hint = "A row is {messages: [{role, content}, …]}, and perhaps tools."
+    hint = "A row must be {messages: [{role, content}, …]}, optionally with tools."
     is_parquet = path.suffix == ".parquet"
     rows = read_rows(path, "messages") if is_parquet else [row for _, row in read_objects(path, hint)]
     if not rows:
         raise UserError(f"{path} is empty", "Give at least one conversation.")
     for number, row in enumerate(rows, 1):
-        fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is no list of schemas")
+        fault = _fault(row.get("messages")) or ("" if _are_tools(row) else "tools is not a list of schemas")
         if fault:
             raise UserError(f"{path}, row {number}: {fault}", hint)
     return rows
@@ -136,7 +136,7 @@ def _fault(messages: Any) -> str | None:
         return "no messages"
     for place, message in enumerate(messages, 1):
         if not isinstance(message, dict):
-            return f"message {place} is no object"
+            return f"message {place} is not an object"
         calls = message.get("tool_calls") or []
         if not _are_calls(calls):
             return f"message {place} has tool_calls that are not [{{function: {{name, arguments}}}}, …]"

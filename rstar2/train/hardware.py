@@ -38,15 +38,15 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
         if shortage := cluster_shortage(wanted):
             raise UserError(
                 shortage,
-                "Set hardware.nodes, hardware.gpus_per_node and asynchronous.rollout_nodes to what it has, or add "
-                "nodes to it.",
+                "Set hardware.nodes, hardware.gpus_per_node and asynchronous.rollout_nodes to what the cluster has, or "
+                "add nodes to it.",
             )
         return
     nodes = max((each.nodes for each in wanted), default=1)
     if nodes > 1:
         raise UserError(
-            f"the recipe needs {nodes} nodes, and RAY_ADDRESS names no Ray cluster",
-            "Start one over the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
+            f"the recipe needs {nodes} nodes, but RAY_ADDRESS names no Ray cluster",
+            "Start one on the nodes (examples/cluster/), and set RAY_ADDRESS to its address.",
         )
     needed = max((each.gpus_per_node for each in wanted), default=0)
     here = len(gpu_names()) if needed else 0
@@ -54,10 +54,12 @@ def check_hardware(wanted: Iterable[Hardware]) -> None:
         return
     has = "it has none" if not here else f"it has {here}"
     if here:
-        hint = f"Use what is here: --set hardware.gpus_per_node={here}; or another machine."
+        hint = f"Use these GPUs with --set hardware.gpus_per_node={here}, or use another machine."
     else:
-        hint = f"A tiny model trains on the CPU: --profile {LAPTOP}. A Ray cluster is used where RAY_ADDRESS names it."
-    raise UserError(f"the recipe needs {needed} GPUs on this machine, and {has}", hint)
+        hint = (
+            f"Train a tiny model on the CPU with --profile {LAPTOP}, or set RAY_ADDRESS to use a Ray cluster."
+        )
+    raise UserError(f"the recipe needs {needed} GPUs on this machine, but {has}", hint)
 
 
 def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
@@ -76,8 +78,8 @@ def cluster_shortage(wanted: Iterable[Hardware]) -> str | None:
         if large < each.nodes:
             has = ", ".join(f"{count:g}" for count in sorted(gpus, reverse=True))
             return (
-                f"the recipe needs {each.nodes} nodes with {each.gpus_per_node} GPUs each, and the Ray cluster at "
-                f"{address} has {large} such: its {len(gpus)} nodes have {has} GPUs"
+                f"the recipe needs {each.nodes} nodes with {each.gpus_per_node} GPUs each, but the Ray cluster at "
+                f"{address} has {large} such nodes: its {len(gpus)} nodes have {has} GPUs"
             )
     return None
 
@@ -86,7 +88,7 @@ def _gpus_by_node(address: str) -> list[float]:
     """The GPUs of each live node of a Ray cluster, asked for in a process of its own, which can be ended."""
     if find_spec("ray") is None:
         raise UserError(
-            "RAY_ADDRESS names a Ray cluster, and Ray is not installed", "Unset it, or install rstar2[gpu]."
+            "RAY_ADDRESS names a Ray cluster, but Ray is not installed", "Unset it, or install rstar2[gpu]."
         )
     command = [sys.executable, "-m", "rstar2.train.verl.cluster", address]
     try:
@@ -98,7 +100,7 @@ def _gpus_by_node(address: str) -> list[float]:
         why = f": {lines[-1][:200]}" if lines else ""
         raise UserError(
             f"no Ray cluster answers at RAY_ADDRESS = {address}{why}",
-            "Start it (ray start --head), with the same RAY_AUTH_MODE and token as here, or unset RAY_ADDRESS.",
+            "Start it (ray start --head) with the same RAY_AUTH_MODE and token as here, or unset RAY_ADDRESS.",
         ) from error
 
 

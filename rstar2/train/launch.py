@@ -103,7 +103,7 @@ def run_export(command: Command, log: Path, timeout_s: float) -> None:
         command = _forked(command)
     begun_at = log.stat().st_size if log.exists() else 0
     process = start_bound(command.argv, log, env=command.env)
-    again = f"The same command repeats the export alone. The whole log: {log}"
+    again = f"The same command repeats only the export. The whole log: {log}"
     try:
         code = process.wait(timeout_s)
     except subprocess.TimeoutExpired as error:
@@ -136,7 +136,7 @@ def _hung(signs: SignsOfLife, log: Path, begun_at: int) -> Failure:
     return Failure(
         f"the trainer was stopped: no step and no rollout finished for {signs.hung_after_s:g} s{at}. "
         f"Its log says: {found.line}",
-        f"{found.remedy or 'Where its steps do take that long, raise hardware.hung_after_s.'}\n"
+        f"{found.remedy or 'If its steps do take that long, raise hardware.hung_after_s.'}\n"
         f"The same command continues from the last checkpoint. The whole log: {log}",
     )
 

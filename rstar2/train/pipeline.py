@@ -154,7 +154,7 @@ class Pipeline:
     ) -> Rows:
         """The problems that the policy does not solve every time: as counted in `solved`, or counted now."""
         row = f"{row} filter"
-        self.progress.start(row, "  training problems, to drop the solved", len(rows) * recipe.drop_solved)
+        self.progress.start(row, "  sampling, to drop solved problems", len(rows) * recipe.drop_solved)
         if self.solved is not None:
             kept = unsolved_as_counted(counted(self.solved, recipe), rows, recipe, model)
         else:

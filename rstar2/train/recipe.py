@@ -133,8 +133,8 @@ class CheckpointSettings(Strict):
     def _exported_are_saved(self) -> CheckpointSettings:
         if self.export_every % self.every:
             raise ValueError(
-                f"export_every = {self.export_every} is no multiple of every = {self.every}: only a saved step can be "
-                "exported"
+                f"export_every = {self.export_every} is not a multiple of every = {self.every}: only a saved step can "
+                "be exported"
             )
         return self
 
@@ -418,7 +418,8 @@ def stage_recipes(
             old, new = getattr(one.optim, key), getattr(other.optim, key)
             if other.optim.state == "continued" and old != new:
                 raise UserError(
-                    f"stage {after} continues stage {before}'s optimizer, with optim.{key} = {old:g} and not {new:g}",
+                    f"stage {after} continues stage {before}'s optimizer and so keeps optim.{key} = {old:g}: it cannot "
+                    f"use {new:g}",
                     f"Set both the same, or start stage {after} afresh with --set stage{after}.optim.state=fresh.",
                 )
     return found

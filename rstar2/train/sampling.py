@@ -98,7 +98,7 @@ def drop_solved(rows: Rows, samples: Iterable[tuple[str, bool]], times: int, fil
         counted = outcomes[name][:times]
         if len(counted) < times:
             raise UserError(
-                f"problem {name} has {len(counted)} samples, {times} are needed to tell whether it is solved",
+                f"problem {name} has {len(counted)} samples, but {times} are needed to decide whether it is solved",
                 f"Sample the training problems {times} times with the policy that the stage starts from.",
             )
         (solved if all(counted) else unsolved).append(row)

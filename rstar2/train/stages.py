@@ -198,11 +198,11 @@ def prompt_lengths(rows: Rows, codec: ChatCodec) -> list[int]:
 def check_enough(count: int, needed: int, prompt_tokens: int, data: str) -> None:
     """Raise a UserError where `count`, the problems of `data` whose prompt fits, is less than are `needed`."""
     if count < needed:
-        lower = ", or rollout.prompts lower" if needed > 1 else ""
+        lower = ", or lower rollout.prompts" if needed > 1 else ""
         raise UserError(
             f"{data} has {count} problems whose prompt has at most rollout.prompt_tokens = {prompt_tokens} tokens, "
-            f"and {needed} are needed",
-            f"Set rollout.prompt_tokens higher{lower}.",
+            f"but {needed} are needed",
+            f"Raise rollout.prompt_tokens{lower}.",
         )
 
 
@@ -229,7 +229,7 @@ def _disk_faults(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise Failure(
             f"{error.filename or folder}: {error.strerror or error}",
-            "Where its disk is full, make room; the same command continues from the last checkpoint.",
+            "If the disk is full, make room; the same command continues from the last checkpoint.",
         ) from error
 
 
@@ -335,7 +335,10 @@ def last_actor(model: Path, recipe: StageRecipe) -> Path:
     for key in ("lr", "weight_decay"):
         old, new = getattr(before, key), getattr(recipe.optim, key)
         if old != new:
-            raise UserError(f"optim.{key} = {new:g}, but {actor} would be continued with {old:g}", hint)
+            raise UserError(
+                f"optim.{key} = {new:g}, but {actor} was trained with {old:g}, which optim.state = continued keeps",
+                hint,
+            )
     return actor
 
 

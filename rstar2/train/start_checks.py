@@ -109,7 +109,8 @@ def plan_training(
     needed = max(recipe.rollout.prompts for recipe in recipes.values())
     if len(rows) < needed:
         raise UserError(
-            f"{data} has {len(rows)} problems, a step needs {needed}", "Set rollout.prompts lower."
+            f"{data} has {len(rows)} problems, but a step needs {needed}",
+            "Lower rollout.prompts, or add problems.",
         )
     if solved is not None:
         filtered = [recipe for recipe in recipes.values() if recipe.drop_solved]
@@ -127,8 +128,8 @@ def plan_training(
         server_binary()
         if any(recipe.machines.nodes > 1 for recipe in recipes.values()):
             raise UserError(
-                "on several nodes the judge must be reachable from all of them",
-                "Start one (rstar2 judge up --host … --token …) and name it with --judge.",
+                "training on several nodes needs a judge that all of them can reach",
+                "Start one (rstar2 judge up --host … --token …) and give its URL with --judge.",
             )
     codec = ChatCodec(load_tokenizer(model), fmt)
     lengths = prompt_lengths(rows, codec)
@@ -177,8 +178,8 @@ def plan_sft(recipe: SftRecipe, model: Path, data: Path) -> SftPlan:
     if len(kept) < recipe.batch:
         limit = f" of at most {recipe.max_tokens} tokens" if len(kept) < len(conversations) else ""
         raise UserError(
-            f"{data} has {len(kept)} conversations{limit}, a batch needs {recipe.batch}",
-            "Set batch lower" + (", or max_tokens higher." if limit else "."),
+            f"{data} has {len(kept)} conversations{limit}, but a batch needs {recipe.batch}",
+            "Lower batch" + (", or raise max_tokens." if limit else "."),
         )
     return SftPlan(recipe, model, data, codec.format, kept, len(conversations) - len(fitting), cut_to_nothing)
 
@@ -216,8 +217,8 @@ def rl_format(named: str | None, model: Path) -> Format:
     differing = differences(own, wanted, source) if source == FORMAT_FILE else []
     if differing:
         raise UserError(
-            f"the recipe's format {named} is not that of {model}; different: {', '.join(differing)}",
-            f"Teach it (rstar2 sft --set format={named}), or keep to the model's: --set format=''",
+            f"the recipe's format {named} is not the format of {model}; these differ: {', '.join(differing)}",
+            f"Teach the model this format (rstar2 sft --set format={named}), or use its own: --set format=''",
         )
     return wanted
 
@@ -227,7 +228,7 @@ def check_model(model: Path) -> None:
     if not (model / "config.json").is_file():
         raise UserError(f"{model} has no config.json", "Give the folder of a Hugging Face model.")
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
-        raise UserError(f"{model} has no weights", "Give the folder that holds the .safetensors files too.")
+        raise UserError(f"{model} has no weights", "Give the folder that also holds the .safetensors files.")
 
 
 def with_format(model: Path, fmt: Format, folder: Path) -> Path:

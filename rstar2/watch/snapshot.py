@@ -86,7 +86,7 @@ def snapshot(run: Path) -> Snapshot:
     kind, config = load_config(run)
     if kind not in KINDS:
         raise UserError(
-            f"{run} is a run of `{kind}`, which trains nothing", "`rstar2 runs show` shows its results."
+            f"{run} is a run of `{kind}`, not a training run", "`rstar2 runs show` shows its results."
         )
     status = load_status(run)
     # The second arm of `rstar2 demo --compare` comes after the first.

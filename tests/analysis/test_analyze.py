@@ -187,7 +187,7 @@ def test_a_server_without_log_probabilities_of_prompts_is_told_of(
     traces = run / "eval" / "stage1" / "traces.jsonl"
     ran = rstar2("analyze", traces, "--url", standin.url, "--model", model_folder)
     assert ran.code == 1
-    assert "gives no log-probabilities of a prompt" in ran.stderr
+    assert "returned no log-probabilities of the prompt" in ran.stderr
 
 
 def test_the_temperature_of_a_server_is_not_ours_to_choose(run: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_server_that_asks_for_a_key_or_gives_no_log_probabilities_is_said(
     place_of(tmp_path / "traces.jsonl").unlink()
     standin.refuses = lambda prompt: True
     ran = rstar2(*asked, "--api-key", "secret")
-    assert (ran.code, "prompt_logprobs, which vLLM has" in ran.stderr) == (1, True), ran.stderr
+    assert (ran.code, "(prompt_logprobs), which vLLM supports" in ran.stderr) == (1, True), ran.stderr
 
 
 def test_a_model_whose_template_knows_no_tools_gives_entropies(

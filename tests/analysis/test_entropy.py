@@ -154,7 +154,7 @@ def test_the_bounds_of_a_server_hold_the_exact_entropy(
 
 def test_a_server_without_log_probabilities_is_told_of(knowing: _Knowing, traces: list[Trace]) -> None:
     knowing.known = None
-    with pytest.raises(EngineError, match="gives no log-probabilities"):
+    with pytest.raises(EngineError, match="returned no log-probabilities"):
         server.bounds(knowing.url, None, traces[:1], 600)
 
 

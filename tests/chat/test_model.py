@@ -39,5 +39,5 @@ async def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
     )
     (tmp_path / "model.safetensors").write_bytes(bytes(1 << 20))
     monkeypatch.setattr("rstar2.serve.hardware.available_gib", lambda: 1.5)
-    with pytest.raises(UserError, match=r"1\.5 GiB are free"):
+    with pytest.raises(UserError, match=r"1\.5 GiB of memory are free"):
         await open_model(ModelChoice(model=str(tmp_path)), lambda _: None)

@@ -53,4 +53,4 @@ async def test_the_wait_begins_when_a_server_is_seen_to_be_away_and_not_with_its
         generated = await engine.generate([7], Sampling(max_tokens=10), lambda _: None)
         assert generated.token_ids == [1, 2, 3, END]
     assert server.asked == [[7], [7, 1, 2]]
-    assert said == ["it broke; the answer is continued when it is back"]
+    assert said == ["it broke; the answer continues when it is back"]

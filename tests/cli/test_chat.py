@@ -155,7 +155,9 @@ def _refused(*words: str, stdin: str | bytes = "x") -> str:
 
 def test_no_model_is_ever_picked_silently() -> None:
     assert "no model named" in _refused("--prompt", "x")
-    assert "--run names a model by itself" in _refused("--run", "runs/x", "--model", "m", "--prompt", "x")
+    assert "--run and --model both name a model" in _refused(
+        "--run", "runs/x", "--model", "m", "--prompt", "x"
+    )
     assert "no run at owner/name" in _refused("--run", "owner/name", "--prompt", "x")
 
 
@@ -163,7 +165,7 @@ def test_a_run_says_which_model_it_made(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "model.json").write_text('{"path": "stage3/model"}')
     assert "stage3/model, which does not exist" in _refused("--model", str(tmp_path))
     (tmp_path / "model.json").write_text("[]")
-    assert "model.json does not say" in _refused("--model", str(tmp_path))
+    assert "model.json has no entry" in _refused("--model", str(tmp_path))
     # The folder it names is used: it holds a tokenizer, and no weights.
     (tmp_path / "model.json").write_text(json.dumps({"path": str(folder)}))
     assert f"cannot load a model from {folder}" in _refused("--model", str(tmp_path), stdin="x")
@@ -183,7 +185,7 @@ def test_the_model_a_run_made_is_loaded_and_answers(tmp_path: Path, judge: Judge
 def test_a_server_whose_tokenizer_is_not_here_names_the_option_for_it(standin: StandIn, folder: Path) -> None:
     standin.root = "/on/another/machine"
     error = _refusal("--url", standin.url)
-    assert "/on/another/machine, and no tokenizer can be loaded from there" in error.message
+    assert "/on/another/machine, but no tokenizer can be loaded from there" in error.message
     assert "--model" in error.hint
     assert "--api chat" in error.hint
     assert "this is question 1" in _ask(standin, "--model", str(folder), "--prompt", "Hello").stdout
@@ -221,8 +223,8 @@ def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPa
     ("words", "message"),
     [
         ((), "no model named"),
-        (("--api", "chat"), "none is named"),
-        (("--api", "chat", "--url", "http://x", "--model", "m"), "--api chat needs no model here"),
+        (("--api", "chat"), "--api chat needs an endpoint"),
+        (("--api", "chat", "--url", "http://x", "--model", "m"), "--api chat takes no local model"),
         (("--api", "chat", "--url", "http://x", "--format", "release"), "the endpoint's own format"),
         (("--model", "m", "--model-name", "n"), "--model-name names a model on a server"),
         (("--url", "http://x", "--engine", "vllm"), "--url names a server"),
@@ -275,14 +277,14 @@ def test_a_transcript_of_something_else_or_of_another_format_is_refused(
 ) -> None:
     ask = ["--url", standin.url, "--judge", judge.url, "--prompt", "Hello", "--transcript"]
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty and not a transcript" in _refused(*ask, str(tmp_path))
+    assert "is not empty and holds no chat transcript" in _refused(*ask, str(tmp_path))
     assert "notes.txt is a file" in _refused(*ask, str(tmp_path / "notes.txt"))
     assert CliRunner().invoke(app, ["chat", *ask, str(tmp_path / "kept")]).exit_code == 0
     other = tmp_path / "other"
     shutil.copytree(folder, other)
     save_format(patient(ours()).model_copy(update={"user": "Solve: {problem}"}), other)
     refused = _refused(*ask, str(tmp_path / "kept"), "--model", str(other))
-    assert "is the transcript of a chat in another format" in refused
+    assert "is in a different format from this model's" in refused
 
 
 def test_a_limit_on_time_ends_an_answer_which_is_shown_so_far(

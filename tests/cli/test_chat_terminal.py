@@ -120,7 +120,7 @@ def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path:
         person.types("And now")
         person.shows("thought … 2 words")
         person.types(f"/save {tmp_path}/kept")
-        person.shows("kept in")
+        person.shows("saved to")
         person.types("/reset")
         person.types(f"/load {tmp_path}/kept")
         person.shows("› And now", 2)
@@ -157,7 +157,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], 
         assert "word20" in standin_text(standin)
         person.comes_to_the_prompt()
         person.press(CTRL_C)
-        person.shows("Ctrl-C again leaves")
+        person.shows("press Ctrl-C again to exit")
         person.comes_to_the_prompt()
         person.press(CTRL_C)
         person.ends_with(130)
@@ -253,7 +253,7 @@ def test_a_stream_that_breaks_off_is_said_and_the_answer_continued(
     standin.cut_after = 5
     with terminal(*words) as person:
         person.types("Run print('to the end')")
-        person.shows("the answer is continued when it is back")
+        person.shows("the answer continues when it is back")
         person.shows("The answer is to the end.")
         person.types("/quit")
         person.ends_with(0)
@@ -290,7 +290,7 @@ def test_a_server_that_is_killed_in_a_stream_is_said_and_continued_by_the_one_th
             person.types("Recite")
             person.shows("word20 ")
             first.kill()
-            person.shows("the answer is continued when it is back")
+            person.shows("the answer continues when it is back")
             begin.set()
             person.shows("word999")
             person.types("/quit")
@@ -309,7 +309,7 @@ def test_a_judge_that_is_killed_in_a_call_is_said_and_started_again(standin: Sta
         person.types("Run what waits")
         person.shows("print('waited')")
         os.kill(supervisor, signal.SIGKILL)
-        person.shows("the judge ended; the call is tried again")
+        person.shows("the judge process ended; the call is being retried")
         person.shows("The answer is waited.")
         person.types("/quit")
         person.ends_with(0)
@@ -322,7 +322,7 @@ def test_a_model_of_one_question_says_so_and_suggests_some(
     suggesting = {"one_question": True, "examples": ("Compute 6 * 7.",)}
     save_format(FORMAT.model_copy(update=suggesting), tmp_path / "single")
     with terminal(*words, "--model", str(tmp_path / "single")) as person:
-        person.shows("takes one question at a time")
+        person.shows("takes single questions")
         person.shows("try: Compute 6 * 7.")
         for times in (1, 2):
             person.types("Hello")

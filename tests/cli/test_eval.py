@@ -311,17 +311,20 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
         (["aime23", "--oracle"], "unknown benchmark: aime23"),
         (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
         (["torn.jsonl", "--oracle"], "torn.jsonl, line 2: not JSON"),
-        (["double.jsonl", "--oracle"], "already taken at double.jsonl, line 1"),
+        (["double.jsonl", "--oracle"], "already used at double.jsonl, line 1"),
         (["nogold.jsonl", "--oracle"], 'nogold.jsonl, line 1: field "answer" is empty'),
         (["aime24", "--data", "none.jsonl", "--oracle"], "cannot read none.jsonl"),
-        (["aime24", "aime25", "--data", "good.jsonl", "--oracle"], "--data stands in for one benchmark"),
+        (
+            ["aime24", "aime25", "--data", "good.jsonl", "--oracle"],
+            "--data replaces the data of one benchmark",
+        ),
         (["good.jsonl", "good.jsonl", "--oracle"], "good is named twice"),
         (["good.jsonl"], "no model to measure"),
         (["good.jsonl", "--model", "none"], "no model folder at none"),
         (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
         (["good.jsonl", "--url", "not a url"], "not a server's URL: not a url"),
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
-        (["good.jsonl", "--oracle", "--model", "empty"], "--oracle stands in for a model"),
+        (["good.jsonl", "--oracle", "--model", "empty"], "--oracle replaces the model"),
         (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
         (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),
@@ -331,7 +334,7 @@ def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path,
             "top_p must be a number above 0 and of at most 1, not 0",
         ),
         (["good.jsonl", "--oracle", "--run", "good.jsonl"], "good.jsonl is a file, not a run folder"),
-        (["good.jsonl", "--oracle", "--run", "empty"], "empty is not empty and not a run"),
+        (["good.jsonl", "--oracle", "--run", "empty"], "empty is not empty and is not a run"),
         (["good.jsonl", "--oracle", "--run", "good.jsonl/r"], "cannot make good.jsonl/r: Not a directory"),
         (["compare", "none", "none"], "no run at none"),
     ],
@@ -373,7 +376,7 @@ def test_a_server_that_does_not_answer_is_named_within_the_wait_and_before_anyth
         silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
         code, _, err = run("aime24", "--url", silent, "--wait", 0.5)
     assert code == 2
-    assert err.splitlines()[0] == f"the server at {silent} accepts requests and does not answer"
+    assert err.splitlines()[0] == f"the server at {silent} accepts requests but does not answer"
     assert list(tmp_path.iterdir()) == []
 
 

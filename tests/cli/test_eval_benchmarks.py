@@ -203,7 +203,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
     away = f"http://127.0.0.1:{free_port()}"
     with serving(ChatStandIn(lambda body: "[[A=B]]", names=("a", "b"))) as several:
         refused = {
-            (): "arena-hard is graded by a judge model, and none was given",
+            (): "arena-hard is graded by a judge model, but none is given",
             ("--judge-model-url", away): f"no judge model answers at {away}",
             (
                 "--judge-model-url",
@@ -211,7 +211,7 @@ def test_a_judge_model_that_is_not_given_away_or_one_of_several_is_named_before_
                 "--judge-model-name",
                 "a",
             ): f"no judge model answers at {away}",
-            ("--judge-model-url", several.url): "holds 2 models: a, b",
+            ("--judge-model-url", several.url): "serves 2 models: a, b",
         }
         for words, said in refused.items():
             ran = rstar2(*arena, "--url", model.url, "--wait", 0.2, *words)
@@ -273,7 +273,7 @@ def test_a_harness_without_the_judges_prompt_is_named_with_its_log(
 
 def test_what_cannot_be_measured_is_refused_at_once(harness: Path) -> None:
     refused = {
-        ("ifeval", "--oracle"): "--oracle knows no answers to ifeval",
+        ("ifeval", "--oracle"): "--oracle has no answers for ifeval",
         ("ifeval", "--model", str(harness), "--data", "rows.jsonl"): "cannot read rows.jsonl",
     }
     for words, said in refused.items():

@@ -191,7 +191,7 @@ def test_a_missing_package_names_the_extra_for_all_that_the_verb_needs(
         cli.main()
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"this needs {module.partition('.')[0]}, which is not installed" in said
+    assert f"this command needs {module.partition('.')[0]}, which is not installed" in said
     assert install_command(extra) in said
 
 

@@ -93,7 +93,7 @@ def test_a_runs_lengths_are_expected_again(model: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--model", "Qwen3-14B", "--like", "."], "no step of training in ."),
+        (["--model", "Qwen3-14B", "--like", "."], "no training steps in ."),
         (["--model", "nowhere"], "no model folder at nowhere"),
         (["--model", "Qwen3-14B", "--profile", "9xh100"], "no recipe 9xh100"),
         (["--model", "Qwen3-14B", "--stage", "4"], "--stage 4: no such stage"),
@@ -154,7 +154,7 @@ def test_a_cluster_that_is_too_small_is_told_without_a_start(
     monkeypatch.setattr("rstar2.train.hardware._gpus_by_node", lambda address: [8.0, 8.0])
     ran = rstar2(*asked)
     assert ran.exit_code == 0, ran.output
-    said = "! the recipe needs 8 nodes with 8 GPUs each, and the Ray cluster at 10.0.0.1:6379 has 2 such"
+    said = "! the recipe needs 8 nodes with 8 GPUs each, but the Ray cluster at 10.0.0.1:6379 has 2 such"
     assert said in ran.stdout
 
 
@@ -170,7 +170,7 @@ def test_a_later_stage_that_starts_from_no_stages_model_is_told(
     def told(named: Path, stage: str, *more: str, verb: str = "plan") -> bool:
         ran = rstar2(verb, "--model", named, "--stage", stage, *more)
         assert ran.exit_code == 0, ran.output
-        return "and that is no model of a stage before it" in ran.stdout
+        return "which is not the model of an earlier stage" in ran.stdout
 
     for named in (model, run / "sft"):
         assert not told(named, "1..3")
@@ -195,7 +195,7 @@ def test_a_training_that_starts_says_it_too(
         {stage: stage_recipe(stage, None, [])}, model, model, ours(), [], None, JudgeChoice(), {}, {}
     )
     warn_before_start(plan, model)
-    assert ("no model of a stage before it" in capsys.readouterr().out) == told
+    assert ("not the model of an earlier stage" in capsys.readouterr().out) == told
 
 
 def test_the_demos_dry_run_begins_with_its_plan(model: Path) -> None:
@@ -213,7 +213,9 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_told(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     line = ["train", "--model", model, "--data", "d", "--profile", "64xh100", "--run", "runs/x", "--dry-run"]
     said = rstar2(*line, "--stage", "1").stdout
-    assert "checkpoints and models take 550.2 GiB, and the run's folder has 500.0 GiB free" in said
+    assert (
+        "checkpoints and models need 550.2 GiB, but the disk of the run's folder has 500.0 GiB free" in said
+    )
     assert "checkpoint.keep=1" in said
     assert "GiB free" not in rstar2(*line, "--stage", "1", "--set", "checkpoint.keep=1").stdout
 

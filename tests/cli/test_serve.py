@@ -79,7 +79,7 @@ def _started(model: Path, python: Path, state: Path, *words: str) -> Iterator[St
     )
     try:
         assert process.stdout is not None
-        assert f"http://127.0.0.1:{port} answers" in process.stdout.readline()
+        assert f"http://127.0.0.1:{port} is ready" in process.stdout.readline()
         yield Started(process, port, state / "serve" / str(port) / "logs" / "engine.log")
     finally:
         process.kill()
@@ -131,14 +131,14 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
         assert started.process.wait(timeout=TIMEOUT_S) == 1
         assert started.process.stderr is not None
         told = started.process.stderr.read()
-    assert "engine ended with exit code -9; it is started again" in told
+    assert "engine ended with exit code -9; restarting it" in told
     assert "error: engine ended with exit code -9\n" in told
     assert str(started.log) in told
     status = rstar2("serve", "status")
     assert status.code == 1
     assert "gave up" in status.stdout
     assert rstar2("serve", "down").code == 0
-    assert "no server runs here" in rstar2("serve", "status").stdout
+    assert "no server is running here" in rstar2("serve", "status").stdout
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
     )
     try:
         assert ran.returncode == 0, ran.stderr
-        assert f"http://127.0.0.1:{port} answers" in ran.stdout
+        assert f"http://127.0.0.1:{port} is ready" in ran.stdout
         assert "1 server" not in ran.stdout
         server = answering()
         assert (server["port"], server["restarts"]) == (port, 0)
@@ -292,9 +292,9 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--engine", "transformers", "--tp", "2"], "--tp: these are vLLM's"),
-        (["--judge", "http://127.0.0.1:1"], "--judge is for --with-tools"),
-        (["--with-tools", "--host", "0.0.0.0"], "runs programs for whoever reaches it"),
+        (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
+        (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
+        (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
@@ -309,7 +309,7 @@ def test_a_layout_on_gpus_that_are_not_there_is_refused(
     monkeypatch.setattr("rstar2.serve.choose.find_gpus", list)
     _, _, error = _invoke(str(model), "--python", str(vllm), "--port", str(free_port()), "--tp", "2")
     assert isinstance(error, UserError)
-    assert "and there is none" in error.message
+    assert "but this machine has none" in error.message
 
 
 @pytest.mark.parametrize("words", [["--port", "0"], ["--tp", "-1"], ["--max-model-len", "0"]])

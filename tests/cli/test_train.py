@@ -178,5 +178,5 @@ def test_a_dry_run_refuses_a_model_that_the_first_stage_cannot_start_from(
     (model / "chat_template.jinja").write_text(ours().template)
     save_format(ours(), model)
     start = ["train", "--model", model, "--data", "d", "--dry-run", "--stage"]
-    assert "the recipe's format release is not that of" in refusal(*start, "1", "--recipe", "release")
+    assert "the recipe's format release is not the format of" in refusal(*start, "1", "--recipe", "release")
     assert "has no optimizer state beside it" in refusal(*start, "2")

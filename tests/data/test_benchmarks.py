@@ -53,7 +53,7 @@ def test_rows_become_problems_with_ids_or_line_numbers(tmp_path: Path) -> None:
         ({"problem": "x", "answer": True}, 'line 2: field "answer" is not text: true'),
         ({"problem": ["x"], "answer": "1"}, 'line 2: field "problem" is not text'),
         ({"id": {}, "problem": "x", "answer": "1"}, 'line 2: field "id" is not text'),
-        ({"id": "a", "problem": "x", "answer": "1"}, "line 2: field \"id\": 'a' is already taken at"),
+        ({"id": "a", "problem": "x", "answer": "1"}, "line 2: field \"id\": 'a' is already used at"),
     ],
 )
 def test_a_bad_row_is_named_by_file_line_and_field(tmp_path: Path, row: object, said: str) -> None:

@@ -270,7 +270,7 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
-    ("calls", "said"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is none of the tools")]
+    ("calls", "said"), [(BROKEN, ""), (MISFIT, "integer"), (UNKNOWN, "get_time is not one of the tools")]
 )
 def test_a_call_that_does_not_fit_its_tool_is_refused(
     tmp_path: Path, name: str, calls: dict[str, str], said: str
@@ -294,7 +294,7 @@ def test_parallel_calls_get_a_reply_each(tmp_path: Path) -> None:
     reason, detail = refused(
         tmp_path, "toolace", with_turns("toolace", *turns[:2], ("reply", "[1]"), turns[3])
     )
-    assert (reason, detail) == ("malformed", "2 calls, and another number of replies")
+    assert (reason, detail) == ("malformed", "2 calls, but a different number of replies")
 
 
 def test_parallel_calls_of_the_other_forms(tmp_path: Path) -> None:
@@ -326,16 +326,16 @@ def test_a_system_prompt_without_tools(tmp_path: Path, name: str, without: dict[
     assert one(tmp_path, name, plain)["tools"] == "[]"
     calling = {**with_turns(name, ("user", "Rain?"), ("call", CALL[name])), **without}
     reason, detail = refused(tmp_path, name, calling)
-    assert (reason, detail) == ("bad call", "get_weather is none of the tools (there are none)")
+    assert (reason, detail) == ("bad call", "get_weather is not one of the tools (there are none)")
 
 
 @pytest.mark.parametrize(
     ("turns", "said"),
     [
-        ([("user", "Rain?")], "no assistant's message"),
-        ([("assistant", "Hello!")], "no assistant's message that answers a user"),
+        ([("user", "Rain?")], "no assistant message"),
+        ([("assistant", "Hello!")], "no assistant message that answers a user"),
         ([("user", "?"), ("reply", "{}"), ("assistant", "!")], "reply"),
-        ([("user", "?"), ("call", "CALL"), ("user", "And?"), ("assistant", "!")], "a call without a reply"),
+        ([("user", "?"), ("call", "CALL"), ("user", "And?"), ("assistant", "!")], "a call has no reply"),
     ],
 )
 @pytest.mark.parametrize("name", CALLS)
@@ -345,7 +345,7 @@ def test_turns_that_do_not_follow_are_refused(
     given = [(who, text.replace("CALL", CALL[name])) for who, text in turns]
     reason, detail = refused(tmp_path, name, with_turns(name, *given))
     assert reason == "malformed"
-    assert said in detail or "another number of replies" in detail
+    assert said in detail or "a different number of replies" in detail
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_own_files_say_by_their_columns_what_they_hold(tmp_path: Path) -> None:
     conversations = lines(tmp_path / "c.jsonl", {"messages": messages, "tools": [WEATHER]})
     (row,), _ = read(own_source(conversations), conversations, name="c")
     assert row["messages"][1]["tool_calls"][0]["id"] == "call_1"
-    with pytest.raises(UserError, match="neither problem nor messages; it has text"):
+    with pytest.raises(UserError, match="no column problem or messages; it has text"):
         own_source(lines(tmp_path / "other.jsonl", {"text": "x"}))
 
 

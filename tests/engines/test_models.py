@@ -65,8 +65,8 @@ def test_a_model_of_a_run_is_named_after_the_run_and_its_stage(folder: str, name
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("runs/begun", "runs/begun made no model yet\n.*runs/begun/stage1"),
-        ("runs/begun/stage2", "runs/begun/stage2 made no model yet"),
+        ("runs/begun", "runs/begun has no finished model yet\n.*runs/begun/stage1"),
+        ("runs/begun/stage2", "runs/begun/stage2 has no finished model yet"),
         ("runs/absent", "no model folder at runs/absent"),
         ("absent", "no model folder at absent"),
         ("./a/b", "no model folder at ./a/b"),
@@ -140,6 +140,6 @@ def test_every_verb_takes_the_model_of_a_run(verb: str) -> None:
 def test_the_folder_of_an_evaluation_is_not_its_model() -> None:
     ran = rstar2("eval", "builtin", "--run", "runs/done")
     assert ran.code == 2
-    assert "--run is the folder that the evaluation is kept in" in ran.stderr
+    assert "--run names the folder for the evaluation" in ran.stderr
     assert "--model runs/done" in ran.stderr
     assert json.loads(Path("runs/done/config.json").read_text())["kind"] == "train"

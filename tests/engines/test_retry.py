@@ -167,7 +167,7 @@ async def test_a_closed_port_is_given_up_after_the_wait_and_named_in_plain_words
 async def test_a_server_that_accepts_and_never_answers_is_given_up_after_the_wait() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests and does not answer"):
+        with pytest.raises(ServiceGone, match=f"the server at {url} accepts requests but does not answer"):
             await open_server(url, wait_s=0.5)
 
 

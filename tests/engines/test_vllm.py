@@ -186,7 +186,7 @@ async def test_several_served_models_are_never_picked_from_silently() -> None:
     with serving(StandIn(_echo_then_end, names=("one", "two"))) as standin:
         with pytest.raises(EngineError, match="one, two"):
             await VLLMEngine(standin.url).generate(PROMPT, GREEDY)
-        with pytest.raises(EngineError, match="does not hold three"):
+        with pytest.raises(EngineError, match="does not serve three"):
             await VLLMEngine(standin.url, "three").generate(PROMPT, GREEDY)
         await VLLMEngine(standin.url, "two").generate(PROMPT, Sampling(max_tokens=2))
         assert [body["model"] for body in standin.asked] == ["two"]
@@ -194,12 +194,12 @@ async def test_several_served_models_are_never_picked_from_silently() -> None:
 
 async def test_of_many_models_a_few_are_named_and_the_option_that_names_one() -> None:
     with serving(StandIn(_echo_then_end, names=tuple("abcdefgh"))) as standin:
-        with pytest.raises(EngineError, match="holds 8 models: a, b, c, d, e and 3 more\n") as many:
+        with pytest.raises(EngineError, match="serves 8 models: a, b, c, d, e and 3 more\n") as many:
             await VLLMEngine(standin.url).generate(PROMPT, GREEDY)
-        assert many.value.hint == "Name one of them with --model-name."
-        with pytest.raises(EngineError, match="does not hold x") as absent:
+        assert many.value.hint == "Choose one of them with --model-name."
+        with pytest.raises(EngineError, match="does not serve x") as absent:
             await VLLMEngine(standin.url, "x").generate(PROMPT, GREEDY)
-        assert absent.value.hint == "It holds: a, b, c, d, e and 3 more."
+        assert absent.value.hint == "It serves: a, b, c, d, e and 3 more."
 
 
 async def test_a_server_without_token_ids_is_refused(standin: StandIn) -> None:

@@ -84,7 +84,7 @@ def test_the_model_that_grades_has_a_name_in_the_settings_or_is_refused_before_a
         assert reach_judge_model(server.url, None, TIMEOUT_S) == "scripted"
         assert reach_judge_model(f"{server.url}/without-a-list", "named", TIMEOUT_S) == "named"
     with serving(ChatStandIn(lambda body: "fine", names=("a", "b"))) as server:
-        with pytest.raises(UserError, match=r"the judge model at .* holds 2 models: a, b") as several:
+        with pytest.raises(UserError, match=r"the judge model at .* serves 2 models: a, b") as several:
             reach_judge_model(server.url, None, TIMEOUT_S)
         assert "--judge-model-name" in several.value.hint
     away = f"http://127.0.0.1:{free_port()}"

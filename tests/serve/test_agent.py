@@ -152,7 +152,7 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "runs tools of its own"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "runs its own tools"),
         ({"n": 2}, "n is not supported"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"model": "other"}, "does not exist"),

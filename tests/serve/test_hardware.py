@@ -31,11 +31,13 @@ def test_the_context_shrinks_to_what_is_left_and_that_is_said() -> None:
     layout = choose_layout(ModelSize(14.0, 2 * 2 * 40 * 8 * 128, 40960, 40), [A4000])
     assert layout.max_model_len is not None
     assert 4096 <= layout.max_model_len < 40960
-    assert "tokens and not 40960" in layout.notes[-1]
+    assert "tokens, not 40960" in layout.notes[-1]
 
 
 def test_what_cannot_fit_is_refused_with_the_figures() -> None:
-    with pytest.raises(UserError, match=r"needs about 34 GiB .* 40960 tokens, and 1 GPUs have 15 to give"):
+    with pytest.raises(
+        UserError, match=r"needs about 34 GiB .* 40960 tokens, but 1 GPUs have only 15 GiB for it"
+    ):
         choose_layout(QWEN3_14B, [A4000])
     with pytest.raises(UserError, match="32768 tokens"):
         choose_layout(QWEN3_14B, [A4000], max_model_len=32768)
@@ -69,7 +71,7 @@ def test_without_a_gpu_the_cache_holds_one_conversation_or_the_context_shrinks(
 def test_what_memory_does_not_hold_is_refused_with_the_figures() -> None:
     for length, free_gib in ((None, 30.0), (40960, 32.0)):
         with pytest.raises(
-            UserError, match=rf"27\.5 GiB .* 40960 tokens takes 6\.2 GiB more, and {free_gib} GiB"
+            UserError, match=rf"27\.5 GiB .* 40960 tokens needs 6\.2 GiB more, but only {free_gib} GiB"
         ):
             choose_cache(QWEN3_14B, length, free_gib)
 
@@ -81,7 +83,7 @@ def test_old_gpus_get_half_precision() -> None:
 def test_what_is_given_is_kept() -> None:
     layout = choose_layout(QWEN3_14B, [H100] * 4, tp=2, replicas=1, max_model_len=8192)
     assert (layout.tp, layout.replicas, layout.max_model_len) == (2, 1, 8192)
-    with pytest.raises(UserError, match="2 x 4 GPUs are asked for, and there are 4"):
+    with pytest.raises(UserError, match="--replicas 2 x --tp 4 needs 8 GPUs, but this machine has 4"):
         choose_layout(QWEN3_14B, [H100] * 4, tp=4, replicas=2)
 
 

@@ -30,13 +30,13 @@ LINES = [
     (
         "ValueError: Free memory on device cuda:0 (3.2/79.1 GiB) on startup is less than desired GPU memory",
         UserError,
-        "other programs hold the GPU's memory",
+        "other programs use the GPU's memory",
     ),
     (
         "ValueError: To serve at least one request with the models's max seq len (40960), (6.25 GiB KV cache is "
         "needed, which is larger than the available KV cache memory (2.1 GiB).",
         UserError,
-        "KV cache does not hold",
+        "KV cache is too small",
     ),
     ("RuntimeError: Failed to infer device type", UserError, "needs a GPU"),
     ("api_server.py: error: unrecognized arguments: --nope", UserError, "one of the arguments after --"),

@@ -41,7 +41,7 @@ def test_a_tiny_model_takes_the_laptop_profile_where_there_is_no_gpu(
 @pytest.mark.parametrize(
     ("wanted", "gpus", "said"),
     [
-        ([Hardware()], 0, "needs 8 GPUs on this machine, and it has none\n.*--profile laptop"),
+        ([Hardware()], 0, "needs 8 GPUs on this machine, but it has none\n.*--profile laptop"),
         ([Hardware(device="cpu"), Hardware(gpus_per_node=4)], 2, "needs 4 .* it has 2\n.*gpus_per_node=2"),
     ],
 )
@@ -66,7 +66,7 @@ def test_what_needs_no_gpu_here_is_not_refused(monkeypatch: pytest.MonkeyPatch) 
 
 def test_several_nodes_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, 8)
-    with pytest.raises(UserError, match="needs 8 nodes, and RAY_ADDRESS names no Ray cluster"):
+    with pytest.raises(UserError, match="needs 8 nodes, but RAY_ADDRESS names no Ray cluster"):
         hardware.check_hardware([Hardware(nodes=8)])
 
 
@@ -82,7 +82,7 @@ def test_what_a_ray_cluster_lacks_is_said_at_once(
     for wanted, said in (
         (
             Hardware(gpus_per_node=8),
-            "needs 1 nodes with 8 GPUs each, .* has 0 such: its 2 nodes have 2, 2 GPUs",
+            "needs 1 nodes with 8 GPUs each, .* has 0 such nodes: its 2 nodes have 2, 2 GPUs",
         ),
         (Hardware(nodes=3, gpus_per_node=2), "needs 3 nodes with 2 GPUs each, .* has 2 such"),
     ):

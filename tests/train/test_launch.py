@@ -156,7 +156,7 @@ def test_a_trainer_whose_rollouts_finish_is_not_hung(tmp_path: Path, monkeypatch
 def test_an_export_that_fails_or_hangs_is_one_message(tmp_path: Path, code: str, said: str) -> None:
     with pytest.raises(Failure, match=said) as caught:
         run_export(python(code), tmp_path / "log", timeout_s=1.0 if "sleep" in code else 600.0)
-    assert "repeats the export alone" in caught.value.hint
+    assert "repeats only the export" in caught.value.hint
 
 
 def test_a_trainer_dies_with_its_parent(tmp_path: Path) -> None:

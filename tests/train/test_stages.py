@@ -51,7 +51,7 @@ def test_solved_problems_fill_up_a_batch_that_would_be_too_small() -> None:
 
 
 def test_a_problem_with_too_few_samples_is_named() -> None:
-    with pytest.raises(UserError, match="problem b has 1 samples, 2 are needed"):
+    with pytest.raises(UserError, match="problem b has 1 samples, but 2 are needed"):
         drop_solved([row("b")], [("b", True)], times=2, fill=0)
 
 
@@ -92,12 +92,12 @@ def test_problems_whose_prompts_are_too_long_are_counted_before_a_run_is_made(
     changes = ("stage1.rollout.prompt_tokens=600", "stage2.rollout.prompt_tokens=9999")
     plan = planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
     assert list(left_out(plan)) == [
-        "stage 1: 30 problems and 1 held-out problem with a prompt of more than 600 tokens: left out"
+        "stage 1: left out 30 problems and 1 held-out problem with a prompt of more than 600 tokens"
     ]
-    said = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, and 16 are"
+    said = r"train\.parquet has 10 problems whose prompt has at most rollout.prompt_tokens = 600 tokens, but 16 are"
     with pytest.raises(UserError, match=said) as refused:
         planned("rollout.prompts=16", *changes)
-    assert refused.value.hint == "Set rollout.prompt_tokens higher, or rollout.prompts lower."
+    assert refused.value.hint == "Raise rollout.prompt_tokens, or lower rollout.prompts."
     written(held_out, short=0, long=3)
     with pytest.raises(UserError, match=r"held\.parquet has 0 problems whose prompt has at most"):
         planned("rollout.prompts=10", f"stage1.held_out.data={held_out}", *changes)
@@ -108,7 +108,7 @@ def test_a_stage_does_not_begin_with_fewer_prompts_than_a_step_needs(model: Path
     rows = read_rows(written(tmp_path / "train.parquet", short=3, long=3))
     recipe = stage_recipe(1, None, ["rollout.prompts=4", "rollout.prompt_tokens=600"])
     with pytest.raises(
-        UserError, match=r"the training data has 3 problems whose prompt .*, and 4 are needed"
+        UserError, match=r"the training data has 3 problems whose prompt .*, but 4 are needed"
     ):
         write_stage_inputs(recipe, model, rows, tmp_path / "stage1", ("http://judge", None))
 
@@ -176,8 +176,8 @@ def test_an_optimizer_that_cannot_be_continued_is_one_message(tmp_path: Path, st
     model, folder = tmp_path / "stage1" / "model", tmp_path / "stage2"
     for recipe, said in (
         (stage2(ranks=8), "was not written by 8 ranks"),
-        (stage2(lr=2e-6), r"optim.lr = 2e-06, but .*/actor would be continued with 1e-06"),
-        (stage2(weight_decay=0.5), r"optim.weight_decay = 0.5, but .*/actor would be continued with 0.01"),
+        (stage2(lr=2e-6), r"optim.lr = 2e-06, but .*/actor was trained with 1e-06"),
+        (stage2(weight_decay=0.5), r"optim.weight_decay = 0.5, but .*/actor was trained with 0.01"),
     ):
         with pytest.raises(UserError, match=said) as refused:
             continue_optimizer(model, folder, recipe)
@@ -203,7 +203,7 @@ def test_a_training_that_begins_with_a_continued_stage_is_refused_before_it_begi
 
 def test_a_stage_that_continues_an_optimizer_has_its_settings() -> None:
     for change in ("stage2.optim.lr=2e-6", "stage1.optim.weight_decay=0.1"):
-        with pytest.raises(UserError, match=r"stage 2 continues stage 1's optimizer, with optim\."):
+        with pytest.raises(UserError, match=r"stage 2 continues stage 1's optimizer and so keeps optim\."):
             stage_recipes([1, 2, 3], None, [change])
         stage_recipes([1, 2, 3], None, [change, "stage2.optim.state=fresh"])
     stage_recipes([1, 2, 3], None, ["optim.lr=2e-6", "stage3.optim.lr=1e-6"])
@@ -233,7 +233,7 @@ def test_problems_that_a_stage_is_measured_on_are_read_before_it_begins_and_roll
 
 
 def test_models_are_made_of_saved_steps_only() -> None:
-    with pytest.raises(UserError, match="export_every = 15 is no multiple of every = 10"):
+    with pytest.raises(UserError, match="export_every = 15 is not a multiple of every = 10"):
         stage_recipe(1, None, ["checkpoint.export_every=15"])
     assert stage_recipe(1, None, ["checkpoint.export_every=20", "steps=50"]).models_on_the_way == 2
 

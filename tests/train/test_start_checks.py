@@ -37,7 +37,7 @@ def lines(path: Path, *rows: object) -> Path:
     ("row", "said"),
     [
         ({"messages": GOOD[::-1]}, "row 2: begins with an assistant message"),
-        ({"messages": GOOD, "tools": "{"}, "row 2: tools is no list of schemas"),
+        ({"messages": GOOD, "tools": "{"}, "row 2: tools is not a list of schemas"),
         ({"messages": []}, "row 2: no messages"),
         ({"messages": [{"role": "user", "content": "?"}]}, "row 2: no assistant message"),
         ({"messages": [{"role": "robot", "content": "?"}]}, "row 2: message 1 has role 'robot'"),
@@ -47,7 +47,7 @@ def lines(path: Path, *rows: object) -> Path:
             {"messages": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]},
             "row 2: message 1 has tool_calls",
         ),
-        ({"messages": ["hello"]}, "row 2: message 1 is no object"),
+        ({"messages": ["hello"]}, "row 2: message 1 is not an object"),
         ({}, "row 2: no messages"),
         ([], "line 2: not a JSON object"),
     ],
@@ -78,7 +78,7 @@ def test_long_conversations_are_counted_at_the_start_and_dropped_or_cut(
     data = lines(tmp_path / "y.jsonl", {"messages": GOOD}, {"messages": question}, {"messages": GOOD})
     cut = planned("too_long=cut")
     assert (cut.too_long, cut.cut_to_nothing, len(cut.conversations)) == (1, 1, 2)
-    with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, a batch needs 3"):
+    with pytest.raises(UserError, match="has 2 conversations of at most 100 tokens, but a batch needs 3"):
         planned("batch=3")
 
 
@@ -255,7 +255,7 @@ def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) 
     base = with_format(model, ours(), tmp_path / "base")
     with pytest.raises(UserError) as refused:
         rl_format("release", base)
-    assert f"the recipe's format release is not that of {base}; different: " in refused.value.message
+    assert f"the recipe's format release is not the format of {base}; these differ: " in refused.value.message
     assert rl_format("", base) == ours()
     assert "layout, limits.characters" in refused.value.message
 

@@ -129,7 +129,7 @@ def test_the_second_arm_and_sft_are_shown_while_they_are_the_phase(tmp_path: Pat
 
 def test_what_trains_nothing_and_what_is_no_run_is_refused(tmp_path: Path) -> None:
     made_run(tmp_path / "eval", problems=1, samples=1)
-    with pytest.raises(UserError, match="is a run of `eval`, which trains nothing"):
+    with pytest.raises(UserError, match="is a run of `eval`, not a training run"):
         snapshot(tmp_path / "eval")
     ran = rstar2("watch", tmp_path / "nothing")
     assert ran.code == 2

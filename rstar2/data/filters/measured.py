@@ -33,7 +33,7 @@ def rates_of_run(run: Path) -> Rates:
         if not complete:
             raise UserError(
                 f"the evaluation at {run} is not complete: {results.get('missing', 'some')} samples are missing",
-                "Start its command again; it continues where it stopped.",
+                "Run its command again; it continues where it stopped.",
             )
     if not files:
         raise UserError(

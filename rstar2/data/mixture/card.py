@@ -103,7 +103,7 @@ def _note(source: Source, model: str, rewritten: Rewritten | None) -> str:
         what = source.rewritten
         return f"not rewritten: the paper had o4-mini rewrite its {what}" if what else ""
     kept = _listed(rewritten.kept)
-    return f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left as they were: {kept}"
+    return f"{rewritten.taken:,} {rewritten.what} rewritten by {model}; left unchanged: {kept}"
 
 
 def write_card(card: Card, folder: Path) -> None:

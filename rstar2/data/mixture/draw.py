@@ -30,7 +30,7 @@ def draw(
             }
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
             raise UserError(
-                f"the mixture cannot be met: it asks for {wanted.count} rows of {name}, and {len(left)} of "
+                f"too few rows for the mixture: it asks for {wanted.count} rows of {name}, but only {len(left)} of "
                 f"{counts[name].read} are left",
                 f"Dropped: {listed or 'none'}. Lower it with --set sources.{name}.count={len(left) or 1}, or give "
                 "more rows.",
@@ -42,7 +42,10 @@ def draw(
         taken[name] = Taken(len(left), int(rows.alive[first:end].sum()))
     if not rows.alive.any():
         listed = ", ".join(f"{step.dropped} {step.filter}" for step in dropped if step.dropped)
-        raise UserError(f"nothing of {plan.name} is left: {listed or 'no usable row'}", "Give other data.")
+        raise UserError(
+            f"no rows of {plan.name} are left: {f'dropped {listed}' if listed else 'none was usable'}",
+            "Use other data.",
+        )
     return taken
 
 

@@ -57,7 +57,7 @@ def open_prepared(path: Path) -> Prepared:
         if set(schema.names) <= set(opened.schema_arrow.names):
             return Prepared(file, kind, opened.metadata.num_rows)
     found = ", ".join(opened.schema_arrow.names)
-    raise UserError(f"{file} holds neither problems nor conversations, but {found}", hint)
+    raise UserError(f"{file} holds neither problems nor conversations; its columns are {found}", hint)
 
 
 def count_tokens(name: str, tokens_of: TOKENS_OF, file: Path, kind: Kind) -> dict[str, Any]:
@@ -111,7 +111,9 @@ def difference(first: Path, second: Path) -> Difference:
     """Compare two prepared sets; a UserError where one is none, or they hold rows of two kinds."""
     one, other = open_prepared(first), open_prepared(second)
     if one.kind != other.kind:
-        raise UserError(f"{first} holds {one.kind}, {second} {other.kind}", "Compare sets of one kind.")
+        raise UserError(
+            f"{first} holds {one.kind}, but {second} holds {other.kind}", "Compare two sets of the same kind."
+        )
     if sha256(one.file) == sha256(other.file):
         return Difference(Counter(), Counter(), Counter(), one.rows, {})
     waiting = {row["id"]: _content(row) for row in one.read()}

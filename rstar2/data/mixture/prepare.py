@@ -103,7 +103,7 @@ def prepare(
     except OSError as error:
         raise Failure(
             f"cannot write to {output}: {os.strerror(error.errno) if error.errno else error}",
-            "Make room and start the same command again: it continues after the last finished step.",
+            "Make room, then start the same command again: it continues after the last finished step.",
         ) from error
 
 
@@ -114,7 +114,7 @@ def _done(output: Path, config: dict[str, Any]) -> Card | None:
         changed = changed_keys(card.config, config)
         if changed:
             raise UserError(
-                f"{output} holds another set; what differs: {', '.join(changed)}",
+                f"{output} holds a different set; these keys differ: {', '.join(changed)}",
                 "Give another folder with --output.",
             )
         # A kill may have come before it was removed.

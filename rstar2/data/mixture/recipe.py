@@ -132,7 +132,9 @@ def _values(wanted: list[str]) -> tuple[dict[str, Any], str, dict[str, Path]]:
     names = [Path(each).stem if each.endswith(_OWN) else each for each in wanted]
     if len(set(names)) < len(names) or set(own) & sources().keys():
         twice = next((each for each in names if names.count(each) > 1 or each in sources()), "")
-        raise UserError(f"two sources are called {twice}", "Name each once; rename one of the files.")
+        raise UserError(
+            f"two sources are called {twice}", "Give each source once, or rename one of the files."
+        )
     unknown = [each for each in names if each not in own and each not in sources()]
     if unknown:
         _refuse_unknown(unknown[0], shipped)
@@ -156,12 +158,14 @@ def _given(given: list[str], recipe: MixtureRecipe, own: Mapping[str, Path]) -> 
     for each in given:
         name, equals, path = each.partition("=")
         if not equals or not path:
-            raise UserError(f"--from {each}: not of the form NAME=FILE", "Example: --from dapo=dapo.jsonl")
+            raise UserError(f"--from {each}: not of the form NAME=FILE", "Example: --from dapo=dapo.jsonl.")
         if name not in recipe.sources and name not in recipe.against:
             used = ", ".join([*recipe.sources, *recipe.against])
             raise UserError(f"--from {each}: {name} is not in the mixture", f"It uses {used}.")
         if name in recipe.against and name not in BENCHMARKS:
-            raise UserError(f"--from {each}: {name} is a file already", "Name the other file with --against.")
+            raise UserError(
+                f"--from {each}: {name} is already a file", "To use another file, give it to --against."
+            )
         files[name] = (*files.get(name, ()), Path(path))
     return files
 
@@ -178,7 +182,7 @@ def _origin(name: str, files: tuple[Path, ...], own: Mapping[str, Path]) -> Orig
         # A recipe's own name for a file that the user gives.
         return Origin(name, own_source(files[0]), files)
     raise UserError(
-        f"the recipe's source {name} is not known", f"Give its file: --from {name}=FILE (.jsonl or .parquet)."
+        f"the recipe's source {name} is unknown", f"Give its file: --from {name}=FILE (.jsonl or .parquet)."
     )
 
 
@@ -187,7 +191,8 @@ def _one_kind(names: Mapping[Kind, str]) -> Kind:
     if len(names) > 1:
         one, other = names.values()
         raise UserError(
-            f"{one} and {other} hold rows of two kinds, {' and '.join(names)}", "Prepare each kind by itself."
+            f"{one} and {other} hold rows of two kinds, {' and '.join(names)}",
+            "Prepare each kind separately.",
         )
     return next(iter(names))
 
@@ -205,20 +210,20 @@ def _check_filters(recipe: MixtureRecipe, kind: Kind) -> None:
         if recipe.filters.count(name) > 1:
             raise UserError(f"the filter {name} is named twice", "Name it once.")
         if name in ("pass-rate", "solved") and not recipe.measured.run:
-            raise UserError(f"the filter {name} needs an evaluation", "Name its folder with --measured RUN.")
+            raise UserError(f"the filter {name} needs an evaluation", "Give its folder with --measured RUN.")
 
 
 def _check_rewriter(settings: Rewrite, url: str, origins: Iterable[Origin]) -> None:
     if bool(url) != bool(settings.model):
         raise UserError(
-            "what rewrites is named by half",
-            "Give both: --rewrite URL --model NAME, as rewrite.model is too.",
+            "rewriting needs both a server and a model",
+            "Give both --rewrite URL and --model NAME (or the key rewrite.model).",
         )
     if not url:
         return
     if not any(origin.source.rewritten for origin in origins):
         known = ", ".join(name for name, source in sources().items() if source.rewritten)
-        raise UserError("--rewrite: nothing of these sources is rewritten", f"It is for {known}.")
+        raise UserError("--rewrite does not apply to any of these sources", f"It applies to {known}.")
     check_server(url, settings.model)
 
 

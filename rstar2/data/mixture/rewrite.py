@@ -89,13 +89,13 @@ def check_server(url: str, model: str) -> None:
 
 
 def _server(url: str, answer_s: float) -> OpenAIServer:
-    wording = Wording(name_option="--model", key_hint=f"Set {KEY} to its key.")
+    wording = Wording(name_option="--model", key_hint=f"Set {KEY} to the server's key.")
     return OpenAIServer(url, os.environ.get(KEY), wording, answer_s)
 
 
 def _refuse_key(refused: Refused) -> None:
     if refused.status in (401, 403):
-        raise UserError(refused.message, f"Set {KEY} to its key.") from refused
+        raise UserError(refused.message, f"Set {KEY} to the server's key.") from refused
 
 
 class Texts:
@@ -208,7 +208,7 @@ class _Rewriter:
         except Refused as refused:
             _refuse_key(refused)
             if refused.status == 404:
-                raise UserError(refused.message, "Name one of its models with --model.") from refused
+                raise UserError(refused.message, "Choose one of its models with --model.") from refused
             return "", "refused by the server"
         except (LookupError, TypeError, AttributeError):
             return "", "refused by the server"

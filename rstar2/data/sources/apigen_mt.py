@@ -26,7 +26,7 @@ def _read(row: Row) -> dict[str, Any]:
     messages: list[Message] = [said("system", row["system"])] if row.get("system") else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
-            raise Refused("malformed", "a turn is no object")
+            raise Refused("malformed", "a turn is not an object")
         role, value = turn.get("from"), turn.get("value")
         if role == "function_call":
             messages.append(called(_calls(value)))

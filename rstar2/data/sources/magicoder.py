@@ -24,7 +24,7 @@ def _read(row: Row) -> dict[str, Any]:
         raise Refused("no code", "the solution has no block of code")
     # Without a language it is Python where `lang` says so.
     if block[1].lower() not in ("python", "py", "python3") and not (block[1] == "" and "lang" in row):
-        raise Refused("not Python", f"the code is {block[1] or 'of no named language'}")
+        raise Refused("not Python", f"the code is {block[1] or 'in no named language'}")
     if not block[2].strip():
         raise Refused("no code", "the block of code is empty")
     program = call(NAME, {"code": block[2], "input": ""})

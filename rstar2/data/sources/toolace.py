@@ -34,7 +34,7 @@ def _read(row: Row) -> dict[str, Any]:
     messages: list[Message] = [said("system", today[0])] if (today := _TODAY.search(system)) else []
     for turn in list_of(row, "conversations"):
         if not isinstance(turn, dict):
-            raise Refused("malformed", "a turn is no object")
+            raise Refused("malformed", "a turn is not an object")
         role, value = turn.get("from"), turn.get("value")
         if role == "tool":
             messages += _replies(value, messages)
@@ -131,7 +131,7 @@ def _replies(value: Any, messages: list[Message]) -> list[Message]:
     except ValueError:
         parts = None
     if not isinstance(parts, list) or len(parts) != calls or not calls:
-        raise Refused("malformed", f"{calls} calls, and another number of replies")
+        raise Refused("malformed", f"{calls} calls, but a different number of replies")
     return [replied(part) for part in parts]
 
 

@@ -168,7 +168,7 @@ def harness_of(name: str) -> Harness:
     harness = _loaded(name).harness if name in NAMES else None
     if harness is None:
         known = ", ".join(each for each in NAMES if _loaded(each).harness)
-        raise UserError(f"{name} needs no harness", f"These have one: {known}.")
+        raise UserError(f"{name} needs no harness", f"These benchmarks have one: {known}.")
     return harness
 
 

@@ -56,16 +56,18 @@ def _load(given: Given, settings: EvalSettings) -> list[Problem]:
         name = str(_field(where, row, "uid", "question_id"))
         if name not in answers:
             raise UserError(
-                f"{baseline} has no answer to question {name}", "Give the answers to these questions."
+                f"{baseline} has no answer to question {name}", "Give a file with answers to these questions."
             )
         problems.append(Problem(name, _question(where, row), answers[name]))
     if not problems:
-        raise UserError(f"{given.data} holds no questions", "It is one JSON object a line, as on the hub.")
+        raise UserError(
+            f"{given.data} holds no questions", "The file has one JSON object per line, as on the hub."
+        )
     return problems
 
 
 def _read(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    rows = read_objects(path, f"It is one JSON object a line, as in {_HUB}.")
+    rows = read_objects(path, f"The file has one JSON object per line, as in {_HUB}.")
     return [(f"{path}, line {number}", row) for number, row in rows]
 
 
@@ -77,15 +79,15 @@ def _from_hub(what: str) -> Path:
     # The hub's libraries raise anything from OSError to their own types when it cannot be reached.
     except Exception as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        hint = "Without a network give both files: --data question.jsonl --baseline gpt-4-0314.jsonl."
-        raise UserError(f"arena-hard: cannot load {_FILES[what]} of {_HUB}: {cause}", hint) from error
+        hint = "Without a network, give both files: --data question.jsonl --baseline gpt-4-0314.jsonl."
+        raise UserError(f"arena-hard: cannot load {_FILES[what]} from {_HUB}: {cause}", hint) from error
 
 
 def _field(where: str, row: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         if row.get(name):
             return row[name]
-    raise UserError(f'{where}: no field "{names[0]}"', f"Rows are as in {_HUB}.")
+    raise UserError(f'{where}: no field "{names[0]}"', f"Rows must be as in {_HUB}.")
 
 
 def _question(where: str, row: Mapping[str, Any]) -> str:
@@ -95,7 +97,7 @@ def _question(where: str, row: Mapping[str, Any]) -> str:
     try:
         return str(row["turns"][0]["content"])
     except (LookupError, TypeError) as error:
-        raise UserError(f"{where}: no question in turns[0].content", f"Rows are as in {_HUB}.") from error
+        raise UserError(f"{where}: no question in turns[0].content", f"Rows must be as in {_HUB}.") from error
 
 
 def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
@@ -106,7 +108,7 @@ def _baseline_answer(where: str, row: Mapping[str, Any]) -> str:
         return str(row["choices"][0]["turns"][0]["content"])
     except (LookupError, TypeError) as error:
         raise UserError(
-            f"{where}: no answer in choices[0].turns[0].content", f"Rows are as in {_HUB}."
+            f"{where}: no answer in choices[0].turns[0].content", f"Rows must be as in {_HUB}."
         ) from error
 
 
@@ -177,7 +179,7 @@ class ArenaMethod(ChatMethod):
         if not self._read and self._unread >= _NONSENSE:
             raise Failure(
                 f"the judge model gave no verdict such as [[A>B]] in {self._unread} judgments; {last}",
-                "Give a model that can judge; --judge-model-name names one of several.",
+                "Use a judge model that gives such verdicts; choose one of several with --judge-model-name.",
             )
 
 

@@ -50,9 +50,9 @@ def instruction_problems(rows: Iterable[tuple[str, Mapping[str, Any]]]) -> list[
         kinds = {"key": int | str, "prompt": str, "instruction_id_list": list, "kwargs": list}
         for name, kind in kinds.items():
             if not isinstance(row.get(name), kind):
-                raise UserError(f'{place}: field "{name}" is missing or of another kind', _HINT)
+                raise UserError(f'{place}: field "{name}" is missing or has the wrong type', _HINT)
         if len(row["instruction_id_list"]) != len(row["kwargs"]):
-            raise UserError(f"{place}: not as many kwargs as instructions", _HINT)
+            raise UserError(f"{place}: kwargs and instruction_id_list differ in length", _HINT)
         kept = json.dumps({name: row[name] for name in _FIELDS})
         answer = ", ".join(row["instruction_id_list"])
         problems.append(InstructionProblem(str(row["key"]), row["prompt"], answer, kept))

@@ -105,7 +105,9 @@ def set_up(harness: Harness) -> bool:
         venv.create(harness.folder, symlinks=True)
         uv = _installer(harness)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise Failure(f"cannot make {harness.folder}: {error}", "Is the folder writable?") from error
+        raise Failure(
+            f"cannot make {harness.folder}: {error}", "Check that the folder is writable."
+        ) from error
     # NLTK refuses to read data files that are hard links into a cache.
     install = [uv, "pip", "install", "--link-mode", "copy", "--python", str(harness.python)]
     overrides = harness.folder / "left_out.txt"
@@ -117,7 +119,7 @@ def set_up(harness: Harness) -> bool:
     seen = _look(harness)
     if seen["absent"] or seen["wrong"]:
         raise Failure(
-            f"{harness.name} was installed and cannot be used: {_fault_of(seen)}", _see_log(harness)
+            f"{harness.name} was installed but cannot be used: {_fault_of(seen)}", _see_log(harness)
         )
     record = {"packages": harness.pins, "python": seen["python"], "installed": seen["installed"]}
     write_json(harness.folder / _RECORD, record)
@@ -135,9 +137,9 @@ def fault(harness: Harness) -> str | None:
     """What is wrong with the environment; None where it is as it was recorded."""
     record = _recorded(harness)
     if record is None:
-        return "half-made" if harness.folder.is_dir() else "not set up"
+        return "incomplete" if harness.folder.is_dir() else "not set up"
     if record["packages"] != harness.pins:
-        return f"made for {', '.join(record['packages'])}, and {', '.join(harness.pins)} are needed now"
+        return f"made for {', '.join(record['packages'])}, but now needs {', '.join(harness.pins)}"
     try:
         seen = _look(harness)
     except Failure as error:
@@ -208,9 +210,7 @@ def _install(harness: Harness, command: Sequence[str], packages: Sequence[str]) 
 
 
 def _see_log(harness: Harness) -> str:
-    return (
-        f"What {INSTALLER.partition('=')[0]} said: {harness.folder / _LOG}. Then run again: {harness.command}"
-    )
+    return f"See the log of {INSTALLER.partition('=')[0]}: {harness.folder / _LOG}. Then run again: {harness.command}"
 
 
 def _look(harness: Harness) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class HarnessProcess:
                 future.set_exception(self._gone())
 
     def _gone(self) -> Failure:
-        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        last = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         return Failure(f"the harness's program ended: {last[0][:300]}", f"Its log: {self._log}")
 
 
@@ -145,7 +145,7 @@ async def started(
             await running.ask("start", within=_START_S, settings=dict(settings))
         except Refused as error:
             raise Failure(
-                f"the harness {harness.name} does not start: {error.message}", f"Its log: {log}"
+                f"the harness {harness.name} did not start: {error.message}", f"Its log: {log}"
             ) from error
         yield running
     finally:

@@ -111,7 +111,7 @@ class EngineChat:
             if name not in shown:
                 raise EngineError(
                     f"the model's chat template drops the function {name}",
-                    "Without --native-calls the functions stand in the prompt.",
+                    "Leave out --native-calls, to put the functions into the prompt.",
                 )
 
     async def aclose(self) -> None:

@@ -92,14 +92,14 @@ class Connection:
         """Runs while there are calls."""
         self.writers: set[asyncio.Task[None]] = set()
         self.backoff = Backoff(http.FIRST_RETRY_S, http.LONGEST_RETRY_S)
-        self.trouble = "it is silent"
+        self.trouble = "no response"
 
     def submit(self, request: RunRequest) -> asyncio.Future[RunResult]:
         """Send a program. → its result; cancelling it cancels the program."""
         run_id = f"{self.name}-{next(self.numbers)}"
         call = Call(run_id, _encode(request), self.loop.create_future())
         if not call.body:
-            call.answer("invalid", "nested too deeply to be written as JSON")
+            call.answer("invalid", "the request is nested too deeply to be written as JSON")
         elif len(call.body) > MAX_MESSAGE_BYTES - ENVELOPE_BYTES:
             call.answer(
                 "invalid", f"the program and its input take more than {MAX_MESSAGE_BYTES} bytes as JSON"
@@ -227,7 +227,7 @@ class Connection:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 reason = f"{self.socket.close_code} {message.extra or message.data}"
                 if self.socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION:
-                    raise JudgeError(f"the judge at {self.url} refused what it was sent: {reason}")
+                    raise JudgeError(f"the judge at {self.url} refused a message: {reason}")
                 raise aiohttp.ClientConnectionError(f"the connection was closed: {reason}")
             for response in _RESPONSES.validate_json(message.data):
                 self._handle_response(response)
@@ -260,14 +260,15 @@ class Connection:
                 raise _Busy(error.status, http.retry_after_s(error.headers)) from error
             if error.status == 401:
                 hint = (
-                    "it is what `judge up` was given; one that was made is in judge.json, in its state folder"
+                    "give the token that `judge up` was given; if it made one, it is in judge.json in the judge's "
+                    "state folder"
                 )
-                raise WrongToken(f"the judge at {self.url} wants another token", hint) from error
+                raise WrongToken(f"the judge at {self.url} refused the token", hint) from error
             if error.status == 403:
-                hint = "start the judge with --allow-host and the name in this URL, or with a token"
+                hint = "start the judge with a token, or give --allow-host with the host name of this URL"
                 raise JudgeError(f"the judge at {self.url} refused: HTTP 403", hint) from error
             if error.status >= 400:
-                hint = "whatever passes its requests on must let WebSockets pass"
+                hint = "a proxy in front of the judge must allow WebSockets"
                 raise JudgeError(f"the judge at {self.url} refused: HTTP {error.status}", hint) from error
             raise
 

@@ -92,7 +92,7 @@ async def request(
     """
     headers = {"Idempotency-Key": uuid.uuid4().hex, "Content-Type": "application/json"}
     backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
-    trouble = "it is silent"
+    trouble = "no response"
     try:
         async with asyncio.timeout(wait_s):
             while True:

@@ -26,12 +26,12 @@ WAIT_S = 60.0
 CLOSE_S = 20.0
 """How long the end waits for open sessions to be closed."""
 INSTRUCTIONS = (
-    "Runs Python in isolation, without network or files of this machine; numpy, sympy, scipy and pandas can be "
-    "imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to keep "
-    "variables, open a session and run cells in it."
+    "Runs Python in isolation, without access to the network or to this machine's files; numpy, sympy, scipy and "
+    "pandas can be imported. `value` is the last expression, as in a notebook. run_python starts afresh each time; to "
+    "keep variables, open a session and run cells in it."
 )
 Code = Annotated[str, Field(description="Python source.")]
-Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, description="Seconds it may take.")]
+Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, description="Time limit, in seconds.")]
 SessionId = Annotated[str, Field(description="The id that open_session returned.")]
 
 

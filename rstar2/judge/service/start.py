@@ -44,7 +44,7 @@ def start_service(settings: ServiceSettings) -> tuple[subprocess.Popen[bytes], J
         except TimeoutError as error:
             raise Failure(f"the judge did not start within {wait_s:.0f} s", f"see {logs}") from error
         if report is None:
-            raise Failure("the judge ended while it started", f"see {logs}")
+            raise Failure("the judge ended while it was starting", f"see {logs}")
         if report.judge is None:
             raise (UserError if report.user_error else Failure)(report.error, report.hint)
     if settings.detached and process.stdin is not None:

@@ -12,7 +12,7 @@ END_S = 30.0
 
 
 def state_file() -> StateFile[JudgeHandle]:
-    hint = "remove it, and stop the judge by hand if it runs"
+    hint = "remove it, and stop the judge by hand if it is running"
     return StateFile(state_folder() / "judge.json", JudgeHandle, hint)
 
 
@@ -33,5 +33,5 @@ def current_judge() -> JudgeHandle:
 def end_judge(judge: JudgeHandle) -> None:
     """End a judge that another process started, with everything it started; a Failure where it does not end."""
     if not end_module(judge.pid, *SUPERVISORS, wait_s=END_S):
-        raise Failure(f"the judge (pid {judge.pid}) does not end", f"see {judge.folder}/logs")
+        raise Failure(f"the judge (pid {judge.pid}) did not stop", f"see {judge.folder}/logs")
     state_file().clear(judge.pid)

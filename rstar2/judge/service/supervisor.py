@@ -127,12 +127,14 @@ class Supervisor:
     def _listen(self) -> socket.socket:
         settings = self.settings
         if settings.token is not None and not settings.token.strip():
-            raise UserError("the token is blank", "give another with --token, or leave it out on loopback")
+            raise UserError("the token is blank", "give another with --token, or none on loopback")
         if settings.host not in LOOPBACK:
             if settings.token is None:
                 raise UserError(f"listening on {settings.host} needs a token", "give one with --token")
             if settings.isolation == "none":
-                raise UserError(f"isolation none is for loopback only, not {settings.host}", "use strict")
+                raise UserError(
+                    f"isolation none is for loopback only, not {settings.host}", "use --isolation strict"
+                )
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,7 +165,7 @@ class Supervisor:
         except (redis.RedisError, ValueError) as error:
             without_password = re.sub(r"//[^@/]*@", "//", self.redis_url)
             message = f"no Redis server answers at {without_password}: {error}"
-            raise UserError(message, "check --redis, or leave it out to have one started") from error
+            raise UserError(message, "check --redis, or leave it out to start a queue here") from error
 
     def _check_address(self, queue_at: Mapping[str, Any]) -> None:
         host = queue_at.get("host", "localhost")
@@ -171,11 +173,13 @@ class Supervisor:
             return
         if not queue_at.get("password"):
             raise UserError(
-                f"the queue at {host} has no password: anyone who reaches it can run programs here",
-                "set one there (requirepass), and give it with --redis redis://:PASSWORD@HOST:PORT",
+                f"the queue at {host} has no password: anyone who can reach it can run programs here",
+                "set one on that server (requirepass), and give it as --redis redis://:PASSWORD@HOST:PORT",
             )
         if self.settings.isolation == "none":
-            raise UserError(f"isolation none is for loopback only, and the queue is at {host}", "use strict")
+            raise UserError(
+                f"isolation none is for loopback only, but the queue is at {host}", "use --isolation strict"
+            )
 
     def _worker(self, number: int) -> Part:
         host = socket.gethostname()
@@ -255,8 +259,8 @@ class Supervisor:
         self.renew_at = time.monotonic() + required_isolation.RENEW_S
         if weaker := execute(client, required_isolation.require(self.judge_name, tier)):
             raise UserError(
-                f"this judge runs under {tier}, but worker {weaker} for the same queue",
-                "end that worker, or start this judge with the same --isolation",
+                f"this judge runs under {tier}, but worker {weaker} on the same queue",
+                "stop that worker, or start this judge with the same --isolation",
             )
         self.required = tier
 
@@ -274,13 +278,13 @@ class Supervisor:
         said = " ".join(tail(log, 2)).strip()
         if self.workers[number].process.returncode == UserError.exit_code:
             return UserError(said, f"see {log}")
-        return Failure(f"a judge worker ended while it started: {said}", f"see {log}")
+        return Failure(f"a judge worker ended while it was starting: {said}", f"see {log}")
 
     def _healthy(self) -> bool:
         if self.api is None:
             return True
         if self.api.process.poll() is not None:
-            raise Failure("the judge's HTTP process ended while it started", f"see {self.logs / 'api.log'}")
+            raise Failure("the judge's HTTP process ended while starting", f"see {self.logs / 'api.log'}")
         try:
             # Loading CA certificates would be most of the work, many times a second.
             answer = httpx.get(f"{self.url}/health", timeout=10.0, trust_env=False, verify=False)

@@ -74,8 +74,8 @@ def agent_router(agent: Agent) -> APIRouter:
     @router.post("/completions")
     async def completions() -> Response:
         raise ApiError(
-            "this server is an agent, which answers at /v1/chat/completions; `rstar2 chat` and `eval` run tools "
-            "themselves, and speak to a server without --with-tools",
+            "this server is an agent: use /v1/chat/completions; `rstar2 chat` and `eval` run tools themselves and need "
+            "a server without --with-tools",
             status=404,
         )
 
@@ -88,11 +88,11 @@ def _check(agent: Agent, body: ChatRequest) -> None:
         raise ApiError(message, "model", status=404, code="model_not_found")
     if body.tools:
         raise ApiError(
-            "this server runs tools of its own; leave tools out, or speak to a server without --with-tools",
+            "this server runs its own tools; leave out tools, or use a server without --with-tools",
             "tools",
         )
     if body.messages[-1].get("role") != "user":
-        raise ApiError("the last message must be the user's", "messages")
+        raise ApiError("the last message must have the role user", "messages")
     unsupported = {
         "n": body.n > 1,
         "stop": body.stops,

@@ -30,14 +30,14 @@ def mode_warnings(recipe: StageRecipe) -> Iterator[str]:
     """What an asynchronous mode asks for in addition."""
     if recipe.mode != "sync" and recipe.algorithm.correction == "none":
         yield (
-            f"with mode={recipe.mode} older weights write part of what is trained on, and nothing corrects for it: set "
-            "algorithm.correction=token-tis"
+            f"with mode={recipe.mode}, older weights write part of the training tokens, and nothing corrects for it: "
+            "set algorithm.correction=token-tis"
         )
     if recipe.mode == "separate_async":
         gpus = recipe.asynchronous.rollout_nodes * recipe.hardware.gpus_per_node
         yield (
-            f"mode=separate_async takes {gpus} GPUs more, which only generate; memory and hours are calculated as if "
-            "trainer and engines shared the others"
+            f"mode=separate_async needs {gpus} more GPUs, which only generate; memory and hours are calculated as if "
+            "trainer and engines shared the other GPUs"
         )
 
 
@@ -45,7 +45,7 @@ def disk_warnings(needed: int, free: int) -> Iterator[str]:
     """Whether a run's checkpoints and models have room."""
     if needed > free:
         yield (
-            f"checkpoints and models take {_gib(needed)}, and the run's folder has {_gib(free)} free: set "
+            f"checkpoints and models need {_gib(needed)}, but the disk of the run's folder has {_gib(free)} free: set "
             "checkpoint.keep=1, or give another folder with --run"
         )
 
@@ -54,7 +54,7 @@ def judge_warnings(judge: Judge) -> Iterator[str]:
     """Whether a judge of a known size keeps up with a step's tool calls."""
     if judge.workers is not None and judge.workers < judge.cores:
         yield (
-            f"the judge has {judge.workers} workers, and the {judge.tool_calls:,} tool calls of a step need about "
+            f"the judge has {judge.workers} workers, but the {judge.tool_calls:,} tool calls of a step need about "
             f"{judge.cores}: rollouts will wait for it. Start a larger one (rstar2 judge up --workers {judge.cores}, "
             f"then --judge URL), or give --judge-workers {judge.cores}"
         )
@@ -78,19 +78,19 @@ def memory_warnings(hardware: Hardware, memory: Memory, machine_memory: int | No
         needed = hardware.gpus_per_node * together
         if machine_memory is not None and needed > machine_memory:
             yield (
-                f"trainer and engine need {_gib(needed)}, and this machine has {_gib(machine_memory)}: take a smaller "
-                "model, set rollout.tokens or hardware.sequences_in_flight lower, or train on GPUs (--profile 8xh100)"
+                f"trainer and engine need {_gib(needed)}, but this machine has {_gib(machine_memory)}: use a smaller "
+                "model, lower rollout.tokens or hardware.sequences_in_flight, or train on GPUs (--profile 8xh100)"
             )
         return
     if memory.update_total > memory.capacity:
         state = memory.weights + memory.gradients + memory.optimizer
         if state + memory.gathered > memory.capacity:
-            help_ = "more GPUs (hardware.nodes, hardware.gpus_per_node)"
+            help_ = "use more GPUs (hardware.nodes, hardware.gpus_per_node)"
         elif not hardware.gradient_checkpointing:
-            help_ = "hardware.gradient_checkpointing=true"
+            help_ = "set hardware.gradient_checkpointing=true"
         else:
-            help_ = "hardware.sequence_parallel higher, and hardware.update_tokens and log_prob_tokens lower"
-        yield f"the update needs {_gib(memory.update_total)} of a GPU's {_gib(memory.capacity)}: set {help_}"
+            help_ = "raise hardware.sequence_parallel, and lower hardware.update_tokens and log_prob_tokens"
+        yield f"the update needs {_gib(memory.update_total)} of a GPU's {_gib(memory.capacity)}: {help_}"
     if memory.rollout_total > memory.capacity:
         share = (memory.capacity - memory.kept_by_trainer) / memory.capacity - 0.02
         offload = {"none": "optimizer", "optimizer": "all"}.get(hardware.offload)
@@ -109,14 +109,14 @@ def _engine_warnings(hardware: Hardware, memory: Memory) -> Iterator[str]:
     full, sent = memory.full_length_rollouts, memory.sequences_in_flight
     if not full:
         yield (
-            f"an engine has {_gib(memory.kv_cache)} a GPU for the KV cache, less than one rollout of full length "
-            f"needs: set hardware.tensor_parallel={2 * hardware.tensor_parallel}, or "
-            "hardware.engine_memory_share higher"
+            f"an engine has {_gib(memory.kv_cache)} per GPU for the KV cache, less than one rollout of full length "
+            f"needs: set hardware.tensor_parallel={2 * hardware.tensor_parallel}, or raise "
+            "hardware.engine_memory_share"
         )
     elif sent > MOST_IN_FLIGHT * full:
         yield (
-            f"an engine holds {full} rollouts of full length, and is sent {sent}: it will compute many again. Set "
-            f"hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or hardware.tensor_parallel higher"
+            f"an engine holds {full} rollouts of full length, and is sent {sent}: it will recompute many of them. Set "
+            f"hardware.sequences_in_flight={MOST_IN_FLIGHT * full}, or raise hardware.tensor_parallel"
         )
 
 

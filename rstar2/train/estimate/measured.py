@@ -22,7 +22,7 @@ def measured_assumptions(run: Path) -> Assumptions:
     found = [list(steps.values()) for steps in stages if steps]
     if not found:
         raise UserError(
-            f"no step of training in {run}",
+            f"no training steps in {run}",
             "Give the folder of a run of rstar2 train or demo, or of one of its stages.",
         )
     return assumptions_of(found[-1])

@@ -84,14 +84,16 @@ def shape_of(values: dict[str, Any], where: str) -> ModelShape:
     kind = values.get("model_type")
     if kind not in KNOWN:
         raise UserError(
-            f"{where}: model_type {kind!r} is not one whose size is known here", f"Known: {', '.join(KNOWN)}."
+            f"{where}: the plan does not support model_type {kind!r}", f"Supported: {', '.join(KNOWN)}."
         )
 
     def number(key: str, default: int | None = None) -> int:
         value = values.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or value < 1:
-            raise UserError(f"{where}: {key} must be a whole number above 0, not {value!r}", "Correct it.")
+            raise UserError(
+                f"{where}: {key} must be a whole number above 0, not {value!r}", "Correct the value."
+            )
         return value
 
     hidden, heads = number("hidden_size"), number("num_attention_heads")

@@ -162,7 +162,8 @@ def filter_warnings(number: int, recipe: StageRecipe, hours: float) -> Iterator[
     if hours > LONG_FILTER_HOURS:
         yield (
             f"the training problems are sampled {recipe.drop_solved} times each before stage {number}, about "
-            f"{hours:.0f} hours on all engines: give a run that has done so (--solved), or set drop_solved=0"
+            f"{hours:.0f} hours on all engines: give a run that has sampled them already (--solved), or set "
+            "drop_solved=0"
         )
 
 
@@ -174,8 +175,8 @@ def start_warnings(model: Path, first: int) -> Iterator[str]:
     }
     if made_by.isdisjoint(f"stage{number}" for number in range(1, first)) and first > 1:
         yield (
-            f"stage {first} is to start from {model}, and that is no model of a stage before it: begin with --stage 1, "
-            f"or give the folder of stage {first - 1} or of its run (--model)"
+            f"stage {first} is to start from {model}, which is not the model of an earlier stage: begin with --stage "
+            f"1, or give the folder of stage {first - 1} or of its run (--model)"
         )
 
 

@@ -82,7 +82,7 @@ def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
     found = [path] if path.is_file() else in_folder
     if len(found) != 1:
         raise UserError(
-            f"--solved {path}: {len(found)} files of verdicts or traces there, one is needed",
+            f"--solved {path}: needs one file of verdicts or traces there, but has {len(found)}",
             "Give the `rstar2 eval` run over the training problems, or the `solved` folder of a stage that "
             "filtered them.",
         )
@@ -91,8 +91,8 @@ def counted(path: Path, recipe: StageRecipe | None = None) -> Path:
         reward = json.loads(settings.read_text(encoding="utf-8")).get("reward")
         if reward != recipe.reward:
             raise UserError(
-                f"--solved {path}: its verdicts are those of reward = {reward}, the recipe has {recipe.reward}",
-                "Leave out --solved, to sample the problems again.",
+                f"--solved {path}: its verdicts use reward = {reward}, but the recipe has {recipe.reward}",
+                "Leave out --solved to sample the problems again.",
             )
     return found[0]
 
@@ -155,9 +155,9 @@ def _check_errors(tally: Tally) -> None:
     errors, samples = tally.counts["error"], tally.counts.total()
     if errors > MOST_ERRORS * samples:
         raise Failure(
-            f"of the {samples} samples that tell which problems are solved, {errors} ended in an error of the engines, "
-            "the judge or the grader",
-            "The logs of this start say which; the same command samples these again.",
+            f"{errors} of the {samples} samples that decide which problems are solved failed with an error of the "
+            "engines, the judge or the grader",
+            "The logs of this start say which; the same command repeats these samples.",
         )
 
 

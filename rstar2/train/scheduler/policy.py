@@ -178,7 +178,7 @@ class Scheduler:
             self._refuse(
                 session,
                 f"a rollout may grow to {session.longest} tokens, and the largest engine's KV cache holds {largest}: "
-                "set hardware.tensor_parallel or engine_memory_share higher, or rollout.tokens lower",
+                "raise hardware.tensor_parallel or engine_memory_share, or lower rollout.tokens",
             )
 
     def _better(self, session: Session, home: EngineBooks, now: float) -> EngineBooks | None:

@@ -35,7 +35,7 @@ class Cause:
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"CUDA out of memory|HIP out of memory|torch\.(?:cuda\.)?OutOfMemoryError",
-        "A GPU's memory is full: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "
+        "A GPU is out of memory: set hardware.offload=all or a smaller hardware.engine_memory_share, or in a new run "
         "fewer hardware.update_tokens; `rstar2 plan` says what fits.",
     ),
     (
@@ -49,11 +49,11 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"low on memory|memory pressure|OutOfMemoryError: Task was killed|oom-kill|Cannot allocate memory",
-        "The machine's own memory is full: set hardware.offload=optimizer or none, or use more machines.",
+        "The machine is out of memory: set hardware.offload=optimizer or none, or use more machines.",
     ),
     (
         r"^(?:\w+\.)*JudgeError\b",
-        "Start the judge again, then the same command: training continues from its last checkpoint.",
+        "Start the judge again, then run the same command: training continues from its last checkpoint.",
     ),
     (
         r"api_key not configured|wandb\.errors|wandb: ERROR",
@@ -62,8 +62,8 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"Watchdog caught collective operation timeout|NCCL error|ncclSystemError|ncclRemoteError|"
         r"Timed out waiting .*recv operation|DistStoreError",
-        "A rank did not answer the others in time: look for an earlier error in the log of its node; where a disk or "
-        "a network is only slow, raise hardware.nccl_timeout_s. NCCL_DEBUG=INFO tells more.",
+        "A rank did not answer the others in time: look for an earlier error in the log of its node. If only a disk or "
+        "a network is slow, raise hardware.nccl_timeout_s. NCCL_DEBUG=INFO prints more.",
     ),
     (
         r"CUDA error: |device-side assert|uncorrectable ECC|\bXid\b",
@@ -71,8 +71,8 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"The current node timed out during startup",
-        "The machine is too busy: Ray gives its own processes 30 s to start, which no setting changes. End other work "
-        "there, then the same command.",
+        "The machine is too busy: Ray gives its own processes 30 s to start, which no setting changes. Stop other "
+        "work there, then run the same command.",
     ),
     (
         r"failed to register to the raylet|worker_register_timeout",
@@ -103,15 +103,16 @@ def find_cause(log: Path, start: int = 0, exit_code: int | None = None) -> Cause
                 return Cause(line[:_LONGEST], remedy)
     exceptions = [line for line in lines if _EXCEPTION.match(line)]
     first_hand = [line for line in exceptions if not _CONSEQUENCE.search(line)]
-    found = (first_hand or exceptions or lines or ["it printed nothing"])[-1]
+    found = (first_hand or exceptions or lines or ["no output"])[-1]
     remedy = ""
     if _ENGINE_DIED in found:
         remedy = (
-            "A rollout engine ended. Where the log does not say why, the kernel's (dmesg) says whether memory was "
-            "full. The same command continues from the last checkpoint."
+            "A rollout engine ended. If the log does not say why, the kernel's log (dmesg) says whether the machine "
+            "ran out of memory. The same command continues from the last checkpoint."
         )
     elif exit_code is not None and exit_code < 0 and not first_hand:
         remedy = (
-            "Something killed it; where no person did, the kernel's log (dmesg) says whether memory was full."
+            "The trainer was killed. If nobody did so on purpose, the kernel's log (dmesg) says whether the machine "
+            "ran out of memory."
         )
     return Cause(found[:_LONGEST], remedy)

@@ -93,14 +93,14 @@ def choose_checkpoint(checkpoints: Path, warn: Callable[[str], None]) -> None:
             break
         # With a torn pointer the newest may be the one that was being written: that is no damage.
         if named.isdigit():
-            warn(f"the checkpoint of step {step} is damaged and passed over: {wrong}")
+            warn(f"the checkpoint of step {step} is damaged and is skipped: {wrong}")
     else:
         if (checkpoints / BEFORE).is_dir():
             step = 0
         elif finished and named.isdigit():
             raise Failure(
-                f"no checkpoint in {checkpoints} is whole",
-                f"Remove {checkpoints} to begin the stage again, then the same command.",
+                f"every checkpoint in {checkpoints} is damaged",
+                f"To start the stage again, remove {checkpoints} and run the same command.",
             )
         else:
             pointer.unlink()

@@ -33,13 +33,13 @@ def mode_fault(mode: Mode, settings: AsyncSettings, device: str, router: str) ->
         return ""
     if mode == "separate_async" and device == "cpu":
         return (
-            'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL, and has nothing that does so '
-            'on a CPU; mode = "colocate_async" runs there'
+            'mode = "separate_async" needs GPUs: VERL sends weights between GPUs by NCCL and has no way to do so on a '
+            'CPU; use mode = "colocate_async" there'
         )
     if device == "cuda" and router == "verl":
         return (
-            f'mode = "{mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own sends an engine any number of '
-            "requests, and an update that interrupts more than 1,000 of them never begins"
+            f'mode = "{mode}" needs hardware.router = "sessions" on GPUs: VERL\'s own router sends an engine any '
+            "number of requests, and an update that has to interrupt more than 1,000 of them never begins"
         )
     ahead = settings.batches_ahead
     if settings.too_old == "drop" and ahead + 1 > settings.max_steps:

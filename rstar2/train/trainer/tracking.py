@@ -66,13 +66,13 @@ def check_trackers(trackers: Sequence[Tracker], environ: Mapping[str, str] = os.
     for name in trackers:
         if name != "console" and find_spec(name) is None:
             raise UserError(
-                f"trackers has {name}, which is not installed", f"{pip_command(name)}, or leave it out."
+                f"trackers has {name}, which is not installed", f"Run {pip_command(name)}, or leave it out."
             )
     offline = environ.get("WANDB_MODE", "online") in _OFFLINE
     if "wandb" in trackers and not offline and not environ.get("WANDB_API_KEY") and not _key_on_file(environ):
         raise UserError(
-            "trackers has wandb, and no key of Weights & Biases is known here",
-            "Run `wandb login`, set WANDB_API_KEY, or WANDB_MODE=offline to write into the run's folder.",
+            "trackers has wandb, but no API key for Weights & Biases was found",
+            "Run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to write into the run's folder.",
         )
 
 

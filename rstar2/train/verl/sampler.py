@@ -232,7 +232,7 @@ class RocReplayBuffer(ReplayBuffer):  # type: ignore[misc]
                 if time.monotonic() > deadline:
                     raise JudgeError(
                         f"{why}, for {self._judge.stop_after_s:g} s; the last checkpoint is kept",
-                        "Start the judge again, then the same command.",
+                        "Start the judge again, then run the same command.",
                     )
                 try:
                     judge.health()

@@ -256,7 +256,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
 def test_another_setting_uses_the_steps_it_has_in_common(tmp_path: Path, benchmark: str) -> None:
     source = faulty(tmp_path / "it.jsonl")
     out = tmp_path / "out"
-    with pytest.raises(UserError, match="cannot be met"):
+    with pytest.raises(UserError, match="too few rows for the mixture"):
         prepare(plan(source, overrides=["sources.it.count=50"]), out, Silent())
     before = {path: path.stat().st_mtime_ns for path in (out / ".work").glob("read-*")}
     assert len(before) == 3
@@ -280,14 +280,14 @@ def test_a_mixture_that_cannot_be_met_says_what_is_left_and_why(tmp_path: Path) 
     said = refused(
         tmp_path / "out", plan(faulty(tmp_path / "it.jsonl"), overrides=["sources.it.count=48000"])
     )
-    assert "asks for 48000 rows of it, and 3 of 11 are left" in said
+    assert "asks for 48000 rows of it, but only 3 of 11 are left" in said
     assert "1 unverifiable, 1 compound, 2 contradicted, 1 huge" in said
     assert "--set sources.it.count=3" in said
 
 
 def test_nothing_left_is_refused_with_the_reasons(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "it.jsonl", [{"problem": "Why?", "answer": "1/2"}])
-    assert "nothing of it is left: 1 integer" in refused(tmp_path / "out", plan(source))
+    assert "no rows of it are left: dropped 1 integer" in refused(tmp_path / "out", plan(source))
 
 
 def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_folder_of_another_mixture_or_of_something_else_is_refused(tmp_path: P
     out = tmp_path / "out"
     prepare(plan(source), out, Silent())
     said = refused(out, plan(source, overrides=["huge.digits=3", "seed=2"]))
-    assert "holds another set; what differs: recipe.huge.digits, recipe.seed" in said
+    assert "holds a different set; these keys differ: recipe.huge.digits, recipe.seed" in said
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").touch()
@@ -346,7 +346,7 @@ def test_a_full_disk_is_one_message_and_what_is_done_is_kept(tmp_path: Path) -> 
         (["toolace"], {"filters": ["integer"]}, "for problems, not for conversations"),
         (["it.jsonl"], {"against": ["aime26"]}, "unknown benchmark: aime26"),
         (["it.jsonl"], {"overrides": ["huge.digit=3"]}, "unknown key huge.digit"),
-        (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is not known"),
+        (["it.jsonl"], {"overrides": ["sources.other.count=3"]}, "the recipe's source other is unknown"),
         (["it.jsonl"], {"given": ("dapo=x.jsonl",)}, "dapo is not in the mixture"),
         (["it.jsonl"], {"given": ("dapo",)}, "not of the form NAME=FILE"),
         (["absent.jsonl"], {}, "cannot read absent.jsonl"),

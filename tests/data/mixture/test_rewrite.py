@@ -121,7 +121,7 @@ def test_answers_and_prompts_are_rewritten_and_the_card_names_the_model(
     assert set(server.keys) == {"Bearer secret"}
     assert {each["model"] for each in server.asked} == {"writer"}
     card = (out / "card.md").read_text()
-    assert "tulu3: 10 answers rewritten by writer; left as they were: –" in card
+    assert "tulu3: 10 answers rewritten by writer; left unchanged: –" in card
     assert "llama-nemotron: 10 prompts rewritten by writer" in card
     assert "secret" not in card
 
@@ -136,7 +136,7 @@ def test_a_stopped_rewriting_asks_for_no_text_twice_and_ends_in_the_same_bytes(
     server.refuses_after = 7
     monkeypatch.setenv("OPENAI_API_KEY", "stopped")
     ran = prepare(sources, tmp_path / "out", *words)
-    assert (ran.code, "refused with HTTP 401" in ran.stderr) == (2, True), ran.stderr
+    assert (ran.code, "refused the request: HTTP 401" in ran.stderr) == (2, True), ran.stderr
     (kept,) = (tmp_path / "out" / ".work").glob("rewrite-*.jsonl")
     before = kept.read_bytes().count(b"\n")
     with kept.open("ab") as torn:
@@ -158,7 +158,7 @@ def test_a_text_that_is_not_taken_leaves_the_row_as_it_was_and_is_counted(
     ran = prepare(sources, tmp_path / "out", "--rewrite", server.url, "--model", "writer")
     assert ran.code == 0, ran.stderr
     assert [last for _, last in said(tmp_path / "out", "tulu3")] == [OLD] * 4 + [OLD.upper()] * 6
-    note = "6 answers rewritten by writer; left as they were: 1 cut off, 1 empty, 1 too long, 1 too short"
+    note = "6 answers rewritten by writer; left unchanged: 1 cut off, 1 empty, 1 too long, 1 too short"
     assert note in (tmp_path / "out" / "card.md").read_text()
 
 
@@ -175,15 +175,15 @@ def test_what_rewrites_is_checked_before_a_row_is_read(
     mine = tmp_path / "mine.jsonl"
     mine.write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n')
     for words, problem in (
-        (["--rewrite", server.url], "named by half"),
-        (["--model", "writer"], "named by half"),
-        (["--rewrite", server.url, "--model", "other"], "does not hold other"),
+        (["--rewrite", server.url], "needs both a server and a model"),
+        (["--model", "writer"], "needs both a server and a model"),
+        (["--rewrite", server.url, "--model", "other"], "does not serve other"),
         (["--rewrite", "http://127.0.0.1:1", "--model", "writer"], "nothing answers at http://127.0.0.1:1"),
         (["--rewrite", "gpu:8000", "--model", "writer"], "not a server's URL: gpu:8000"),
     ):
         ran = prepare(sources, out, *words)
         assert (ran.code, problem in ran.stderr) == (2, True), ran.stderr
     ran = rstar2("data", "prepare", mine, "--output", out, "--rewrite", server.url, "--model", "writer")
-    assert "nothing of these sources is rewritten" in ran.stderr
+    assert "does not apply to any of these sources" in ran.stderr
     assert not out.exists()
     assert server.asked == []

@@ -161,7 +161,7 @@ async def test_a_judgment_that_is_refused_is_left_for_the_next_start_with_the_an
     judge, model = ChatStandIn(wins), answering()
     judge.refuses = "Question 3?"
     with pytest.raises(
-        Failure, match=r"1 of 8 samples failed: the judge model at .* refused with HTTP 400.*too long"
+        Failure, match=r"1 of 8 samples failed: the judge model at .* refused the request: HTTP 400.*too long"
     ):
         await measured(tmp_path, judge, model)
     assert len(list(read_traces(tmp_path / "out" / "traces.jsonl"))) == 7

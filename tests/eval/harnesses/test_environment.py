@@ -22,10 +22,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("record", ["", "{", "{}", "[]", '{"packages": null, "installed": {}}'])
-def test_a_damaged_record_is_a_half_made_environment(record: str) -> None:
+def test_a_damaged_record_is_an_incomplete_environment(record: str) -> None:
     HARNESS.folder.mkdir(parents=True)
     (HARNESS.folder / "environment.json").write_text(record)
-    assert fault(HARNESS) == "half-made"
+    assert fault(HARNESS) == "incomplete"
     assert installed(HARNESS) == {}
 
 

@@ -98,14 +98,14 @@ async def test_a_program_that_dies_is_said_with_its_last_words(harness: Harness,
 
 
 async def test_a_program_that_does_not_start_is_said(harness: Harness, tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="does not start: ValueError: no such word"):
+    with pytest.raises(Failure, match="did not start: ValueError: no such word"):
         async with running(harness, tmp_path, "bad"):
             pass
 
 
 def test_what_is_asked_once_fails_with_the_end_of_its_log(harness: Harness) -> None:
     with pytest.raises(
-        Failure, match="does not start: ModuleNotFoundError: No module named 'no_such'"
+        Failure, match="did not start: ModuleNotFoundError: No module named 'no_such'"
     ) as caught:
         once(harness, "no_such", {}, "entries")
     assert caught.value.hint.startswith("Its log ended with:\n")

@@ -438,7 +438,7 @@ def test_an_environment_that_breaks_is_found_named_and_made_again(capsys: pytest
     harness.python.unlink()
     assert "its Python does not run" in str(fault(harness))
     assert fault(replace(harness, packages=("emoji==2.14.0",))) == (
-        "made for emoji==2.15.0, and emoji==2.14.0 are needed now"
+        "made for emoji==2.15.0, but now needs emoji==2.14.0"
     )
     assert [finding.name for finding in environments()] == [
         f"harness {each.name}" for each in harnesses() if each.folder.is_dir()

@@ -113,7 +113,7 @@ async def test_a_busy_server_is_asked_again_and_a_refusal_is_final() -> None:
             reply = await chat.reply([{"role": "user", "content": "?"}], GREEDY)
             assert (reply.text, reply.tokens, chat.tokens) == ("fine", 7, 7)
         async with aclosing(ServerChat(f"{server.url}/elsewhere", "m", TIMEOUT_S, TIMEOUT_S)) as chat:
-            with pytest.raises(EngineError, match="refused with HTTP 404"):
+            with pytest.raises(EngineError, match="refused the request: HTTP 404"):
                 await chat.reply([{"role": "user", "content": "?"}], GREEDY)
 
 
@@ -136,4 +136,4 @@ async def test_one_of_several_models_must_be_named() -> None:
             async with aclosing(ServerChat(server.url, None, TIMEOUT_S, TIMEOUT_S)) as chat:
                 with pytest.raises(EngineError) as several:
                     await chat.named()
-        assert several.value.message == f"the server at {server.url} holds {held}"
+        assert several.value.message == f"the server at {server.url} serves {held}"

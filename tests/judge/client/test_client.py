@@ -291,6 +291,6 @@ def test_a_client_that_is_never_closed_causes_no_warnings(judge: JudgeHandle) ->
 @pytest.mark.parametrize("token", [None, "another"])
 async def test_a_wrong_token_is_the_users_mistake(limited_judge: JudgeHandle, token: str | None) -> None:
     async with JudgeClient(limited_judge.url, token) as client:
-        with pytest.raises(WrongToken, match="wants another token") as caught:
+        with pytest.raises(WrongToken, match="refused the token") as caught:
             await client.run(RunRequest(code="1"))
     assert caught.value.exit_code == UserError.exit_code

@@ -58,5 +58,5 @@ def test_memory_follows_from_the_largest_step_and_replaced_groups_are_no_loss(tm
 
 
 def test_a_folder_without_a_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no step of training in"):
+    with pytest.raises(UserError, match="no training steps in"):
         measured_assumptions(tmp_path)

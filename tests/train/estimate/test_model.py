@@ -100,8 +100,8 @@ def test_the_kv_cache_of_a_token_is_two_values_a_layer_and_kv_head() -> None:
     [
         (None, "cannot read .*config.json"),
         ("{", "config.json is not JSON"),
-        ("{}", "model_type None is not one"),
-        ('{"model_type": "qwen3_moe"}', "model_type 'qwen3_moe' is not one"),
+        ("{}", "does not support model_type None"),
+        ('{"model_type": "qwen3_moe"}', "does not support model_type 'qwen3_moe'"),
         ('{"model_type": "qwen3"}', "hidden_size must be a whole number above 0, not None"),
         (
             json.dumps({**PUBLISHED["Qwen3-4B"][0], "vocab_size": "many"}),

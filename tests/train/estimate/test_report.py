@@ -84,7 +84,7 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
     judge = estimate.stages[1].judge
     assert 10 < judge.cores < 100
     (warning,) = estimate.warnings
-    assert warning.startswith("the judge has 2 workers, and the 45,056 tool calls of a step need about")
+    assert warning.startswith("the judge has 2 workers, but the 45,056 tool calls of a step need about")
     assert f"--judge-workers {judge.cores}" in warning
     assert warned("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
 

@@ -223,9 +223,9 @@ def test_verdicts_of_another_reward_are_refused(tmp_path: Path) -> None:
         writer.write("a", 0, "correct")
     (tmp_path / "solved" / "settings.json").write_text('{"reward": "release"}')
     assert counted(tmp_path) == tmp_path / "solved" / VERDICTS
-    with pytest.raises(UserError, match="reward = release, the recipe has paper"):
+    with pytest.raises(UserError, match="reward = release, but the recipe has paper"):
         counted(tmp_path, stage_recipe(3, None, []))
-    with pytest.raises(UserError, match="0 files of verdicts or traces"):
+    with pytest.raises(UserError, match="needs one file of verdicts or traces there, but has 0"):
         counted(tmp_path / "nowhere")
 
 
@@ -296,7 +296,7 @@ def test_a_filter_that_lost_many_samples_fails_and_samples_them_again(
         return [row["extra_info"]["id"] for row in kept]
 
     monkeypatch.setattr("rstar2.train.filter.unsolved._sample", sample)
-    with pytest.raises(Failure, match=r"of the 12 samples .*, 1 ended in an error"):
+    with pytest.raises(Failure, match=r"1 of the 12 samples .* failed with an error"):
         run()
     assert not (solved_in / "card.json").exists()
     verdicts.pop(0)

@@ -28,7 +28,7 @@ def test_engines_of_their_own_are_refused_on_a_cpu() -> None:
     with pytest.raises(UserError) as refused:
         stage_recipe(1, "laptop", ["mode=separate_async"])
     assert 'mode = "separate_async" needs GPUs' in refused.value.message
-    assert 'mode = "colocate_async" runs there' in refused.value.message
+    assert 'use mode = "colocate_async" there' in refused.value.message
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_plan_advises_the_correction_that_old_weights_need() -> None:
     assert "set algorithm.correction=token-tis" in said
     assert not list(mode_warnings(stage_recipe(1, "laptop", [])))
     separate = list(mode_warnings(stage_recipe(1, "64xh100", ["mode=separate_async"])))
-    assert "takes 8 GPUs more" in separate[1]
+    assert "needs 8 more GPUs" in separate[1]
     both = ["mode=colocate_async", "algorithm.correction=token-tis"]
     assert not list(mode_warnings(stage_recipe(1, "laptop", both)))
 

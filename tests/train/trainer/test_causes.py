@@ -43,7 +43,7 @@ def test_the_cause_is_found_behind_the_prefixes_of_ray_and_torch(tmp_path: Path,
         (
             "A worker died or was killed while executing a task by an unexpected system error: the node was "
             "running low on memory",
-            "machine's own memory",
+            "machine is out of memory",
         ),
         (
             "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, OpType=ALLGATHER)",
@@ -112,7 +112,7 @@ def test_a_trainer_that_was_killed_and_could_not_say_so_is_told_as_that(tmp_path
     log = tmp_path / "log"
     log.write_text("step:3 - actor/entropy:0.2\n")
     assert "dmesg" in find_cause(log, exit_code=-9).remedy
-    assert find_cause(log, start=log.stat().st_size).line == "it printed nothing"
+    assert find_cause(log, start=log.stat().st_size).line == "no output"
 
 
 def test_what_a_judge_that_was_away_for_a_while_left_in_the_log_is_no_cause(tmp_path: Path) -> None:

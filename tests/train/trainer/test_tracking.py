@@ -49,7 +49,7 @@ def test_workers_on_other_nodes_are_given_it_too(tmp_path: Path) -> None:
 
 def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -> None:
     alone = {"NETRC": str(tmp_path / "netrc")}
-    with pytest.raises(UserError, match="no key of Weights & Biases") as caught:
+    with pytest.raises(UserError, match="no API key for Weights & Biases") as caught:
         check_trackers(["wandb"], alone)
     assert "WANDB_MODE=offline" in caught.value.hint
     check_trackers(["wandb"], {**alone, "WANDB_MODE": "offline"})
@@ -58,7 +58,7 @@ def test_wandb_without_a_key_is_refused_and_offline_needs_none(tmp_path: Path) -
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password k\n")
     (tmp_path / "netrc").chmod(0o600)
     check_trackers(["wandb"], alone)
-    with pytest.raises(UserError, match="no key"):
+    with pytest.raises(UserError, match="no API key"):
         check_trackers(["wandb"], {**alone, "WANDB_BASE_URL": "https://wandb.mine.org"})
 
 
