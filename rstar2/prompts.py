@@ -172,9 +172,7 @@ class FormatChoice:
 
     def __post_init__(self) -> None:
         if self.forced and self.named is None:
-            raise UserError(
-                "--force-format forces the format of --format, which is missing", "Name a format."
-            )
+            raise UserError("--force-format needs --format", "Name a format.")
 
 
 MODELS_OWN = FormatChoice()
@@ -218,8 +216,8 @@ def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OW
     differing = differences(own, wanted, source)
     if differing and not choice.forced:
         raise UserError(
-            f"{model} has another format ({source}) than {named}; different: {', '.join(differing)}",
-            "Leave the format out. chat, eval and serve can be forced (--force-format); results then name it.",
+            f"{model} has a format of its own ({source}), which differs from {named} in: {', '.join(differing)}",
+            "Omit the format. chat, eval and serve take --force-format; the results then name the format.",
         )
     return ChatCodec(tokenizer, wanted, f"{named}, forced" if differing else named)
 

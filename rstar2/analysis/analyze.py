@@ -108,7 +108,7 @@ def analyze(paths: list[Path], source: EntropySource, on_progress: OnProgress) -
         named = ", ".join(map(str, paths))
         raise UserError(
             f"no trace in {named} has token ids, without which there is no entropy",
-            "Servers asked by chat messages tell none. Without --model and --url, calls and behaviour are analysed.",
+            "Servers asked by chat messages return none. Without --model and --url, calls and behaviour are analysed.",
         )
     entropy_tables = uncertainty.tables(
         [one.uncertainty for one in with_entropy],
@@ -198,7 +198,7 @@ class _Entropies:
     def compute(self, traces: list[Trace], on_done: Callable[[int], None]) -> list[tuple[Any, Any]] | None:
         """For each trace the entropies and their upper bounds, or None; None where the traces kept nothing.
 
-        A trace without token ids, as servers that are asked by chat messages tell none, has no entropies.
+        A trace without token ids, since servers that are asked by chat messages return none, has no entropies.
         """
         known = [trace for trace in traces if trace.response_ids]
         on_done(len(traces) - len(known))
@@ -269,7 +269,8 @@ class _Set:
                 write_entropies(path, held)
             except OSError as error:
                 raise Failure(
-                    f"cannot write beside {path}: {error.strerror or error}", "Make room."
+                    f"cannot write beside {path}: {error.strerror or error}",
+                    "Free disk space, or use --output.",
                 ) from error
 
     def _file(self, path: Path, on_done: Callable[[int], None]) -> TokenEntropies:

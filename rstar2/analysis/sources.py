@@ -84,7 +84,8 @@ def _of_run(run: Path) -> list[TraceSet]:
         return [each for root in (run, run / "plain") for each in _of_arm(run, root)]
     if not (run / "traces.jsonl").is_file():
         raise UserError(
-            f"no run and no traces at {run}", "`rstar2 runs list` shows the runs; a file of traces works too."
+            f"there is neither a run nor a file of traces at {run}",
+            "`rstar2 runs list` shows the runs; a file of traces works too.",
         )
     return [TraceSet(run.resolve().name, "", (run / "traces.jsonl",), None, None)]
 

@@ -47,7 +47,7 @@ def command(
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
     temperature: common.Temperature = 0.6,
     max_tokens: MaxTokens = 30_000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
     wait: Wait = 300.0,

@@ -35,7 +35,10 @@ err = QuietConsole(stderr=True, highlight=False)
 RunArgument = Annotated[Path, typer.Argument(help="A run's folder.", metavar="RUN")]
 RunFolder = Annotated[Path, typer.Option(help="The run's folder; use the same one to resume a killed run.")]
 Recipe = Annotated[str, typer.Option(help="A recipe file, or the name of a shipped recipe.")]
-Profile = Annotated[str | None, typer.Option(help="A hardware profile: laptop, or a file.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(help="A hardware profile: laptop, 1xh200, 8xh100, 64xh100, 64xmi300x, or a file."),
+]
 Change = Annotated[list[str] | None, typer.Option("--set", help="Change a recipe key: a.b=c.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Data = Annotated[

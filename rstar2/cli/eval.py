@@ -138,7 +138,7 @@ def run(
     top_k: Annotated[int, typer.Option(min=0, help="Sample from the k likeliest tokens; 0 is off.")] = 0,
     max_tokens: MaxTokens = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Most model turns in a rollout.")] = 30,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     data: common.Data = None,
     baseline: Baseline = None,

@@ -29,7 +29,7 @@ EPILOG = examples(
     (
         "stages 1 and 2 on 8 nodes of a Ray cluster, with a running judge",
         "rstar2 train --stage 1..2 --model runs/sft --data data/rl --set hardware.nodes=8 "
-        "--judge http://judge:8090",
+        "--judge http://judge:8088",
     ),
     (
         "all three stages, each from the previous stage's model",

@@ -142,10 +142,12 @@ def _read(path: Path) -> dict[str, Any]:
         try:
             return tomllib.loads(_text(path))
         except tomllib.TOMLDecodeError as error:
-            raise UserError(f"{path} is not TOML: {error}", "Correct the line that is named.") from error
+            raise UserError(
+                f"{path} is not TOML: {error}", "Correct the line that the error names."
+            ) from error
     values = _json(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path} holds no JSON object", "Copy it again from the trained model.")
+        raise UserError(f"{path} does not contain a JSON object", "Copy it again from the trained model.")
     return values
 
 
@@ -173,7 +175,7 @@ def _schema(tool: Any, path: Path) -> Any:
     own_name = tool_name(name) if isinstance(name, str) else None
     if own_name is None:
         raise UserError(
-            f"{path}: tools has {json.dumps(tool)[:80]}, which is no tool of rstar2",
+            f"{path}: tools has {json.dumps(tool)[:80]}, which is not a tool of rstar2",
             f"Tools: {', '.join(tool_modules())}; or schemas of OpenAI's form with these names.",
         )
     return tool if isinstance(tool, dict) else tool_modules()[own_name].SCHEMA

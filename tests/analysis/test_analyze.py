@@ -107,7 +107,7 @@ def test_the_terminal_shows_the_short_tables(run: Path) -> None:
 
 def test_a_path_without_traces_and_a_missing_one_are_named(tmp_path: Path) -> None:
     missing = rstar2("analyze", tmp_path / "none")
-    assert (missing.code, "no run and no traces at" in missing.stderr) == (2, True)
+    assert (missing.code, "there is neither a run nor a file of traces at" in missing.stderr) == (2, True)
     write_json(tmp_path / "run" / "config.json", {"kind": "eval", "config": {}})
     empty = rstar2("analyze", tmp_path / "run")
     assert (empty.code, "no traces in" in empty.stderr) == (2, True)

@@ -76,8 +76,9 @@ def test_every_verb_refuses_another_format(model: Path, tmp_path: Path, words: l
         (tmp_path / "x.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
         words = ["eval", str(tmp_path / "x.jsonl"), "--model", "{}"]
     error = refused(*[word.format(model) for word in words], "--format", "no-tools")
-    assert f"{model} has another format (rstar2_format.json) than no-tools; different: tools, user" in (
-        error.message
+    assert (
+        f"{model} has a format of its own (rstar2_format.json), which differs from no-tools in: tools, user"
+        in (error.message)
     )
     assert "--force-format" in error.hint
 

@@ -46,7 +46,7 @@ def test_the_results_name_the_format_and_that_it_was_forced(tokenizer: Any, tmp_
     with serving(standin):
         own, same = identity(MODELS_OWN), identity(FormatChoice("rstar2"))
         forced = identity(FormatChoice("demo", forced=True))
-        with pytest.raises(UserError, match="has another format"):
+        with pytest.raises(UserError, match="has a format of its own"):
             identity(FormatChoice("demo"))
     assert [found["format"] for found in (own, same, forced)] == [FORMAT_FILE, "rstar2", "demo, forced"]
     assert own["format_sha256"] == same["format_sha256"] != forced["format_sha256"]

@@ -46,8 +46,8 @@ def test_template_and_tools_may_be_files_beside_it(tmp_path: Path) -> None:
         ("[limits]\nsecond = 3", "unknown key limits.second; the nearest is limits.seconds"),
         ("[limits]\nseconds = 0", "limits.seconds must be a number above 0"),
         ("layout = 'pretty'", "layout must be one of 'plain', 'labelled', not 'pretty'"),
-        ("tools = ['browser']", 'tools has "browser", which is no tool of rstar2'),
-        ("tools = [{name = 'x'}]", 'tools has {"name": "x"}, which is no tool of rstar2'),
+        ("tools = ['browser']", 'tools has "browser", which is not a tool of rstar2'),
+        ("tools = [{name = 'x'}]", 'tools has {"name": "x"}, which is not a tool of rstar2'),
         ("template = 'absent.jinja'", "absent.jinja: No such file or directory"),
         ("template = ", "x.toml is not TOML"),
     ],
@@ -123,7 +123,7 @@ def test_without_a_format_file_a_models_own_template_is_used(model: Path) -> Non
 
 def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools")).source == "no-tools"
-    with pytest.raises(UserError, match=r"another format \(its own chat template\) than rstar2") as refused:
+    with pytest.raises(UserError, match=r"of its own \(its own chat template\), which differs from rstar2") as refused:
         load_codec(model, FormatChoice("rstar2"))
     assert "--force-format" in refused.value.hint
     forced = load_codec(model, FormatChoice("rstar2", forced=True))
@@ -131,7 +131,7 @@ def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
 
 
 def test_forcing_no_format_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="--format, which is missing"):
+    with pytest.raises(UserError, match="--force-format needs --format"):
         FormatChoice(forced=True)
 
 
@@ -140,7 +140,7 @@ def test_a_model_with_a_format_file_keeps_to_all_of_it(model: Path) -> None:
     save_format(own, model)
     assert load_codec(model).source == FORMAT_FILE
     assert load_codec(model, FormatChoice("own")).source == "own"
-    with pytest.raises(UserError, match=r"than no-tools; different: tools"):
+    with pytest.raises(UserError, match=r"differs from no-tools in: tools"):
         load_codec(model, FormatChoice("no-tools"))
     assert load_codec(model, FormatChoice("no-tools", forced=True)).source == "no-tools, forced"
 

@@ -87,20 +87,20 @@ def _held_out(step: Metrics) -> float | None:
 COLUMNS = (
     Column("pass_rate", "correct rollouts of all, before selection", _metric(MAIN_METRIC)),
     Column("reward", "mean reward before selection", _metric("rstar2/reward")),
-    Column("kept_reward", "mean reward of what is trained on", _metric("critic/rewards/mean")),
+    Column("kept_reward", "mean reward of the rollouts trained on", _metric("critic/rewards/mean")),
     Column("held_out", "accuracy on held-out problems", _held_out),
     Column(
         "failed_calls", "failed calls inside correct rollouts", _metric("rstar2/failed_call_ratio_correct")
     ),
     Column(
         "kept_failed_calls",
-        "the same of those kept",
+        "the same, for the kept rollouts",
         _metric("rstar2/kept_failed_call_ratio_correct"),
     ),
     Column("p_err", "mean penalty for failed calls of correct rollouts", _metric("rstar2/p_err")),
-    Column("kept_p_err", "the same of those kept", _metric("rstar2/kept_p_err")),
+    Column("kept_p_err", "the same, for the kept rollouts", _metric("rstar2/kept_p_err")),
     Column("p_format", "mean penalty for their answer blocks", _metric("rstar2/p_format")),
-    Column("kept_p_format", "the same of those kept", _metric("rstar2/kept_p_format")),
+    Column("kept_p_format", "the same, for the kept rollouts", _metric("rstar2/kept_p_format")),
     Column("rollouts", "rollouts of the step", _metric("rstar2/rollouts")),
     Column("kept", "of them trained on", _metric("rstar2/kept")),
     *(
