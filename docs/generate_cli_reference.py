@@ -8,6 +8,7 @@ annotations of the commands' functions, so that the page does not depend on the 
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,8 @@ def _cell(text: str) -> str:
 
 
 def _prose(text: str | None) -> str:
-    return Text.from_markup(inspect.cleandoc(text or "")).plain.strip()
+    paragraphs = Text.from_markup(text or "").plain.strip().split("\n\n")
+    return "\n\n".join(textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in paragraphs)
 
 
 def _examples(epilog: str) -> str:

@@ -168,8 +168,8 @@ def prepare(
 ) -> None:
     """Prepare data for RL or SFT: read sources, apply filters, and write the rows with a data card.
 
-    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists every other row with
-    the reason; and card.md.
+    The folder has data.parquet, for `rstar2 train` and `rstar2 sft`; dropped.jsonl, which lists each unusable or
+    filtered row with the reason; and card.md.
     """
     from rstar2.data.mixture.recipe import plan_mixture
 

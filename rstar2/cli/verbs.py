@@ -7,6 +7,7 @@ examples, or else `app`, a `typer.Typer` of several commands.
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -93,11 +94,24 @@ class VerbGroup(TyperGroup):
 
 def _load(name: str) -> Command:
     module: Any = importlib.import_module(f"rstar2.cli.{name}")
-    if hasattr(module, "app"):
-        return typer.main.get_command(module.app)
-    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    alone.command(name, epilog=module.EPILOG)(module.command)
-    return typer.main.get_command(alone)
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        app.command(name, epilog=module.EPILOG)(module.command)
+    return _with_whole_paragraphs(typer.main.get_command(app))
+
+
+def _with_whole_paragraphs(command: Command) -> Command:
+    """The command, and those below it, with paragraphs of the help in one line each.
+
+    Typer keeps the line breaks of a docstring, which do not fit the terminal.
+    """
+    if command.help:
+        paragraphs = inspect.cleandoc(command.help).split("\n\n")
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    for below in getattr(command, "commands", {}).values():
+        _with_whole_paragraphs(below)
+    return command
 
 
 def _style(text: str, **how: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -147,6 +148,15 @@ def test_the_line_in_the_list_is_the_verbs_own_first_line() -> None:
         for name, line in verbs.items():
             shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
             assert line in shown.output, name
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_a_paragraph_of_a_help_fills_the_lines_of_the_terminal(columns: int) -> None:
+    shown = CliRunner().invoke(app, ["eval", "--help"], env={"COLUMNS": str(columns)}).output
+    lines = shown.partition("Samples every problem")[2].partition("Arguments")[0].splitlines()
+    paragraph = ["Samples every problem" + lines[0], *itertools.takewhile(str.strip, lines[1:])]
+    for line, following in itertools.pairwise(paragraph):
+        assert len(f" {line.strip()} {following.split()[0]}") > columns - 2
 
 
 def test_a_verb_with_a_typing_error_is_met_with_the_right_one() -> None:

@@ -123,7 +123,9 @@ def test_without_a_format_file_a_models_own_template_is_used(model: Path) -> Non
 
 def test_another_format_is_refused_or_named_when_forced(model: Path) -> None:
     assert load_codec(model, FormatChoice("no-tools")).source == "no-tools"
-    with pytest.raises(UserError, match=r"of its own \(its own chat template\), which differs from rstar2") as refused:
+    with pytest.raises(
+        UserError, match=r"of its own \(its own chat template\), which differs from rstar2"
+    ) as refused:
         load_codec(model, FormatChoice("rstar2"))
     assert "--force-format" in refused.value.hint
     forced = load_codec(model, FormatChoice("rstar2", forced=True))
