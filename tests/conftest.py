@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests share."""
+"""Fixtures that all tests share."""
 
 from __future__ import annotations
 

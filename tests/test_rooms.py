@@ -101,14 +101,14 @@ def _lint(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def package_copy(tmp_path: Path) -> Path:
     """A copy of the package, to break rules in."""
     shutil.copytree(REPOSITORY / "rstar2", tmp_path / "rstar2", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     return tmp_path
 
 
-def test_the_house_keeps_its_rules() -> None:
+def test_the_import_rules_hold() -> None:
     checked = _lint(REPOSITORY)
     assert checked.returncode == 0, checked.stdout
 
@@ -142,18 +142,18 @@ BROKEN = [
 """File, the line added to it, and what the check then says."""
 
 
-def test_every_broken_rule_is_noticed(house: Path) -> None:
+def test_every_broken_rule_is_noticed(package_copy: Path) -> None:
     for file, line, _ in BROKEN:
-        with (house / "rstar2" / file).open("a") as source:
+        with (package_copy / "rstar2" / file).open("a") as source:
             source.write(f"\n{line}\n")
-    checked = _lint(house)
+    checked = _lint(package_copy)
     assert checked.returncode != 0
     assert [message for _, _, message in BROKEN if message not in checked.stdout] == []
 
 
-def test_the_folder_for_verl_may_import_it(house: Path) -> None:
-    (house / "rstar2" / "train" / "verl" / "extra.py").write_text("import verl\nimport ray\n")
-    assert _lint(house).returncode == 0
+def test_the_folder_for_verl_may_import_it(package_copy: Path) -> None:
+    (package_copy / "rstar2" / "train" / "verl" / "extra.py").write_text("import verl\nimport ray\n")
+    assert _lint(package_copy).returncode == 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import typer
 
 from rstar2.cli import common
 from rstar2.cli.common import counted, err, examples, out
-from rstar2.cli.eval import Judge, JudgeWorkers, MaxTokens, Wait
+from rstar2.cli.eval import Judge, JudgeWorkers, Wait
 
 if TYPE_CHECKING:
     from rstar2.eval.runner import EvalResult
@@ -46,7 +46,9 @@ def command(
     judge_workers: JudgeWorkers = 2,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Rollouts per problem.")] = 16,
     temperature: common.Temperature = 0.6,
-    max_tokens: MaxTokens = 30_000,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Token budget after the prompt, tool output included.")
+    ] = 30_000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N problems.")] = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,

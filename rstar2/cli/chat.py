@@ -58,7 +58,8 @@ def command(
     engine: Annotated[
         Literal["auto", "vllm", "transformers"],
         typer.Option(
-            help="The engine for a model on this machine; auto: vLLM where it is installed and worth its start."
+            help="The engine for a model on this machine; auto: vLLM, if it is installed and the model is large "
+            "enough to justify its start-up."
         ),
     ] = "auto",
     format: common.Format = None,

@@ -135,7 +135,7 @@ def counted(count: int, noun: str) -> str:
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
-    A UserError, with the hint, where there are none; `whose` they are is for its message.
+    A UserError, with the hint, where there are none; `whose` names their owner in the message.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs

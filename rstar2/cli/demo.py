@@ -24,7 +24,10 @@ EPILOG = examples(
 def command(
     run: Annotated[
         Path | None,
-        typer.Option(help="The run's folder; use the same one to resume a killed run. [default: runs/demo]"),
+        typer.Option(
+            help="The run's folder; use the same one to resume a killed run. By default runs/demo, or "
+            "runs/demo-seedN for another seed."
+        ),
     ] = None,
     recipe: Recipe = "demo",
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, model and sampling.")] = None,

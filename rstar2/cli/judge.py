@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rstar2.judge.service.settings import JudgeHandle
 
 app = typer.Typer(
+    add_completion=False,
     name="judge",
     help="Run model-written programs quickly and in isolation, without losing any.",
     no_args_is_help=True,

@@ -108,7 +108,7 @@ def run(
 ) -> None:
     """Serve a model, or the agent with its tools, over an OpenAI-compatible HTTP API.
 
-    `rstar2 serve status`, `down` and `logs` work as they do for the judge.
+    `rstar2 serve status` shows the servers on this machine, `serve down` stops one, and `serve logs` shows its logs.
     """
     from rstar2.prompts import FormatChoice
     from rstar2.serve.choose import Choice, choose

@@ -29,7 +29,7 @@ class SupervisorSettings(BaseModel, extra="forbid"):
     restarts: int = 3
     """How often within `RESTART_WINDOW_S` a process that crashed is started again."""
     max_log_bytes: int = 64 << 20
-    """Of each log; what is longer is put aside, and replaces what was put aside before."""
+    """Size at which a log is moved to a second file, replacing the one that was moved before."""
     detached: bool = False
     """True: outlive the process that started it."""
 

@@ -113,6 +113,8 @@ class Supervisor:
         error = explained(f"{part.wanted.name} ended with exit code {part.process.returncode}", part.log)
         while part.crashes and now - part.crashes[0] > RESTART_WINDOW_S:
             part.crashes.popleft()
+        if not part.crashes:
+            part.pauses.reset()
         part.crashes.append(now)
         if isinstance(error, UserError) or len(part.crashes) > self.settings.restarts:
             raise error

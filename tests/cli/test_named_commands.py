@@ -13,6 +13,7 @@ from typer.main import get_command
 from rstar2.cli import app
 
 PACKAGE = Path(__file__).resolve().parents[2] / "rstar2"
+_QUOTED = re.compile(r"`rstar2 ([a-z]+)(?: ([a-z]+))?")
 _COMMAND = re.compile(r"\brstar2 ([a-z]+)((?: [^\s`|<>)\[\]]+)*)")
 ROOT: Any = get_command(app)
 
@@ -38,7 +39,23 @@ def _unknown(text: str) -> list[str]:
         named = "--" in rest
         if named and (command is None or not options <= _options(command)):
             unknown.append(f"rstar2 {verb}{rest}")
-    return unknown
+    return unknown + [
+        f"rstar2 {verb} {word}".strip() for verb, word in _QUOTED.findall(text) if not _exists(verb, word)
+    ]
+
+
+def _exists(verb: str, word: str) -> bool:
+    """Whether there is a verb and, where it is a group of commands and no default, a command in it."""
+    command, _ = _resolved([verb])
+    if command is None:
+        return False
+    if (
+        not word
+        or not hasattr(command, "resolve_command")
+        or "run" in command.commands.keys() - command.list_commands(None)
+    ):
+        return True
+    return _resolved([verb, word])[0] is not None
 
 
 def _resolved(words: list[str]) -> tuple[Any, list[str]]:
@@ -76,13 +93,18 @@ def test_messages_name_only_commands_and_options_that_exist() -> None:
         'next: rstar2 chat --run runs/demo --question "How much?"',
         "Start one with `rstar2 judge up --detached`.",
         "rstar2 jugde up --detach",
+        "stop it with `rstar2 jugde down`",
+        "see `rstar2 judge lgos`",
     ],
 )
 def test_a_command_that_does_not_exist_is_noticed(text: str) -> None:
     assert len(_unknown(text)) == 1
     assert (
         _unknown(
-            text.replace("--question", "--prompt").replace("detached", "detach").replace("jugde", "judge")
+            text.replace("--question", "--prompt")
+            .replace("detached", "detach")
+            .replace("jugde", "judge")
+            .replace("lgos", "logs")
         )
         == []
     )

@@ -10,7 +10,7 @@ TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most rooms use; and what takes long as well.
+    # A judge of one worker that asks for a token, beside the judge that most folders use; and what takes long as well.
     **dict.fromkeys(
         (
             "judge/server/",
@@ -23,7 +23,7 @@ SHARED = {
         ),
         "judges",
     ),
-    # The judge that most rooms use.
+    # The judge that most folders use.
     **dict.fromkeys(
         (
             "cli/test_chat.py",

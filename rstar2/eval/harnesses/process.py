@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ ANSWER_S = 1800.0
 """How long the work of a harness itself may take, without a model's replies."""
 _END_S = 10.0
 _LINE_BYTES = 1 << 28
+_LOOKS = 20
+"""How often the activity is looked at while an answer may take."""
+_AT_ONCE = 256
+"""Requests that the program works on at the same time; the time of others has not begun."""
 _LAST_LINES = 12
 """Of a log, in a message."""
 Activity = Callable[[], object]
@@ -40,6 +45,7 @@ class HarnessProcess:
         self._log = log
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._places = asyncio.Semaphore(_AT_ONCE)
         self._reader = asyncio.create_task(self._read())
 
     async def ask(
@@ -53,6 +59,10 @@ class HarnessProcess:
             Refused: the action raised an exception.
             Failure: the program has ended, or does not answer.
         """
+        async with self._places:
+            return await self._asked(action, within, activity, arguments)
+
+    async def _asked(self, action: str, within: float, activity: Activity, arguments: dict[str, Any]) -> Any:
         number = next(self._numbers)
         future = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
@@ -74,18 +84,17 @@ class HarnessProcess:
     async def _answer(
         self, future: asyncio.Future[dict[str, Any]], action: str, within: float, activity: Activity
     ) -> dict[str, Any]:
-        seen = activity()
-        while True:
-            await asyncio.wait([future], timeout=within)
-            if future.done():
-                return future.result()
-            now = activity()
-            if now == seen:
+        seen, changed = activity(), time.monotonic()
+        while not future.done():
+            await asyncio.wait([future], timeout=within / _LOOKS)
+            if activity() != seen:
+                seen, changed = activity(), time.monotonic()
+            elif not future.done() and time.monotonic() - changed >= within:
                 raise Failure(
                     f"the harness's program has not answered {action!r} for {within:g} seconds",
-                    f"Its log: {self._log}. The same command continues.",
+                    f"Its log: {self._log}. Run the same command again to continue.",
                 )
-            seen = now
+        return future.result()
 
     async def aclose(self) -> None:
         assert self._process.stdin is not None

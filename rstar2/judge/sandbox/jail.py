@@ -228,7 +228,7 @@ class Jail:
                 pass
 
     def close(self, end_s: float = END_TIMEOUT_S) -> None:
-        """Kill everything inside and wait until it has ended; one that has not after `end_s` is left to the kernel."""
+        """Kill everything inside and wait until it has ended; what has not after `end_s` is logged and left."""
         for control in self._sockets.values():
             control.close()
         # The first process inside ends by itself when its socket closes.

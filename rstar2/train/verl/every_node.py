@@ -21,8 +21,8 @@ from rstar2.processes import die_with, free_port
 
 PLACEMENT_S = 600.0
 """How long the cluster may take to have the GPUs free."""
-START_S = 300.0
-"""How long an actor may take to start where its GPUs are free."""
+REGISTER_TIMEOUT = "RAY_worker_register_timeout_seconds"
+"""How long Ray waits for a process to start, from `hardware.worker_start_s`; the actor has as long, and a minute."""
 TORCHRUN = ["-m", "torch.distributed.run"]
 
 
@@ -54,7 +54,8 @@ def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
         ).remote()
         for rank in range(nodes)
     ]
-    address = ray.get(actors[0].rendezvous.remote(), timeout=START_S)
+    start_s = float(os.environ.get(REGISTER_TIMEOUT, "600")) + 60
+    address = ray.get(actors[0].rendezvous.remote(), timeout=start_s)
     running = [each.run.remote(rank, address, words) for rank, each in enumerate(actors)]
     while running:
         (ended, *_), running = ray.wait(running)

@@ -96,10 +96,11 @@ async def test_the_command_speaks_the_protocol_on_its_streams(
     judge: JudgeHandle, tmp_path: Path, named: bool
 ) -> None:
     from mcp import Client
-    from mcp.client.stdio import StdioServerParameters
+    from mcp.client.stdio import StdioServerParameters, stdio_client
 
     words = ["-m", "rstar2", "judge", "mcp", *(["--url", judge.url] if named else [])]
     server = StdioServerParameters(command=sys.executable, args=words, env={"RSTAR2_STATE": str(tmp_path)})
-    async with Client(server) as client:
+    # By default it has the standard error of the moment in which it was imported, which may be another test's.
+    async with Client(stdio_client(server, errlog=sys.__stderr__)) as client:
         done = await client.call_tool("run_python", {"code": "6 * 7"})
     assert done.structured_content["value"] == "42"
