@@ -44,7 +44,11 @@ _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\]]|\\q?quad\b|\\[,;:! ]|\b(?:and|or|maybe|perhaps|possibly|else)\b"
     r"|\\text\{\s*(?:and|or|,)?\s*\})*"
 )
-_HEDGE_BETWEEN = re.compile(r"[$\\()\[\]\s]*/|[^.\n]*\b(?:or|versus|vs)\b[^.\n]*$", re.IGNORECASE)
+_HEDGE_BETWEEN = re.compile(
+    r"[$\\()\[\]\s]*/[$\\()\[\]\s]*"
+    r"|[^.;\n]*?\b(?:or|versus|vs\.?)(?:\s+(?:also|else|maybe|perhaps|possibly|rather|even|the|other|one)\b)*[\s$\\(]*",
+    re.IGNORECASE,
+)
 """Between two boxes: words that offer both, or a sign that divides them."""
 _POWER_BEHIND = re.compile(r" ?\^ ?\{? ?[-\d]")
 _GAP_CHARS = 60
@@ -68,13 +72,18 @@ _PROSE = re.compile(
     r"(?<![\\A-Za-z{])(?:[A-Za-z]{3,}|(?:[Ss]o|[Ii]s|[Ii]t|[Ww]e)\b)|\d\s*[.,]?\s+\S*\$|\$\s|[:=#]"
 )
 """What distinguishes sentences from a formula by itself."""
+_LEAD = re.compile(r"^(?:so|thus|hence|therefore|solution|result)\b[,:=]? +", re.IGNORECASE)
+_GOLD_IN_A_SENTENCE = re.compile(r"[^$\\=<>]*\b(?:is|are|equals)\b:? +(\$[^$]+\$|[-+]?\d[\d.,/]*?)\s*\.?")
+"""A gold answer at the end of a sentence, as in `The probability is $1/2$.`"""
 _FIRST_WORDS = re.compile(r"^(?:so|thus|hence|then|it is|we (?:get|have))[,:]? (?=\S)", re.IGNORECASE)
 """Words with which a sentence leads to its formula, and which could be read as products of letters."""
 _PROSE_FIRST = re.compile(r"[^$\\]*\b[A-Za-z]{2,}\b[^$\\]*(?:\$|\\\(|\\\[)")
 _CLOSING = {"$": "$", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
 _ONE_FORMULA = re.compile(r"\$([^$\\]*(?:\\[^$][^$\\]*)*)\$|\\\(([^$\\]*)\\\)|\\\[([^$\\]*)\\\]")
-_BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\w(\[*])")
+_BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=\S)([^*\n]{1,200})(?<=\S)\*\*(?![\d(\[*])")
 """Markdown's bold, whose stars are no powers."""
+_BULLET = re.compile(r"^(?:> *|[-\u2013*\u2022] +(?=[A-Za-z]))")
+"""What begins a quote or a list in Markdown."""
 _TOTAL = re.compile(rf"(?<![!<>])=\s*({NUMBER.pattern})")
 _SENTENCE_END = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=[\s\"*]|$)|\n")
 _CHOSEN = re.compile(
@@ -119,7 +128,10 @@ def extract_answer(text: str) -> str | None:
 def gold_answer(text: str) -> str:
     """The answer in the text of a gold answer: what is boxed or marked in a worked solution, otherwise the whole."""
     marked = _BOX.search(text) or "<answer>" in text or _STATED.search(text)
-    return (extract_answer(text) if marked else _clean(text)) or text.strip()
+    if marked:
+        return extract_answer(text) or text.strip()
+    stated = _GOLD_IN_A_SENTENCE.fullmatch(_LEAD.sub("", text.strip()))
+    return _clean(stated[1] if stated else _LEAD.sub("", text.strip())) or text.strip()
 
 
 def _find(turn: str) -> str | None:
@@ -131,8 +143,9 @@ def _find(turn: str) -> str | None:
         stated = _stated(_FINAL, turn[end:])
         # A remark about the final answer is not one.
         return stated if stated is not None and understood(stated) else _from_box(content)
-    if len(turn) <= BARE_CHARS and not _PROSE.search(rest := _FIRST_WORDS.sub("", turn)):
-        turn = rest
+    if len(turn) <= BARE_CHARS:
+        rest = _FIRST_WORDS.sub("", turn)
+        turn = turn if _PROSE.search(rest) or rest.endswith(("!", "\u2026", "...")) else rest
     if len(turn) <= BARE_CHARS and (
         not _PROSE_FIRST.match(turn) and understood(turn) if _PROSE.search(turn) else "\n" not in turn
     ):
@@ -173,7 +186,7 @@ def _final_turn(text: str) -> str:
         # Where nothing follows the reasoning, a box inside it is the answer, and nothing else in it is.
         if rest.strip() or not _BOX.search(turn):
             turn = rest
-    return _BOLD.sub(r"\1", turn).strip()
+    return _BULLET.sub("", _BOLD.sub(r"\1", turn).strip())
 
 
 def _without_blocks(text: str, opening: str, closing: str) -> str:
@@ -218,7 +231,7 @@ def _counted(gap: str, pattern: re.Pattern[str]) -> str:
 
 def _side_by_side(gap: str) -> bool:
     """Whether what stands between two boxes only lists them."""
-    if _HEDGE_BETWEEN.match(gap):
+    if _HEDGE_BETWEEN.fullmatch(gap):
         return True
     listed = "\n" not in gap or re.search(r"[,;]|\band\b|\bor\b", gap) is not None
     return listed and _BETWEEN_BOXES.fullmatch(gap) is not None

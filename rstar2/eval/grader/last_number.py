@@ -14,22 +14,27 @@ NUMBER = re.compile(
 """A number that is no index, argument or part of a name."""
 _NEAR_CHARS = 80
 _OPERATOR_BEFORE = re.compile(
-    r"(?:[\w)\]}]\*{1,2}|\S \*{1,2} |(?:[\u00d7\u00b7\u22c5/^]|\\(?:times|cdot)(?![A-Za-z])) ?)$"
+    r"(?:[\w)\]}]\*{1,2}|\S \*{1,2} |(?:[\u00d7\u00b7\u22c5\u2219\u00f7\u221a\u221b\u221c/^]"
+    r"|\\(?:times|cdot|div)(?![A-Za-z])) ?"
+    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z])[-+\u2212]|(?<![A-Za-z])[A-Za-z] [-+\u2212] )$"
 )
 _OPERATOR_BEHIND = re.compile(
-    r"\*{1,2}[\w(\[]| \*{1,2} \S| ?[\u00d7\u00b7\u22c5/^\u03c0]| ?\\(?:times|cdot|pi|sqrt|frac)(?![A-Za-z])|!"
-    r"|e[-+]?\d|(?![mgshlLKk]\b)[A-Za-z]\b"
+    r"\*{1,2}[\w(\[]| \*{1,2} \S| ?[\u00d7\u00b7\u22c5\u2219\u00f7\u221a\u221b\u221c\u03c0]|!(?= ?[-+*/^(\d])"
+    r"| ?\^(?! ?\{? ?\\circ)| ?/ ?(?=[\d(\\\u221a\u03c0])| ?\\(?:times|cdot|div|pi|sqrt|frac)(?![A-Za-z])"
+    r"|e[-+]?\d|[abijknqrtxyz]\b"
 )
 """Signs with which a number is part of an expression, as 2 in `3 * 2`, `2^n` or `2x`."""
 _WORD_BEFORE_SIGN = re.compile(r"[A-Za-z,:=]\s*(?:minus|negative) $|^\s*(?:minus|negative) $", re.IGNORECASE)
-_SCALE = re.compile(rf" (?:{'|'.join(SCALES)})\b", re.IGNORECASE)
+_SCALE = re.compile(rf" (?:{'|'.join(SCALES.keys() - {'dozen'})})\b", re.IGNORECASE)
 _NOT_ITSELF = re.compile(
-    r"(?:cannot be|can't be|anything but|everything but|except(?: for)?"
-    r"|(?:less|more|greater|fewer|larger|smaller|other) than|almost|nearly|!=|[<>\u2260\u2264\u2265])\s?$",
+    r"(?:(?:cannot be|can't be|anything but|everything but|except(?: for)?|almost|nearly"
+    r"|(?:less|more|greater|fewer|larger|smaller|other) than)"
+    r"|(?:(?<=[\w)\]}])|(?<=[\w)\]}] ))(?:!=|[<>\u2260\u2264\u2265]))\s?$",
     re.IGNORECASE,
 )
 """Words in front of a number that is not the answer, but something beside it."""
 _WORDS_BEHIND = re.compile(r" ?\\(?:text\w*|mbox|mathrm) ?\{([^{}]*)\}")
+_TAG = re.compile(r"</?\w+>")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z(])")
 
 
@@ -38,9 +43,10 @@ def number_at(text: str, start: int, end: int) -> str | None:
 
     Where it is part of an expression it is that, or None if the expression is not understood.
     """
-    before, behind = text[max(0, start - _NEAR_CHARS) : start], text[end : end + _NEAR_CHARS]
+    before = _TAG.sub(" ", text[max(0, start - _NEAR_CHARS) : start])
+    behind = text[end : end + _NEAR_CHARS]
     if _OPERATOR_BEFORE.search(before) or _OPERATOR_BEHIND.match(behind):
-        expression = _last_expression(text)
+        expression = _expression_around(text, start, end)
         return expression if understood(expression) else None
     words = _WORDS_BEHIND.match(behind)
     if _NOT_ITSELF.search(before) or (words and is_remark(words[1].strip())):
@@ -52,7 +58,12 @@ def number_at(text: str, start: int, end: int) -> str | None:
     return value
 
 
-def _last_expression(text: str) -> str:
-    """What stands behind the last word of the last line, less what ends the sentence."""
-    line = text[-_NEAR_CHARS:].rpartition("\n")[2]
-    return _WORD.split(line)[-1].strip().rstrip(".,;:")
+def _expression_around(text: str, start: int, end: int) -> str:
+    """What stands between words around a place of a line, less what begins and ends a clause; empty with `\\text{}`."""
+    before = text[max(0, start - _NEAR_CHARS) : start].rpartition("\n")[2]
+    behind = text[end : end + _NEAR_CHARS].partition("\n")[0]
+    if _WORDS_BEHIND.search(behind):
+        return ""
+    word = _WORD.search(behind)
+    whole = _WORD.split(before)[-1] + text[start:end] + (behind[: word.start()] if word else behind)
+    return re.split(r"[.,;:](?: |$)", re.sub(r"^'[a-z]+\b", "", whole).lstrip(" :=,"))[0].strip()

@@ -160,7 +160,7 @@ NUMBERS_OF_LETTERS: list[Case] = [
     ("x^2", r"x^2, x\in\mathbb{R}", CORRECT),
     ("x^2", r"x^2 \text{ for all } x\in\mathbb{Z}", UNPARSED),
     ("n^2", r"n^2, n\in\mathbb{Z}", CORRECT),
-    ("n^2", r"n^2, n\in\mathbb{N}", UNPARSED),
+    ("n^2", r"n^2, n\in\mathbb{N}", CORRECT),
     (r"n^2, n\in\mathbb{N}", r"n^2 \text{ for all } n\in\mathbb{N}", CORRECT),
     (r"a+b, a, b\in\mathbb{Z}", r"a+b \text{ with a and b integers}", CORRECT),
     (r"a+b, a, b\in\mathbb{Z}", r"a+b", UNPARSED),
@@ -176,6 +176,11 @@ NUMBERS_OF_LETTERS: list[Case] = [
     (r"x=2, y\in\mathbb{R}", r"x=2, y\in\mathbb{R}", CORRECT),
     ("a", "b, a positive integer", NOT_CORRECT),
     (r"\mathbb{Z}", "all integers", CORRECT),
+    (r"(t, 2t), t\in\mathbb{R}", r"(s, 2s), s\in\mathbb{R}", UNPARSED),
+    (r"(t, 2t), t\in\mathbb{R}", r"(t/2, t), t\in\mathbb{R}", UNPARSED),
+    (r"f(x)=cx, c\in\mathbb{R}", r"f(x)=kx, k\in\mathbb{R}", UNPARSED),
+    ("5", r"5, n\in\mathbb{Z}", UNPARSED),
+    (r"\frac{n(n+1)}{2}", r"n(n+1)/2 \text{ where } n \text{ is a positive integer}", CORRECT),
 ]
 FAMILIES_OF_ANGLES: list[Case] = [
     (r"\frac{\pi}{2}+k\pi, k\in\mathbb{Z}", r"-\frac{\pi}{2}+k\pi", CORRECT),
@@ -387,8 +392,8 @@ PROGRAMS_AND_UNCLOSED_BRACES: list[Case] = [
     ("0", "The answer is [0]*10**10", UNPARSED),
     ("10", "The answer is [0]*10**10", UNPARSED),
     ("10", "We get foo * 10 bar", UNPARSED),
-    ("10", "We get 10**x of foo", UNPARSED),
-    ("1", "We get 10**x of foo", UNPARSED),
+    ("10", "We get 10**x of foo", NOT_CORRECT),
+    ("1", "We get 10**x of foo", NOT_CORRECT),
 ]
 GOLD_IN_WORDS: list[Case] = [
     ("all n not divisible by 4", "4", UNPARSED),
@@ -398,12 +403,19 @@ GOLD_IN_WORDS: list[Case] = [
     ("1/2 for even n, 0 for odd n", "0", UNPARSED),
     ("all odd $n$", "n", NOT_CORRECT),
     (r"So it is $\boxed{7}$.", "7", CORRECT),
+    ("The only such function is $f(x) = 2x+1$.", "f(x) = 2x+1", CORRECT),
+    ("So the set is $(2, 5]$.", "(2,5]", CORRECT),
+    ("Solution: $42$", "42", CORRECT),
+    ("So the total is 42.", "42", CORRECT),
+    (r"The probability is $\frac12$.", "1/2", CORRECT),
     ("3 + 4 = 7\n#### 7", "7", CORRECT),
     ("$x^2$", "x^2", CORRECT),
 ]
 CONGRUENCES: list[Case] = [
     (r"x\equiv 2 \pmod 5", r"x\equiv 7 \pmod 5", CORRECT),
     (r"x\equiv 2 \pmod 5", r"x \equiv 2 (\text{mod }5)", CORRECT),
+    (r"x\equiv 2 \pmod 5", "x ≡ 2 mod 5", CORRECT),
+    (r"x\equiv 2 \pmod 5", r"x \equiv 2 (\bmod 5)", CORRECT),
     ("2 (mod 5)", r"2 \pmod 5", CORRECT),
     ("2 (mod 5)", "5", WRONG),
     (r"x\equiv 2 \pmod 5", r"x\equiv 3 \pmod 5", WRONG),
@@ -448,6 +460,10 @@ WORDS_BEHIND_A_NUMBER: list[Case] = [
     (r"\frac{\pi}{4}+k\pi, k\in\mathbb{Z}", r"\frac{\pi}{4}+k\pi\text{ unless }k\text{ is an integer}", UNPARSED),
     ("2n+1", r"2n+1\text{ odd numbers}", UNPARSED),
     ("2^n", r"2^n\text{ ways}", CORRECT),
+    (r"\frac{9\pi}{4}", r"\frac{9\pi}{4}\text{ m}^2", CORRECT),
+    (r"36\pi", r"36\pi\text{ cubic m}", CORRECT),
+    ("25", r"25\text{ third graders}", CORRECT),
+    ("25", r"25\text{ raised beds}", CORRECT),
 ]  # fmt: skip
 WORDS_AND_VALUES: list[Case] = [
     ("42", "the moon", UNPARSED),
@@ -496,6 +512,31 @@ LAST_NUMBERS: list[Case] = [
     ("7", r"\boxed{7}^2", UNPARSED),
     ("7", r"\boxed{7}^\circ", CORRECT),
 ]
+ORDINARY_TEXTS: list[Case] = [
+    ("7", "- The number of ways is 7.", CORRECT),
+    ("7", "- Let n be the number of cats.\n- 2n = 14\n- n = 7", CORRECT),
+    ("42", "=> 42", CORRECT),
+    ("42", "Result -> 42", CORRECT),
+    ("42", "> **42**", CORRECT),
+    ("42", "The total is <b>42</b>.", CORRECT),
+    ("42", "That gives us 42!", CORRECT),
+    ("42", "So 42!", CORRECT),
+    ("3", "The distance is √3 units", NOT_CORRECT),
+    (r"2\sqrt3", "It's 2√3.", CORRECT),
+    ("42", r"The equation has a = \boxed{2} or a=-2; hence the answer \boxed{42}", CORRECT),
+    ("42", r"Part 1 gives \boxed{5} or so; the total is \boxed{42}.", CORRECT),
+    ("42", r"$\boxed{84}/2 = \boxed{42}$", CORRECT),
+    ("42", r"Comparing \boxed{5} versus the true value, \boxed{42}", CORRECT),
+    ("42", "She earns $42/hour.", CORRECT),
+    ("42", "The speed is 42/h.", CORRECT),
+    ("42", "The force is 42N.", CORRECT),
+    (r"90^\circ", r"The result equals 90^\circ, as desired.", CORRECT),
+    (r"6\sqrt2", "Working here.\n\nFinal result: **6\\sqrt{2}**", CORRECT),
+    ("3500", "Working.\n\nIn the end: 3.5e3", CORRECT),
+    ("7", "so that's 84/12 = 7 dozen eggs", CORRECT),
+    ("42", "we get 42…", CORRECT),
+    ("42", "- **x** = 42", CORRECT),
+]
 LONG_TEXTS = [
     ("42", "0]" * 50_000),
     ("42", "1]]" * 33_000),
@@ -540,7 +581,9 @@ def test_each_way_of_writing_gets_its_verdict_with_and_without_a_box(kind: str) 
     assert failed == []
 
 
-@pytest.mark.parametrize("cases", [MARKDOWN, LAST_NUMBERS], ids=["Markdown", "last numbers"])
+@pytest.mark.parametrize(
+    "cases", [MARKDOWN, LAST_NUMBERS, ORDINARY_TEXTS], ids=["Markdown", "last numbers", "ordinary texts"]
+)
 def test_an_answer_without_a_box_is_found_with_what_belongs_to_it(cases: list[Case]) -> None:
     verdicts = [(gold, output, grade(gold, output), allowed) for gold, output, allowed in cases]
     assert [case for case in verdicts if case[2].verdict not in case[3]] == []

@@ -9,6 +9,7 @@ from rstar2.eval.grader.compare import assignments, matrices
 from rstar2.eval.grader.compare.bound_letters import (
     depends_on_whole_numbers,
     has_condition,
+    may_be_other_parameters,
     same_families,
     same_numbers,
     with_arguments_of,
@@ -63,6 +64,8 @@ def _compare_whole(gold: Node, pred: Node) -> Outcome:
         return outcome
     if has_condition(gold) or has_condition(pred):
         raise NoValue("a condition")
+    if may_be_other_parameters(gold, named_alike):
+        raise NoValue("letters that may be chosen otherwise")
     if are_parts_of_a_sum(gold) or are_parts_of_a_sum(pred):
         raise NoValue("a quantity in several units")
     if has_congruence(gold) and has_congruence(pred) and nodes.Listing in {type(gold), type(pred)}:

@@ -47,7 +47,7 @@ def with_arguments_of(gold: nodes.Relation, pred: nodes.Relation) -> nodes.Relat
 def same_numbers(gold: Node, pred: Node) -> bool:
     """Whether what two answers say of their letters agrees: kπ for integers k is not kπ for positive ones.
 
-    Where only one says something, it has to be the usual: integers in a family of angles; real numbers, or integers
+    Where only one says something, it has to be the usual: integers in a family of angles; real numbers, or whole ones
     for a letter such as n, in a formula; real numbers in an inequality.
     """
     one, other = _said(gold), _said(pred)
@@ -84,13 +84,23 @@ def _usual_numbers(letter: str, *answers: Node) -> set[str]:
         return {"integer"}
     bounds = [part for answer in answers for part in walk(answer) if _is_bound(part)]
     if letter in _WHOLE_IN_FORMULAS and not any(letter in variables(bound) for bound in bounds):
-        return {"integer", "real"}
+        return {"integer", "real", "natural number", "positive integer", "nonnegative integer"}
     return {"real"}
 
 
 def _is_bound(part: Node) -> bool:
     """Whether it says where a letter lies, rather than what it is equal to."""
     return isinstance(part, nodes.Relation) and not set(part.operators) <= EQUALS
+
+
+def may_be_other_parameters(gold: Node, pred: Node) -> bool:
+    """Whether both have a letter that they say is real and that may be chosen otherwise, as t in (t, 2t)."""
+    one, other = (
+        {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and part.numbers == "real"}
+        for node in (gold, pred)
+    )
+    points = any(isinstance(part, nodes.Brackets) for node in (gold, pred) for part in walk(node))
+    return bool(one and other) and (one != other or points)
 
 
 def has_condition(node: Node) -> bool:
@@ -102,6 +112,8 @@ def has_condition(node: Node) -> bool:
     given = {name for item in relations if not _is_bound(item) for name in variables(item.sides[-1])}
     bound = {name for item in relations if _is_bound(item) for name in variables(item)}
     named = {name for item in relations if not _is_bound(item) for name in variables(item.sides[0])}
+    if any(item.operators == ("in",) and isinstance(item.sides[1], nodes.NumberSet) for item in relations):
+        return True
     return bool((valued | given) & bound or valued & named or given & named)
 
 

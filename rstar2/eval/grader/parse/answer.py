@@ -10,7 +10,7 @@ import re
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.arithmetic import is_unit_word
 from rstar2.eval.grader.parse.expression import Expression
-from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
 from rstar2.eval.grader.parse.tokens import ConditionError, ParseError, Token, TokenStream
 from rstar2.eval.grader.parse.units import DEGREES, PERCENTS, SCALES, is_remark, measure
 from rstar2.eval.grader.parse.vocabulary import DENIAL
@@ -27,7 +27,9 @@ _QUANTIFIER = re.compile(
     r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
     re.IGNORECASE,
 )
-_ABOUT_LETTERS = re.compile(r"\b(?:[a-z]|integers?|numbers?|reals?|odd|even|primes?)\b", re.IGNORECASE)
+_KINDS = frozenset(
+    {"integer", "integers", "number", "numbers", "real", "reals", "odd", "even", "prime", "primes"}
+)
 """Words that, behind an expression with letters, say something of these."""
 _NO_LABEL = re.compile(r"\b(?:ans|answers?|final|result|so|thus|hence|therefore)\b")
 """Words before a colon that announce the answer and are no part of it."""
@@ -88,10 +90,14 @@ class Answer(Expression):
         return nodes.Relation((nodes.Symbol(label), self._chain()), ("=",))
 
     def _chain(self) -> Node:
-        sides, operators = [self._side()], list[str]()
+        sides, operators, is_congruence = [self._side()], list[str](), False
         while (operator := self._operator()) is not None:
+            is_congruence |= self._tokens.peek(-1).text == "equiv"
             operators.append(operator)
             sides.append(self._side())
+        match sides[-1]:
+            case nodes.Residue(value=value, modulus=modulus) if is_congruence:
+                sides[-1] = nodes.Residue(value, modulus)
         return nodes.Relation(tuple(sides), tuple(operators)) if operators else sides[0]
 
     def _operator(self) -> str | None:
@@ -115,7 +121,7 @@ class Answer(Expression):
             return nodes.Quantity(self._scaled(node), "dollar")
         if self._tokens.at("command", "pmod", "bmod", "mod") or self._tokens.at("word", "mod"):
             return self._residue(node)
-        if self._tokens.at("sign", "(") and self._tokens.peek().text == "mod":
+        if self._tokens.at("sign", "(") and self._tokens.peek().text in {"mod", "bmod"}:
             self._tokens.take()
             congruent = self._residue(node)
             self._tokens.expect("sign", ")")
@@ -199,8 +205,9 @@ class Answer(Expression):
             raise ParseError("words that are no unit")
         if not any(isinstance(part, nodes.Number) for part in walk(node)):
             raise ParseError("a unit without a number")
-        if _ABOUT_LETTERS.search(unit) and any(isinstance(part, nodes.Symbol) for part in walk(node)):
-            raise ConditionError("words about letters")
+        letters = {part.name for part in walk(node) if isinstance(part, nodes.Symbol) and is_unknown(part)}
+        if letters and measure(unit) is None and not (letters | _KINDS).isdisjoint(unit.lower().split()):
+            raise ParseError("words about letters")
         if unit.lower() in PERCENTS:
             return nodes.Call("percent", (node,))
         if unit.lower() in DEGREES:

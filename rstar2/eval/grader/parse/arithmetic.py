@@ -136,7 +136,7 @@ class Arithmetic(ABC):
             return is_upright_function(self._tokens)
         if token.kind == "sign":
             return (
-                (token.text == "(" and self._tokens.peek().text != "mod")
+                (token.text == "(" and self._tokens.peek().text not in {"mod", "bmod"})
                 or token.text == "{"
                 or (token.text == "[" and _opens_group(self._tokens.peek()))
                 or (token.text == "|" and not self._tokens.inside_bars)

@@ -49,12 +49,13 @@ _FRACTIONS = (
 )
 _REMARK = re.compile(
     r"(?:or|and|is|are|was|does|do|not|minus|plus|divided|below|above|under|less|more|fewer|but|than|too|squared|cubed"
-    r"|raised|doubled|tripled|halved|negated|inverted|reversed|twice|reciprocal|factorials?|if|when|where|unless|except"
+    r"|twice|reciprocal|factorials?|if|when|where|unless|except"
     r"|excluding|without|provided|only|maybe|perhaps|possibly|probably|almost|nearly|approximately|off|basis"
-    r"|at (?:least|most))\b|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
+    r"|at (?:least|most))\b|(?:raised|doubled|tripled|halved|negated|inverted|reversed)(?= to\b| by\b|$)"
+    r"|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
     r"|(?:.* )?(?:wrong\w*|incorrect\w*|false\w*|invalid\w*|rejected|impossible|fails?|failed|denied)$"
     r"|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
-    rf"|{_FRACTIONS}|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
+    rf"|{_FRACTIONS}(?= of\b|$)|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )
 """Words that change a number, or begin a remark about it, rather than say what it counts."""
 _PLAIN = frozenset({"unit", "sq unit"})
