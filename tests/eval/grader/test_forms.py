@@ -589,8 +589,8 @@ def test_an_answer_without_a_box_is_found_with_what_belongs_to_it(cases: list[Ca
     assert [case for case in verdicts if case[2].verdict not in case[3]] == []
 
 
-@pytest.mark.parametrize(("gold", "output"), LONG_TEXTS, ids=range(len(LONG_TEXTS)))
-def test_a_long_text_is_searched_within_the_deadline_of_a_grading(gold: str, output: str) -> None:
+def test_a_long_text_is_searched_within_the_deadline_of_a_grading() -> None:
     # The deadline is of processor time, and some hundred times what a linear search takes.
     with GraderPool(timeout_s=5) as pool:
-        assert pool.grade(gold, output).verdict != "timeout"
+        verdicts = [pool.grade(gold, output).verdict for gold, output in LONG_TEXTS]
+    assert "timeout" not in verdicts
