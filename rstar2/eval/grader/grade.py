@@ -134,8 +134,8 @@ def _answers(gold: str | None, pred: str | None) -> Verdict | tuple[str, str]:
         return Verdict("unparsed", None, "no answer")
     if _INTEGER.fullmatch(wanted) and _INTEGER.fullmatch(extracted):
         return Verdict("correct" if int(wanted) == int(extracted) else "wrong", extracted, "integer")
-    whole = pred if pred and len(pred) <= len(gold) + SAME_CHARS else ""
-    if key(wanted) == key(extracted) or key(whole.strip()) == key(gold.strip()):
+    is_short = pred is not None and len(pred) <= len(gold) + SAME_CHARS
+    if key(wanted) == key(extracted) or (is_short and key((pred or "").strip()) == key(gold.strip())):
         return Verdict("correct", extracted, "text")
     return wanted, extracted
 

@@ -27,7 +27,10 @@ _LINE_BYTES = 1 << 28
 _LOOKS = 20
 """How often the activity is looked at while an answer may take."""
 _AT_ONCE = 256
-"""Requests that the program works on at the same time; the time of others has not begun."""
+"""Requests that the program works on at the same time, as many as `inside/program.py` has threads.
+
+The time of others has not begun.
+"""
 _LAST_LINES = 12
 """Of a log, in a message."""
 Activity = Callable[[], object]

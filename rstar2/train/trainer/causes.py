@@ -52,10 +52,6 @@ _KNOWN: tuple[tuple[str, str], ...] = (
         "The machine is out of memory: set hardware.offload=optimizer or none, or use more machines.",
     ),
     (
-        r"GetTimeoutError",
-        "A process on a node did not start in time: on a slow disk, raise hardware.worker_start_s.",
-    ),
-    (
         r"^(?:\w+\.)*JudgeError\b",
         "Start the judge again, then run the same command: training continues from its last checkpoint.",
     ),

@@ -55,7 +55,12 @@ def run(nodes: int, gpus: int, names: list[str], words: list[str]) -> int:
         for rank in range(nodes)
     ]
     start_s = float(os.environ.get(REGISTER_TIMEOUT, "600")) + 60
-    address = ray.get(actors[0].rendezvous.remote(), timeout=start_s)
+    try:
+        address = ray.get(actors[0].rendezvous.remote(), timeout=start_s)
+    except ray.exceptions.GetTimeoutError:
+        sys.exit(
+            f"no process started on the first node within {start_s:.0f} s: on a slow disk raise hardware.worker_start_s"
+        )
     running = [each.run.remote(rank, address, words) for rank, each in enumerate(actors)]
     while running:
         (ended, *_), running = ray.wait(running)

@@ -400,6 +400,8 @@ GOLD_IN_WORDS: list[Case] = [
     ("all n not divisible by 4", "all n not divisible by 4", CORRECT),
     ("all primes less than 100", "100", UNPARSED),
     ("July 4, 1776", "1776", UNPARSED),
+    ("...", "We think about it. " * 20 + r"So it is \boxed{5}.", NOT_CORRECT),
+    ("$", "We think about it. " * 20 + r"So it is \boxed{5}.", NOT_CORRECT),
     ("1/2 for even n, 0 for odd n", "0", UNPARSED),
     ("all odd $n$", "n", NOT_CORRECT),
     (r"So it is $\boxed{7}$.", "7", CORRECT),
