@@ -70,9 +70,9 @@ $(VENV)/.docs-installed: $(STAMP)
 	touch $@
 
 docs: $(VENV)/.docs-installed
-	$(BIN)/python docs/generate_cli_reference.py
-	$(BIN)/python docs/generate_recipe_reference.py
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs . build/docs
+	$(BIN)/python docs/generators/cli_reference.py
+	$(BIN)/python docs/generators/recipe_reference.py
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs/site . build/docs
 	@echo "build/docs/index.html"
 
 clean:

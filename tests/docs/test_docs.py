@@ -75,7 +75,8 @@ def test_a_broken_link_is_noticed(tmp_path: Path) -> None:
 def test_every_page_is_listed_in_the_index() -> None:
     listed = re.findall(r"```\{toctree\}\n(.*?)```", (ROOT / "docs/index.md").read_text(), re.DOTALL)
     names = {line for block in listed for line in block.split("\n") if line and not line.startswith(":")}
-    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).with_suffix("").as_posix() for path in docs.rglob("*.md")} - {"index"}
     assert names == pages | {"../README", "../CONTRIBUTING", "../CHANGELOG"}
 
 
@@ -86,15 +87,15 @@ def test_every_make_target_that_is_named_exists() -> None:
 
 
 def test_the_reference_of_the_command_line_is_current() -> None:
-    generator = runpy.run_path(str(ROOT / "docs/generate_cli_reference.py"), run_name="cli_reference")
-    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-    assert page == generator["reference"](), "run: python docs/generate_cli_reference.py"
+    generator = runpy.run_path(str(ROOT / "docs/generators/cli_reference.py"), run_name="cli_reference")
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    assert page == generator["reference"](), "run: python docs/generators/cli_reference.py"
 
 
 def test_the_reference_of_recipe_keys_is_current_and_says_what_each_key_means() -> None:
-    generator = runpy.run_path(str(ROOT / "docs/generate_recipe_reference.py"), run_name="recipe_reference")
+    generator = runpy.run_path(str(ROOT / "docs/generators/recipe_reference.py"), run_name="recipe_reference")
     page = (ROOT / "docs/training.md").read_text(encoding="utf-8")
-    assert page == generator["page"](page), "run: python docs/generate_recipe_reference.py"
+    assert page == generator["page"](page), "run: python docs/generators/recipe_reference.py"
     rows = re.findall(r"^\| `([\w.]+)` \| (.*?) \|", generator["reference"](), re.MULTILINE)
     assert len(rows) > 55
     assert [key for key, meaning in rows if not meaning] == []

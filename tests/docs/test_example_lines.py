@@ -40,7 +40,11 @@ from rstar2.trace import TraceWriter, read_traces
 pytestmark = [pytest.mark.slow, needs("torch")]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted((ROOT / "docs").rglob("*.md"), key=lambda page: page.name),
+]
+"""By name, wherever they are: cli.md makes runs that evaluation.md speaks of."""
 PUBLISHED = "rstar2-reproduce/rStar2-Agent-14B"
 MODELS = (
     "Qwen3-14B-Base",

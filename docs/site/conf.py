@@ -11,7 +11,7 @@ author = "The rstar2 developers"
 extensions = ["myst_parser"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/*.svg"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**.md", "docs/pictures/*.svg"]
 # Sphinx walks the whole source folder; these would take long.
 exclude_patterns = [".*", "build", "runs", "models"]
 
@@ -20,7 +20,7 @@ html_title = "rstar2"
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
-html_extra_path = ["site"]
+html_extra_path = ["index.html"]
 
 # The deepest headings that a link may lead to.
 myst_heading_anchors = 4

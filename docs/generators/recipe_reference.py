@@ -1,6 +1,6 @@
 """Writes the reference of recipe keys at the end of docs/training.md, from the models that check the recipes.
 
-Run it after a change of a key, its description or a shipped recipe: `python docs/generate_recipe_reference.py`.
+Run it after a change of a key, its description or a shipped recipe: `python docs/generators/recipe_reference.py`.
 `make docs` runs it too, and tests/docs/test_docs.py fails while the committed page is not current.
 """
 
@@ -20,8 +20,8 @@ from pydantic_core import PydanticUndefined
 
 from rstar2.train.recipe import STAGES, SftRecipe, StageRecipe, find, read_toml
 
-PAGE = Path(__file__).with_name("training.md")
-MARK = "<!-- From here on written by docs/generate_recipe_reference.py from the models; do not edit. -->\n"
+PAGE = Path(__file__).resolve().parents[1] / "training.md"
+MARK = "<!-- From here on written by docs/generators/recipe_reference.py from the models; do not edit. -->\n"
 UNITS = (
     (r"_s$", "seconds"),
     (r"tokens$", "tokens"),

@@ -1,6 +1,6 @@
-"""Draws docs/chat.svg: a real chat with the model of a demo's run, as it stands on a terminal.
+"""Draws docs/pictures/chat.svg: a real chat with the model of a demo's run, as it stands on a terminal.
 
-python docs/generate_chat_picture.py runs/demo
+python docs/generators/chat_picture.py runs/demo
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-DOCS = Path(__file__).resolve().parent
+DOCS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(DOCS.parent / "tests"))
 QUESTION = "Find the digit sum of (a * b)^(a + b), where a = 55 and b = 43."
 COLUMNS = 80
@@ -36,7 +36,7 @@ def main(run: str) -> None:
         console.print(row)
     drawn = console.export_svg(title="rstar2 chat")
     # A picture fetches nothing.
-    (DOCS / "chat.svg").write_text(
+    (DOCS / "pictures" / "chat.svg").write_text(
         re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL), encoding="utf-8"
     )
 

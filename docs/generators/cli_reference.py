@@ -1,6 +1,6 @@
-"""Writes docs/cli.md, the reference of the command line, from the commands themselves.
+"""Writes docs/reference/cli.md, the reference of the command line, from the commands themselves.
 
-Run it after a change of a verb, an option or a help text: `python docs/generate_cli_reference.py`. `make docs`
+Run it after a change of a verb, an option or a help text: `python docs/generators/cli_reference.py`. `make docs`
 runs it too, and tests/docs/test_docs.py fails while the committed page is not current. Options are read from the
 annotations of the commands' functions, so that the page does not depend on the installed version of typer.
 """
@@ -23,11 +23,11 @@ from typer.models import ArgumentInfo
 from rstar2.cli import app
 from rstar2.cli.verbs import VERBS
 
-PAGE = Path(__file__).with_name("cli.md")
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "cli.md"
 HEAD = """\
 # Command line
 
-This page is written by `docs/generate_cli_reference.py` from the commands themselves; do not edit it.
+This page is written by `docs/generators/cli_reference.py` from the commands themselves; do not edit it.
 `rstar2 VERB --help` says the same. Exit codes: 0 success, 1 failure, 2 a mistake in the command line or the
 input, 130 after Ctrl-C.
 """
