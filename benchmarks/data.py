@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from made_data import Rows, conversations, problems, words
+from support.made_data import Rows, conversations, problems, words
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _BENCHMARKS = ("math500", "aime24", "aime25", "hmmt25")

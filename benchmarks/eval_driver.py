@@ -3,7 +3,7 @@
     python benchmarks/eval_driver.py                     two rounds of both, 256 in flight
     python benchmarks/eval_driver.py --samples 20000     one long run; is memory flat?
 
-Both send the same requests to `token_server.py`. The generator speaks HTTP over plain sockets and only counts
+Both send the same requests to `support/token_server.py`. The generator speaks HTTP over plain sockets and only counts
 the tokens of the answers; the evaluation parses calls, runs tools, grades, writes traces and statistics.
 """
 
@@ -114,7 +114,7 @@ def resident_mib() -> float:
 
 @contextmanager
 def token_server(pace: float, mean_tokens: int) -> Iterator[str]:
-    script = Path(__file__).with_name("token_server.py")
+    script = Path(__file__).parent / "support" / "token_server.py"
     command = [sys.executable, str(script), "--pace", str(pace), "--mean-tokens", str(mean_tokens)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

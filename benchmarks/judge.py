@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from judge_against import compare
-from judge_load import latencies
+from support.judge_against import compare
+from support.judge_load import latencies
 
 from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
 from rstar2.judge.sandbox.sandbox import Sandbox

@@ -34,7 +34,7 @@ CPU_LIBRARIES = GIB // 2
 """Python and what a trainer's process imports, on a CPU."""
 CPU_FRAGMENTED = 0.27
 """Of activations, on a CPU: what glibc holds while the backward pass frees them, in blocks that fit nothing; fitted to
-the models of 11 and 73 million parameters of `benchmarks/plan_memory.py`."""
+the models of 11 and 73 million parameters of `benchmarks/train/plan_memory.py`."""
 KV_BLOCK = 16
 """Tokens; vLLM hands out the KV cache in blocks."""
 

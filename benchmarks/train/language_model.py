@@ -1,7 +1,7 @@
 """A real language model on a laptop: SmolLM2-135M taught to use Python by a short SFT, then trained by GRPO-RoC.
 
-    python benchmarks/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
-    python benchmarks/language_model.py models/smollm2 --show         what is finished, without training
+    python benchmarks/train/language_model.py models/smollm2 --gsm8k gsm8k_test.jsonl
+    python benchmarks/train/language_model.py models/smollm2 --show         what is finished, without training
 
 Everything is done by the verbs a user would take: `rstar2 data prepare`, `sft`, `train` and `eval`. The problems are
 word problems made here, of a few families with other names and numbers each time; held-out ones never appear in

@@ -1,7 +1,7 @@
 """A training step of the paper's size: 512 problems, 32 rollouts each, through our agent loop and a real judge.
 
-    python benchmarks/rehearsal.py                     the whole step, in real time: about ten minutes on two cores
-    python benchmarks/rehearsal.py --problems 16       a small one
+    python benchmarks/train/rehearsal.py                   the whole step, in real time: about ten minutes on two cores
+    python benchmarks/train/rehearsal.py --problems 16     a small one
 
 Only the engines are simulated: 32 of them, with room for 128 rollouts each, write scripted turns at a given pace. What
 VERL would run is real: the agent loop with all rollouts at once, our router in front of the engines, the judge under

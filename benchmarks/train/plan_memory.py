@@ -1,7 +1,7 @@
 """What `rstar2 plan` says of a trainer's memory beside what the trainer took, on a CPU.
 
-    python benchmarks/plan_memory.py                      trains four models made from nothing, two steps each
-    python benchmarks/plan_memory.py runs/demo runs/rl    compares runs that are there: of demo, sft and train
+    python benchmarks/train/plan_memory.py                      trains four models made from nothing, two steps each
+    python benchmarks/train/plan_memory.py runs/demo runs/rl    compares runs that are there: of demo, sft and train
 
 The models are random Qwen3s of 11 to 73 million parameters that write to their budget; the share of free blocks in
 `plan` was fitted to the first and the last, see `rstar2.train.estimate.memory.CPU_FRAGMENTED`. Measured is what the

@@ -1,7 +1,7 @@
 """GRPO-RoC beside plain GRPO and two rivals: the demo's model, at equal steps and at equal rollout tokens.
 
-    python benchmarks/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg
-    python benchmarks/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
+    python benchmarks/train/roc_vs_grpo.py --seeds 5 --runs runs/roc-vs-grpo --plot docs/pictures/roc-vs-grpo.svg
+    python benchmarks/train/roc_vs_grpo.py --runs runs/roc-vs-grpo --show          what is finished, without training
 
 For each seed one SFT model is made, and every arm trains it by the recipe of the demo's first stage. Models on the way
 are measured on the demo's held-out problems. A run that was killed resumes; what is finished is kept in

@@ -1,6 +1,6 @@
 """Small programs that arrive at a judge at random: how long did each take?
 
-    python benchmarks/judge_load.py --url http://127.0.0.1:8088 --rate 100     # seconds of each, sorted, as JSON
+    python benchmarks/support/judge_load.py --url http://127.0.0.1:8088 --rate 100    # seconds of each, sorted, as JSON
 
 The client is that of the checkout that is first on PYTHONPATH.
 """

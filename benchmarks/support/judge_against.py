@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parents[2]
 START_S = 120.0
 Measure = Callable[[str], dict[str, float]]
 """Measures the judge at a URL. → programs a second, by program."""

@@ -1,7 +1,7 @@
 """`colocate_async` beside `sync` where a few rollouts take very long: what is learned, and in how much time.
 
-    python benchmarks/async_roc.py --seeds 3 --runs runs/async-roc
-    python benchmarks/async_roc.py --runs runs/async-roc --show         what is finished, without training
+    python benchmarks/train/async_roc.py --seeds 3 --runs runs/async-roc
+    python benchmarks/train/async_roc.py --runs runs/async-roc --show         what is finished, without training
 
 For each seed one SFT model is made, and both modes train it by the recipe of the demo's first stage, with 8 problems a
 step, for the same number of steps. Every tool call waits before it runs, for seconds drawn from a log-normal law by the

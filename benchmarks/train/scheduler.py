@@ -1,6 +1,6 @@
 """The rollout scheduler beside three others, on simulated engines: who finishes a training step's rollouts soonest.
 
-`python benchmarks/scheduler.py` takes ten minutes. Time is simulated: an engine writes one token for each of its
+`python benchmarks/train/scheduler.py` takes ten minutes. Time is simulated: an engine writes one token for each of its
 requests in
 
     fixed_s + context_s * (tokens of all running requests)

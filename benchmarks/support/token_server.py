@@ -1,6 +1,6 @@
 """A server that stands in for vLLM under load: right wire format, right pace, no model.
 
-`python benchmarks/token_server.py` prints its URL and serves until its standard input closes. Every request
+`python benchmarks/support/token_server.py` prints its URL and serves until its standard input closes. Every request
 takes as long as its tokens would at a steady pace, however many there are. Answers are made beforehand, so
 that the server costs little beside what is measured.
 

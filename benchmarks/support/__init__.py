@@ -1,0 +1,1 @@
+"""What benchmarks share or start, and nobody runs by itself."""
