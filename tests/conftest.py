@@ -25,6 +25,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A shell starts what it puts in the background with Ctrl-C ignored, and the commands under test inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# For speed only: imports make hundreds of thousands of objects, nearly all of which stay.
+gc.set_threshold(20_000, 20, 100)
+
 # The tests start hundreds of interpreters; without cached bytecode each of them compiles the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -62,7 +65,6 @@ def pytest_collection_finish() -> None:
     """For speed only: garbage collections pass over the modules and tests that are there by now."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.hookimpl(optionalhook=True)

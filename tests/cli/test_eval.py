@@ -1,6 +1,6 @@
 """`rstar2 eval` with a real judge and a server that speaks vLLM's wire format.
 
-Commands run in this process; those that are killed, or end while work is in flight, in their own.
+Commands run in this process; those that are killed, or end while work is in flight, on a terminal of their own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,8 +21,9 @@ from support.clock import Clock, policies_on
 from support.commands import largest_file, rstar2
 from support.eval.made_runs import made_run
 from support.servers.vllm_standin import StandIn, serving
+from support.terminal import CTRL_C, terminal
 from support.tools import patient
-from support.waiting import TIMEOUT_S, wait_until
+from support.waiting import wait_until
 
 from rstar2.eval.terminal.live import LiveView
 from rstar2.formats.format import ours, save_format
@@ -77,25 +76,6 @@ def standin(codec: ChatCodec) -> Iterator[StandIn]:
 
     with serving(StandIn(write)) as server:
         yield server
-
-
-def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rstar2", "eval", *map(str, words)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=2 * TIMEOUT_S)
-    finally:
-        process.kill()
-    return process.returncode, out, err
 
 
 def run(*words: object) -> tuple[int, str, str]:
@@ -166,19 +146,19 @@ def test_a_changed_setting_is_refused_by_name_and_nothing_is_touched(
 def test_a_killed_run_continues_and_ends_as_if_uninterrupted(
     problems: Path, model: Path, standin: StandIn, tmp_path: Path, judge: JudgeHandle
 ) -> None:
-    def words(folder: str) -> tuple[object, ...]:
-        servers = ("--url", standin.url, "--judge", judge.url)
-        return (problems, *servers, "--model", model, "-n", 2, "--in-flight", 4, "--run", folder)
+    def words(folder: str) -> list[str]:
+        servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+        return [str(problems), *servers, *["-n", "2", "--in-flight", "4", "--run"], str(tmp_path / folder)]
 
     assert run(*words("whole"))[0] == 0
     standin.complete_until = answered = len(standin.asked) + 30
-    process = start(*words("killed"), cwd=tmp_path)
-    wait_until(lambda: lines(tmp_path / "killed" / "numbers" / "traces.jsonl") >= 10)
-    # All that are in flight wait, and it can ask for no more.
-    wait_until(lambda: len(standin.asked) == answered + 4)
-    process.send_signal(signal.SIGKILL)
-    finish(process)
-    kept = lines(tmp_path / "killed" / "numbers" / "traces.jsonl")
+    traces = tmp_path / "killed" / "numbers" / "traces.jsonl"
+    with terminal("eval", *words("killed")) as shown:
+        # All that are in flight wait, and it can ask for no more.
+        shown.comes_to(lambda: lines(traces) >= 10 and len(standin.asked) == answered + 4)
+        os.kill(shown.pid, signal.SIGKILL)
+        shown.ends_with(-signal.SIGKILL)
+    kept = lines(traces)
     assert 10 <= kept < 2 * COUNT
     standin.complete_until, asked = None, len(standin.asked)
     code, out, err = run(*words("killed"))
@@ -197,8 +177,8 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     judge: JudgeHandle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    servers = ("--url", standin.url, "--judge", judge.url)
-    words = (problems, *servers, "--model", model, "-n", 1, "--in-flight", 4, "--run", "r")
+    servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+    words = [str(problems), *servers, *["-n", "1", "--in-flight", "4", "--run"], str(tmp_path / "r")]
     traces, status = tmp_path / "r" / "numbers" / "traces.jsonl", tmp_path / "r" / "status.json"
     standin.complete_until = 12
 
@@ -226,16 +206,13 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert json.loads(status.read_text())["state"] == "stopped"
 
     standin.complete_until = asked = len(standin.asked)
-    process = start(*words, cwd=tmp_path)
-    wait_until(lambda: len(standin.asked) >= asked + 4)
-    process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "stopping" not in (line := process.stderr.readline()):
-        assert line, "it ended at the first Ctrl-C"
-    process.send_signal(signal.SIGINT)
-    code, _, err = finish(process)
-    assert code == 130, err
-    assert "Traceback" not in err
+    with terminal("eval", *words) as shown:
+        shown.comes_to(lambda: len(standin.asked) >= asked + 4)
+        shown.press(CTRL_C)
+        shown.shows("stopping")
+        shown.press(CTRL_C)
+        shown.ends_with(130)
+        assert "Traceback" not in shown.text
     assert lines(traces) == first
     assert json.loads(status.read_text())["state"] == "stopped"
 

@@ -66,7 +66,10 @@ class Started:
 
     def answers(self) -> bool:
         with suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+            return (
+                httpx.get(f"{self.url}/health", trust_env=False, verify=False, timeout=TIMEOUT_S).status_code
+                == 200
+            )
         return False
 
 

@@ -28,6 +28,7 @@ SHORT = [
     "rl.steps=1",
     "rl.checkpoint.every=1",
     "rl.traces_per_step=10",
+    "rl.rollout.prompts=8",
     "stage2.steps=1",
     "stage3.steps=1",
     "stage3.mode=colocate_async",
@@ -78,7 +79,7 @@ def test_every_stage_leaves_a_model_a_checkpoint_and_traces(demo: tuple[Path, di
 
 
 def test_stages_1_and_2_update_by_differences_in_reward(demo: tuple[Path, dict[str, Any]]) -> None:
-    """Of sixteen groups some differ; stage 3 has four, which now and then are all alike."""
+    """Of eight groups some differ; stage 3 has four, which now and then are all alike."""
     run, _ = demo
     for stage in ("stage1", "stage2"):
         [step] = step_metrics(run / stage).values()

@@ -10,19 +10,11 @@ TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most folders use; and what takes long as well.
-    **dict.fromkeys(
-        (
-            "judge/server/",
-            "judge/client/",
-            "judge/service/",
-            "judge/test_scale.py",
-            "tools/",
-            "docs/test_example_lines.py",
-            "docs/test_examples.py",
-        ),
-        "judges",
-    ),
+    # A judge of one worker that asks for a token, beside the judge that most folders use.
+    **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py", "tools/"), "judges"),
+    # The commands of the pages, which need the judge and the libraries.
+    "docs/test_example_lines.py": "pages",
+    "docs/test_examples.py": "pages",
     # The judge that most folders use.
     **dict.fromkeys(
         (
@@ -64,20 +56,31 @@ SHARED = {
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
     "demo/test_short_demo.py",
-    "judges",
-    "judge users",
-    "libraries",
     "sandboxes",
+    "libraries",
+    "judge users",
+    "pages",
+    "judges",
+    "browser",
     "serve/test_replicas.py",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
     "train/verl/test_verl_update.py",
+    "judge/service/test_service.py",
     "judge/test_faults.py",
-    "browser",
     "train/test_gpu_walk.py",
     "cli/test_serve.py",
+    "cli/test_data.py",
+    "cli/test_eval_benchmarks.py",
+    "cli/test_help.py",
+    "eval/grader/test_properties.py",
+    "eval/test_runner.py",
+    "eval/grader/test_symbolic.py",
+    "data/mixture/test_prepare.py",
+    "cli/test_doctor.py",
+    "cli/test_extras.py",
 )
-"""The units of more than about 20 seconds: a long one at the end would leave the other processes idle."""
+"""The units of more than about 10 seconds: a long one at the end would leave the other processes idle."""
 
 
 def unit(path: str) -> str:

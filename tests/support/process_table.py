@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 
 def stat(pid: int) -> list[str]:
@@ -14,7 +13,9 @@ def stat(pid: int) -> list[str]:
     Source: proc_pid_stat(5), from its third field.
     """
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        # Tests look through the whole table thousands of times; decoding what is not needed would be most of it.
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read(1024).rpartition(b")")[2].decode().split()
     except (FileNotFoundError, ProcessLookupError):  # the second if it ends while it is read
         return []
 

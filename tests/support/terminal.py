@@ -28,7 +28,12 @@ from rich.text import Text
 from support.waiting import TIMEOUT_S
 
 CTRL_C, CTRL_D, UP, TAB, PASTE = b"\x03", b"\x04", b"\x1b[A", b"\t", b"\x1b[200~%b\x1b[201~"
-_PRELOADED = ["transformers.models.auto.tokenization_auto", "rstar2.chat.repl", "rstar2.chat.judge"]
+_PRELOADED = [
+    "transformers.models.auto.tokenization_auto",
+    "rstar2.chat.repl",
+    "rstar2.chat.judge",
+    "rstar2.eval.measure",
+]
 
 
 class _Screen(pyte.HistoryScreen):

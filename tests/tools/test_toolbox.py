@@ -31,8 +31,8 @@ PAPERS_NAME = "execute_python_code_with_standard_io"
 
 @pytest.fixture(scope="module")
 def own_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeHandle]:
-    """A judge whose sessions are those of this module alone."""
-    with running_judge(tmp_path_factory.mktemp("judge")) as handle:
+    """A judge whose sessions are those of this module alone, and whose one worker loads the libraries once."""
+    with running_judge(tmp_path_factory.mktemp("judge"), workers=1) as handle:
         yield handle
 
 

@@ -20,7 +20,8 @@ from rstar2.judge.sandbox.protocol import JailSpec
 from rstar2.judge.schema import RunRequest, RunResult
 
 _TIMEOUT_S = 120.0
-_MEMORY_MB = 256
+_MEMORY_MB = 64
+"""Ample for the attempts; the program that fills its memory takes processor time by it, at each start."""
 _SECRET_MODE = 0o666
 
 # Each attempt is a function that returns something true if it succeeds. They run in one program.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
+import importlib.util
 import json
+import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
 from support.judge.judge_faults import status_when
+from support.optional import needs
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.schema import RunResult
 from rstar2.judge.server import codejudge
 from rstar2.judge.service.start import JudgeHandle
-from tests.support.optional import needs
 
 BOTH = pytest.mark.parametrize("verb", ["run", "judge"])
 
@@ -172,10 +175,28 @@ def test_what_run_code_does_not_serve_is_named(
     assert field in answer.json()["error"]
 
 
+def _alone(package: str, path: str) -> ModuleType:
+    """A folder of an installed package as a package of its own, without what the whole one imports."""
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    folder = Path(found.origin).parent / path
+    spec = importlib.util.spec_from_file_location(
+        folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[folder.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
 @needs("verl")
 def test_verls_own_client_works_unmodified(judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = importlib.import_module("verl.utils.reward_score.sandbox_fusion.utils")
+    whole = _alone("verl", "utils/reward_score/sandbox_fusion")
+    client = importlib.import_module(f"{whole.__name__}.utils")
     # What it waits beyond the program's own limit; ten seconds otherwise.
     monkeypatch.setattr(client, "API_TIMEOUT", TIMEOUT_S)
     cases = {"inputs": ["1\n", "2\n", "3\n", "boom\n"], "outputs": ["1", "2", "wrong", ""]}
@@ -185,7 +206,6 @@ def test_verls_own_client_works_unmodified(judge: JudgeHandle, monkeypatch: pyte
     assert details[0]["stdout"] == "1\n"
     endless = {"inputs": ["loop\n"], "outputs": [""]}
     assert client.check_correctness(f"{judge.url}/run_code", endless, code, timeout=1)[0] == [-3]
-    whole = importlib.import_module("verl.utils.reward_score.sandbox_fusion")
     completion = "```python\nprint(int(input()) ** 2)\n```"
     tests = {"inputs": ["3", "4"], "outputs": ["9", "16"]}
     score, _ = whole.compute_score(f"{judge.url}/run_code", None, 1024, completion, tests)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -183,7 +184,9 @@ with GraderPool(workers=1) as grader:
 
 
 @pytest.mark.slow
-def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp_path: Path) -> None:
+def test_after_a_kill_no_finished_sample_is_repeated(
+    servers: list[StandIn], grader: GraderPool, tmp_path: Path
+) -> None:
     verdicts = tmp_path / VERDICTS
     words = [sys.executable, "-c", KILLED, str(tmp_path), *(each.url for each in servers)]
     for each in servers:
@@ -196,7 +199,7 @@ def test_after_a_kill_no_finished_sample_is_repeated(servers: list[StandIn], tmp
     assert len(before) == 6
     for each in servers:
         each.complete_until = None
-    assert subprocess.run(words, timeout=600).returncode == 0
+    asyncio.run(filtered(servers, grader, tmp_path))
     after = list(read_verdicts(verdicts))
     assert after[: len(before)] == before
     assert max(Counter((problem, sample) for problem, sample, _ in after).values()) == 1
