@@ -13,8 +13,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Six processes for two processors: many tests wait for most of their time.
-PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+# Five processes for two processors: many tests wait for most of their time.
+PYTEST := $(BIN)/python -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-long quick test-vllm stress stress-long chromium smollm2 check docs clean
 

@@ -60,7 +60,7 @@ SCHEMAS: dict[Kind, Any] = {
     ),
 }
 
-_SPEAKERS = pa.array(["user", "assistant"])
+_SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 _WORD = re.compile(r"\w+")
 _PLAIN = bytes(
@@ -165,7 +165,8 @@ def texts_of(batch: Any) -> list[str]:
         problems: list[str] = batch.column("problem").to_pylist()
         return problems
     messages = batch.column("messages")
-    said = pc.is_in(messages.values.field("role"), value_set=_SPEAKERS)
+    # Not made when this module is imported: the first array imports pandas.
+    said = pc.is_in(messages.values.field("role"), value_set=pa.array(_SPEAKERS))
     before = np.concatenate([[0], np.cumsum(said.to_numpy(zero_copy_only=False))])
     contents = messages.values.field("content").filter(said).fill_null("")
     offsets = pa.array(before[messages.offsets.to_numpy()], type=pa.int32())

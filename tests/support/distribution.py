@@ -12,9 +12,29 @@ SHARED = {
     "judge/sandbox/": "sandboxes",
     # A judge of one worker that asks for a token, beside the judge that most folders use.
     **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py", "tools/"), "judges"),
-    # The commands of the pages, which need the judge and the libraries.
-    "docs/test_example_lines.py": "pages",
-    "docs/test_examples.py": "pages",
+    # transformers, which takes four seconds to import, and for some the judge.
+    **dict.fromkeys(
+        (
+            "chat/",
+            "cli/test_data.py",
+            "cli/test_eval_benchmarks.py",
+            "cli/test_format.py",
+            "docs/test_example_lines.py",
+            "docs/test_examples.py",
+            "engines/test_chat_api.py",
+            "engines/test_gguf.py",
+            "engines/test_models.py",
+            "engines/test_vllm.py",
+            "eval/benchmarks/test_gpqa_diamond.py",
+            "eval/methods/test_chat.py",
+            "eval/test_runner.py",
+            "eval/test_target.py",
+            "formats/",
+            "test_agent.py",
+            "test_prompts.py",
+        ),
+        "transformers",
+    ),
     # The judge that most folders use.
     **dict.fromkeys(
         (
@@ -55,30 +75,29 @@ SHARED = {
 """The unit of files, by the beginning of their paths, where it is not one of them."""
 LONGEST_FIRST = (
     "demo/test_whole_demo.py",
-    "demo/test_short_demo.py",
-    "sandboxes",
-    "libraries",
-    "judge users",
-    "pages",
-    "judges",
-    "browser",
+    # Waits for nearly all of its time, and so costs the others nothing while they compute.
     "serve/test_replicas.py",
+    "demo/test_short_demo.py",
+    "libraries",
+    "sandboxes",
+    "judge users",
+    "judges",
+    "transformers",
     "eval/harnesses/test_real_harnesses.py",
     "train/test_prepared_data.py",
     "train/verl/test_verl_update.py",
     "judge/service/test_service.py",
     "judge/test_faults.py",
+    "browser",
     "train/test_gpu_walk.py",
     "cli/test_serve.py",
-    "cli/test_data.py",
-    "cli/test_eval_benchmarks.py",
-    "cli/test_help.py",
-    "eval/grader/test_properties.py",
-    "eval/test_runner.py",
-    "eval/grader/test_symbolic.py",
     "data/mixture/test_prepare.py",
+    "cli/test_judge.py",
     "cli/test_doctor.py",
     "cli/test_extras.py",
+    "cli/test_help.py",
+    "eval/grader/test_properties.py",
+    "eval/grader/test_symbolic.py",
 )
 """The units of more than about 10 seconds: a long one at the end would leave the other processes idle."""
 
