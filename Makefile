@@ -26,10 +26,10 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	$(BIN)/rstar2 demo
 
-test: $(STAMP) chromium smollm2
+test: $(STAMP) chromium
 	$(PYTEST) -m "not long"
 
-test-long: $(STAMP)
+test-long: $(STAMP) smollm2
 	$(PYTEST) -m long
 
 quick: $(STAMP)
@@ -42,10 +42,10 @@ test-vllm: $(STAMP) smollm2
 	    tests/engines/test_real_vllm.py tests/train/verl/test_vllm_training.py; \
 	fi
 
-stress: $(STAMP) chromium smollm2
+stress: $(STAMP) chromium
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m "not long"
 
-stress-long: $(STAMP)
+stress-long: $(STAMP) smollm2
 	$(BIN)/python tests/support/busy_neighbours.py $(PYTEST) -m long
 
 # Chromium for the tests of the report page: found, or installed where apt-get can; never an error.

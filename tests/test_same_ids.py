@@ -184,7 +184,7 @@ def rendered_by_a_server(model: Path, openai: bool) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("make", [demo, smollm2])
+@pytest.mark.parametrize("make", [demo, pytest.param(smollm2, marks=pytest.mark.long)])
 async def test_eval_chat_verl_and_http_show_the_same_ids(make: Any, tmp_path: Path) -> None:
     model = make(tmp_path)
     codec = load_codec(model)

@@ -213,12 +213,15 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     os.environ |= FIXED_AT_IMPORT | {"RAY_RAYLET_PID": str(os.getpid())}
     before = dict(os.environ)
+    # Nearly all that the imports make stays: looking for what does not takes a tenth of their time.
+    gc.disable()
     for name in PRELOADED:
         importlib.import_module(name)
     set_by_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
     # What is not collected again is not written to again, so that parent and children keep sharing it.
     gc.collect()
     gc.freeze()
+    gc.enable()
     job = ForkServer(listener).serve()
     _become(job, set_by_imports)
     _run(job.argv)

@@ -164,7 +164,7 @@ def test_without_isolation_a_token_is_made_and_what_is_written_is_private(tmp_pa
     assert shared == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_large_programs_have_a_budget_in_bytes_and_none_is_lost(tmp_path: Path) -> None:
     """NUL bytes take six times their size as JSON, in the queue too."""
     budget, size, count = 12 << 20, 64 << 10, 120
@@ -256,7 +256,7 @@ def test_a_queue_elsewhere_needs_a_password_and_isolation(
         Supervisor(settings).start()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: EmbeddedRedis) -> None:
     weak = ServiceSettings(
         folder=str(tmp_path / "weak"),
