@@ -101,7 +101,7 @@ def stable(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def test_a_benchmark_is_measured_and_the_same_command_repeats_nothing(problems: Path, tmp_path: Path) -> None:
-    words = (problems, "--oracle", "-n", 2, "--per-problem")
+    words = (problems, "--oracle", "-n", 2, "--per-problem", "--judge-workers", 1)
     code, out, err = run(*words)
     assert code == 0, err
     for setting in (

@@ -23,7 +23,7 @@ SHORT = [
     "sft.batch=4",
     "sft.lr=2e-3",
     "problems.train=32",
-    "problems.held_out=16",
+    "problems.held_out=8",
     "eval.samples=2",
     "rl.steps=1",
     "rl.checkpoint.every=1",
@@ -52,8 +52,8 @@ def test_the_summary_says_what_was_measured(demo: tuple[Path, dict[str, Any]]) -
     assert summary["isolation"] in ("strict", "landlock", "none")
     assert [phase["name"] for phase in summary["phases"]] == ["sft", *STAGES]
     for phase in summary["phases"]:
-        assert phase["problems"] == 16
-        assert phase["samples"] == 32
+        assert phase["problems"] == 8
+        assert phase["samples"] == 16
         low, high = phase["interval"]
         assert 0 <= low <= phase["accuracy"] <= high <= 1
         assert phase["wall_s"] > 0

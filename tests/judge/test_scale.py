@@ -26,7 +26,7 @@ def scale() -> ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_crowd_with_endless_loops_in_it(scale: ModuleType, judge: JudgeHandle) -> None:
     asyncio.run(scale.load(judge.url, 64, 32))
     outcome = asyncio.run(scale.watched(judge, 900, 256))

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from support.optional import needs
+from support.servers import openai_client as openai
 from support.servers.serving import served
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient

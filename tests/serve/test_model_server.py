@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from support.optional import needs
+from support.servers import openai_client as openai
 from support.servers.serving import served
 from support.waiting import TIMEOUT_S, wait_until
 

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openai
 import pytest
 from support.commands import rstar2
 from support.optional import needs
+from support.servers import openai_client as openai
 from support.servers.serving import answering
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
@@ -68,6 +68,7 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
 
 
+@pytest.mark.long
 def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_for_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: JudgeHandle
 ) -> None:

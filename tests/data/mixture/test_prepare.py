@@ -224,7 +224,7 @@ prepare(plan_mixture([source], [], {}, [], []), Path(out), Killed())
 """A preparation that is killed when the progress is told so often of such an event."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_preparation_continues_to_the_same_bytes(tmp_path: Path) -> None:
     rows = [{"problem": f"What is {n} plus {n % 700}?", "answer": str(n)} for n in range(2 * PIECE_ROWS + 9)]
     source = tmp_path / "many.parquet"

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from support.eval.many_answers import Texts, as_written, written_integer
+from support.eval.with_sympy import graded_with_sympy
 
 from rstar2.eval.grader import grade
 from rstar2.files import read_objects
@@ -173,10 +174,7 @@ STATED = [
 
 
 def correct_for(golds: list[str], text: str) -> list[str]:
-    # Not above: every process of the tests would import sympy.
-    from rstar2.eval.grader.compare.symbolic import worked_out
-
-    return [gold for gold in golds if grade(gold, text, worked_out).correct]
+    return [gold for gold in golds if graded_with_sympy(gold, text).correct]
 
 
 @pytest.mark.parametrize(("text", "golds"), SEVERAL, ids=range(len(SEVERAL)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.eval.with_sympy import graded_with_sympy
 
 from rstar2.eval.grader import GraderPool, Verdict, grade
-from rstar2.eval.grader.compare.symbolic import worked_out
 
 NOT_VERIFIED = "not verified: a limit, an integral or a long sum"
 
@@ -31,7 +31,7 @@ NOT_VERIFIED = "not verified: a limit, an integral or a long sum"
     ],
 )
 def test_they_are_worked_out(gold: str, pred: str, verdict: str) -> None:
-    assert grade(gold, pred, worked_out).verdict == verdict
+    assert graded_with_sympy(gold, pred).verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_they_are_worked_out(gold: str, pred: str, verdict: str) -> None:
     ],
 )
 def test_what_sympy_does_not_work_out_is_not_called_wrong(pred: str) -> None:
-    assert grade("17", pred, worked_out) == Verdict("unparsed", pred, NOT_VERIFIED)
+    assert graded_with_sympy("17", pred) == Verdict("unparsed", pred, NOT_VERIFIED)
 
 
 def test_the_same_integral_needs_no_working_out() -> None:

@@ -91,7 +91,7 @@ async def test_a_program_that_is_too_long_is_told_with_the_limit(judge: JudgeHan
     assert "at most" in done.content[0].text
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_the_command_speaks_the_protocol_on_its_streams(
     judge: JudgeHandle, tmp_path: Path, named: bool
 ) -> None:

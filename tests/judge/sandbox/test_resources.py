@@ -149,8 +149,8 @@ os.write(1, b'niced')
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tier", ["strict", pytest.param("landlock", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tier", ["strict", "landlock"])
 def test_a_program_with_a_name_of_any_bytes_is_observed_and_its_waiting_thread_niced_too(
     get_worker: GetWorker, tier: Isolation
 ) -> None:

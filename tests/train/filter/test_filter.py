@@ -183,7 +183,7 @@ with GraderPool(workers=1) as grader:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_no_finished_sample_is_repeated(
     servers: list[StandIn], grader: GraderPool, tmp_path: Path
 ) -> None:
