@@ -41,7 +41,9 @@ def main() -> None:
     """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
     # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    # For speed only: torch and transformers make millions of objects as they are imported, nearly all of which stay.
+    # For speed only: torch and transformers make hundreds of thousands of objects as they are imported, nearly all of
+    # which stay. It is kept for the whole command, whose own objects are freed without a collection unless they form
+    # cycles.
     gc.set_threshold(20_000, 20, 100)
     try:
         app(prog_name="rstar2")

@@ -26,10 +26,11 @@ def scale() -> ModuleType:
     return module
 
 
-@pytest.mark.long
-def test_a_crowd_with_endless_loops_in_it(scale: ModuleType, judge: JudgeHandle) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("programs", [300, pytest.param(1200, marks=pytest.mark.long)])
+def test_a_crowd_with_endless_loops_in_it(scale: ModuleType, judge: JudgeHandle, programs: int) -> None:
     asyncio.run(scale.load(judge.url, 64, 32))
-    outcome = asyncio.run(scale.watched(judge, 900, 256))
+    outcome = asyncio.run(scale.watched(judge, programs, 256))
     assert outcome.wrong == []
     growth = {name: max(mb) - mb[0] for name, mb in outcome.resident_mb.items()}
     assert {name: mb for name, mb in growth.items() if mb > 40} == {}

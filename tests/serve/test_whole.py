@@ -68,9 +68,9 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
     wait_until(lambda: not Path(f"/proc/{server['pid']}").exists())
 
 
-@pytest.mark.long
+@pytest.mark.parametrize("with_tools", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_for_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: JudgeHandle
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, judge: JudgeHandle, with_tools: bool
 ) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "published-14b.md").read_text("utf-8")
     lines = re.findall(r"^rstar2 (serve \S+/.*)$", page, re.MULTILINE)
@@ -87,14 +87,12 @@ def test_the_servers_of_the_page_on_the_published_model_start_with_a_stand_in_fo
     monkeypatch.chdir(tmp_path)
     port = str(free_port())
     more = ["--python", str(vllm_environment(tmp_path / "vllm", "vllm")), "--port", port]
-    for line in lines:
-        with_tools = "--with-tools" in line
-        words = [word for word in shlex.split(line) if word != "--detach"] + more
-        words += ["--judge", judge.url] if with_tools else []
-        try:
-            started = rstar2(*words, "--detach")
-            assert started.code == 0, started.stderr
-            assert answering()["with_tools"] is with_tools
-        finally:
-            ended = rstar2("serve", "down", "--port", port)
-        assert ended.code == 0, ended.stderr
+    words = [word for word in shlex.split(lines[with_tools]) if word != "--detach"] + more
+    words += ["--judge", judge.url] if with_tools else []
+    try:
+        started = rstar2(*words, "--detach")
+        assert started.code == 0, started.stderr
+        assert answering()["with_tools"] is with_tools
+    finally:
+        ended = rstar2("serve", "down", "--port", port)
+    assert ended.code == 0, ended.stderr

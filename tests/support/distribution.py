@@ -10,8 +10,9 @@ TESTS = Path(__file__).resolve().parents[1]
 SHARED = {
     # Four sandboxes, of each tier and kind of user.
     "judge/sandbox/": "sandboxes",
-    # A judge of one worker that asks for a token, beside the judge that most folders use.
-    **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py", "tools/"), "judges"),
+    # A judge of one worker that asks for a token, beside the judge that most folders use. judge/service/ starts the
+    # former a second time: with it, this would be the longest unit.
+    **dict.fromkeys(("judge/server/", "judge/client/", "judge/test_scale.py"), "judges"),
     # transformers, which takes four seconds to import, and for some the judge.
     **dict.fromkeys(
         (
@@ -20,7 +21,6 @@ SHARED = {
             "cli/test_eval_benchmarks.py",
             "cli/test_format.py",
             "docs/test_example_lines.py",
-            "docs/test_examples.py",
             "engines/test_chat_api.py",
             "engines/test_gguf.py",
             "engines/test_models.py",
@@ -43,6 +43,7 @@ SHARED = {
             "cli/test_data_agree.py",
             "cli/test_eval.py",
             "data/test_builtin.py",
+            "docs/test_examples.py",
             "eval/test_eval_model.py",
             "serve/test_agent.py",
             "serve/test_whole.py",
@@ -88,6 +89,7 @@ LONGEST_FIRST = (
     "train/verl/test_verl_update.py",
     "judge/service/test_service.py",
     "judge/test_faults.py",
+    "tools/test_toolbox.py",
     "browser",
     "train/test_gpu_walk.py",
     "cli/test_serve.py",

@@ -12,6 +12,7 @@ from support.optional import needs
 from support.waiting import TIMEOUT_S
 
 from rstar2.judge.service.start import JudgeHandle
+from rstar2.judge.service.state import state_file
 
 # Sessions have all libraries, which each worker loads for the first one.
 pytestmark = [pytest.mark.slow, needs("mcp")]
@@ -91,16 +92,21 @@ async def test_a_program_that_is_too_long_is_told_with_the_limit(judge: JudgeHan
     assert "at most" in done.content[0].text
 
 
-@pytest.mark.parametrize("named", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("uses", ["named", "running here", pytest.param("own", marks=pytest.mark.long)])
 async def test_the_command_speaks_the_protocol_on_its_streams(
-    judge: JudgeHandle, tmp_path: Path, named: bool
+    judge: JudgeHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str
 ) -> None:
     from mcp import Client
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
-    words = ["-m", "rstar2", "judge", "mcp", *(["--url", judge.url] if named else [])]
+    if uses == "running here":
+        monkeypatch.setenv("RSTAR2_STATE", str(tmp_path))
+        state_file().write(judge)
+    words = ["-m", "rstar2", "judge", "mcp", *(["--url", judge.url] if uses == "named" else [])]
     server = StdioServerParameters(command=sys.executable, args=words, env={"RSTAR2_STATE": str(tmp_path)})
-    # By default it has the standard error of the moment in which it was imported, which may be another test's.
-    async with Client(stdio_client(server, errlog=sys.__stderr__)) as client:
-        done = await client.call_tool("run_python", {"code": "6 * 7"})
+    with (tmp_path / "said").open("w") as said:
+        async with Client(stdio_client(server, errlog=said)) as client:
+            done = await client.call_tool("run_python", {"code": "6 * 7"})
     assert done.structured_content["value"] == "42"
+    told = (tmp_path / "said").read_text()
+    assert (f"tools of the judge at {judge.url}\n" in told) == (uses != "own"), told

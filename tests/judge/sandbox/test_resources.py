@@ -181,6 +181,29 @@ def test_a_process_cannot_hide_from_its_zygote(get_worker: GetWorker, tier: Isol
         assert result.cpu_s >= 0.29
 
 
+_ENDLESS = "while True: pass"
+_NAMED = f"import ctypes; ctypes.CDLL(None).prctl(15, bytes([255, 254, 253]), 0, 0, 0)\n{_ENDLESS}"
+
+
+def test_a_crowd_is_niced_whatever_its_processes_are_called() -> None:
+    codes = [_NAMED, *[_ENDLESS] * 5]
+    crowd = [subprocess.Popen([sys.executable, "-S", "-c", code]) for code in codes]
+    name = Path(f"/proc/{crowd[0].pid}/comm")
+    try:
+        wait_until(lambda: name.read_bytes().startswith(bytes([255, 254, 253])))
+
+        def niced() -> bool:
+            processes.bound_share(process.pid for process in crowd)
+            return all(os.getpriority(os.PRIO_PROCESS, process.pid) > 0 for process in crowd)
+
+        # Not at once: it counts those that compute at the moment.
+        wait_until(niced)
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
+
+
 def _nice_while_they_are_bounded(_: Sandbox) -> list[int]:
     computing = [
         subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], stdin=subprocess.DEVNULL)

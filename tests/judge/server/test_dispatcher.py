@@ -10,7 +10,7 @@ import redis
 from rstar2.judge.queue import tasks as queue
 from rstar2.judge.queue.embedded_redis import EmbeddedRedis
 from rstar2.judge.schema import RunResult
-from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, PendingRun
+from rstar2.judge.server.dispatcher import RESULTS_AT_ONCE, Dispatcher, PendingRun, QueueFull
 
 
 async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
@@ -44,4 +44,16 @@ async def test_missed_results_are_fetched_the_long_ones_a_few_at_a_time(
     assert [run.id for run in dispatcher.unsent] == [names[1]]
     assert [run.result.result() for run in runs[2:]] == [states[name] for name in names[2:]]
     assert max(fetched) <= RESULTS_AT_ONCE
+    await dispatcher.close()
+
+
+async def test_more_bytes_than_the_queue_may_hold_are_refused_until_there_is_room(
+    server: EmbeddedRedis,
+) -> None:
+    dispatcher = Dispatcher(server.url, max_queued=1000, max_queued_bytes=2 << 20)
+    body = f'"{"x" * (1 << 20)}"'
+    runs = [dispatcher.submit(PendingRun(f"run{number}", body, timeout_s=10.0)) for number in range(2)]
+    with pytest.raises(QueueFull, match="programs and results take 2 MiB, 2 are allowed"):
+        dispatcher.check_capacity(1)
+    assert len(runs) == 2
     await dispatcher.close()

@@ -175,19 +175,20 @@ def test_what_run_code_does_not_serve_is_named(
     assert field in answer.json()["error"]
 
 
-def _alone(package: str, path: str) -> ModuleType:
+def _alone(package: str, path: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A folder of an installed package as a package of its own, without what the whole one imports."""
     found = importlib.util.find_spec(package)
     assert found is not None
     assert found.origin is not None
     folder = Path(found.origin).parent / path
+    name = f"{package}_{folder.name}"
     spec = importlib.util.spec_from_file_location(
-        folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[folder.name] = module
+    monkeypatch.setitem(sys.modules, name, module)
     spec.loader.exec_module(module)
     return module
 
@@ -195,7 +196,7 @@ def _alone(package: str, path: str) -> ModuleType:
 @pytest.mark.slow
 @needs("verl")
 def test_verls_own_client_works_unmodified(judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = _alone("verl", "utils/reward_score/sandbox_fusion")
+    whole = _alone("verl", "utils/reward_score/sandbox_fusion", monkeypatch)
     client = importlib.import_module(f"{whole.__name__}.utils")
     # What it waits beyond the program's own limit; ten seconds otherwise.
     monkeypatch.setattr(client, "API_TIMEOUT", TIMEOUT_S)

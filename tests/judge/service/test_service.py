@@ -286,6 +286,20 @@ def test_a_worker_below_the_judges_tier_does_not_join(tmp_path: Path, server: Em
         assert client.run(RunRequest(code="1", timeout_s=TIMEOUT_S)).isolation == "none"
 
 
+@pytest.mark.slow
+def test_a_judge_is_not_started_above_a_worker_of_its_queue(tmp_path: Path, server: EmbeddedRedis) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        # As if its heartbeats came all the time.
+        client.execute_command(
+            *required_isolation.register("weak", {"isolation": "none", "at": time.time() + 3600})
+        )
+    with (
+        pytest.raises(UserError, match="worker weak runs under none on the same queue"),
+        running_judge(tmp_path, workers=1, redis_url=server.url, preload=False),
+    ):
+        pass
+
+
 def test_what_a_killed_judge_required_expires(server: EmbeddedRedis) -> None:
     with redis.Redis.from_url(server.url, decode_responses=True) as client:
         # As if its heartbeats came all the time.
