@@ -93,7 +93,6 @@ LONGEST_FIRST = (
     "browser",
     "train/test_gpu_walk.py",
     "cli/test_serve.py",
-    "data/mixture/test_prepare.py",
     "cli/test_judge.py",
     "cli/test_doctor.py",
     "cli/test_extras.py",
