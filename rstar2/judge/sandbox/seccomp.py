@@ -3,8 +3,12 @@
 An allow-list: a call that is not named here fails with ENOSYS, as on an old kernel, so that libraries take their
 older path. What programs try and may not do fails with EPERM. flock is not named, because it would lock the
 host's own processes out of every readable file; locks by fcntl need write access to keep readers out. Compiled
-outside, once; loaded by each program. Where there are no namespaces (the landlock tier), every call that Landlock
-does not control and that could touch another process or another file's attributes is refused as well.
+outside, once. Where there are no namespaces (the landlock tier), every call that Landlock does not control and that
+could touch another process or another file's attributes is refused as well.
+
+In the strict tier the zygotes are under a filter that lets through, beyond the list, only what they need to confine a
+program; each program inherits it, and loads a small one that refuses that, too. For speed only: a filter is compiled
+to machine code each time it is loaded, and the whole list takes a tenth of a small program's time.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 from rstar2.errors import Failure
+from rstar2.judge.sandbox.inside import syscalls
 
 _FILES = """
 access chdir close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate
@@ -56,16 +62,21 @@ _SIGNALS = "tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send
 _NEW_PROGRAMS = "fork vfork execve execveat"
 
 _REFUSED = """
-memfd_create memfd_secret ptrace process_vm_readv process_vm_writev mount umount2 pivot_root chroot unshare
-setns bpf perf_event_open userfaultfd keyctl add_key request_key io_uring_setup setuid setgid setreuid
-setregid setresuid setresgid setgroups capset shmget semget msgget sethostname setdomainname reboot swapon
-swapoff init_module finit_module delete_module kexec_load settimeofday clock_settime acct quotactl
-personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp seccomp
+memfd_create memfd_secret ptrace process_vm_readv process_vm_writev pivot_root chroot bpf perf_event_open
+userfaultfd keyctl add_key request_key io_uring_setup setuid setgid setreuid setregid shmget semget msgget
+sethostname setdomainname reboot swapon swapoff init_module finit_module delete_module kexec_load settimeofday
+clock_settime acct quotactl personality syslog open_by_handle_at process_madvise pidfd_getfd kcmp
 """
+
+_CONFINING = "setns unshare mount umount2 setgroups setresuid setresgid capset seccomp setsid"
+"""Refused to programs; zygotes need them, and the processes they fork until these are confined."""
+_CONFINING_NEW = (*syscalls.LANDLOCK_CALLS, syscalls.IO_URING_REGISTER)
+"""The same, but a program finds them missing. By number: older versions of libseccomp do not know their names."""
 
 # Flags of clone() that make namespaces, and CLONE_PARENT, whose child nobody would reap. clone3 hides its
 # flags from a filter, so it answers ENOSYS.
 _CLONE_REFUSED = 0x7E020000 | 0x00008000
+_CLONE_NEWPID = 0x20000000
 _CLONE_THREAD = 0x00010000
 _AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
 # What libc and Python ask of terminals and streams; not TIOCSTI and the like.
@@ -73,6 +84,8 @@ _IOCTLS = (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451)
 # Names, reading dumpability, timer slack, naming of memory, whether seccomp or no_new_privs are on.
 _PRCTLS = (2, 3, 15, 16, 21, 29, 30, 39, 0x53564D41)
 _PR_SET_DUMPABLE = 4
+# PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER, which zygotes use.
+_ZYGOTE_PRCTLS = (1, 36)
 # fcntl: duplicates, flags, locks, and the sizes and seals that exist. Not leases, which make every other opener of the
 # file wait for up to 45 s; not owners and signals of descriptors, and no notices, which signal other processes; not
 # larger pipes, which are kernel memory that no limit of the program counts.
@@ -104,28 +117,35 @@ def library() -> Any:
 
 
 class _Rules:
-    """A libseccomp filter under construction."""
+    """A libseccomp filter under construction; what no rule is for fails with ENOSYS, or is allowed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, allow_others: bool = False) -> None:
         self.lib = library()
-        self._filter = self.lib.SyscallFilter(self.lib.ERRNO(errno.ENOSYS))
+        others = self.lib.ALLOW if allow_others else self.lib.ERRNO(errno.ENOSYS)
+        self._filter = self.lib.SyscallFilter(others)
         self._filter.set_attr(_OPTIMISE, _AS_TREE)
 
-    def allow(self, names: str, *conditions: Any) -> None:
-        self._add(self.lib.ALLOW, names, conditions)
+    def allow(self, calls: str | tuple[int, ...], *conditions: Any) -> None:
+        """Allow calls, given by names or numbers, where every condition holds."""
+        self._add(self.lib.ALLOW, calls, conditions)
 
-    def refuse(self, names: str, *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        self._add(self.lib.ERRNO(with_errno), names, conditions)
+    def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
+        """Have calls fail, given by names or numbers, where every condition holds."""
+        self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
-    def _add(self, action: int, names: str, conditions: tuple[Any, ...]) -> None:
-        """Add rules for the calls that this machine has."""
+    def _add(self, action: int, calls: str | tuple[int, ...], conditions: tuple[Any, ...]) -> None:
+        for number in self._numbers(calls) if isinstance(calls, str) else calls:
+            self._filter.add_rule(action, number, *conditions)
+
+    def _numbers(self, names: str) -> Iterator[int]:
+        """The numbers of the calls that this machine has."""
         for name in names.split():
             try:
                 number = self.lib.resolve_syscall(self.lib.Arch.NATIVE, name)
             except OSError:
                 continue
             if number >= 0:
-                self._filter.add_rule(action, number, *conditions)
+                yield number
 
     def when(self, argument: int, value: int, mask: int | None = None) -> Any:
         """The condition that an argument, or the bits of it in `mask`, equals a value."""
@@ -158,10 +178,8 @@ def _common() -> _Rules:
         rules.refuse("fcntl", rules.when(1, command))
     rules.allow("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, 0, _O_ASYNC))
     rules.refuse("fcntl", rules.when(1, fcntl.F_SETFL), rules.when(2, _O_ASYNC, _O_ASYNC))
-    # The caller's own, and not those of a group or of all processes of a user, such as other workers' programs.
-    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
+    # Not those of a group or of all processes of a user, such as other workers' programs.
     rules.refuse("setpriority", rules.unless(0, os.PRIO_PROCESS))
-    rules.refuse("setpriority", rules.unless(1, 0))
     for option in _PRCTLS:
         rules.allow("prctl", rules.when(0, option))
     # Its zygote could not see a process that is not dumpable, nor what it uses.
@@ -170,19 +188,40 @@ def _common() -> _Rules:
     return rules
 
 
-def strict_filter() -> bytes:
-    """BPF for programs in namespaces of their own: they may fork, execute, and signal one another."""
+def strict_zygote_filter() -> bytes:
+    """BPF for the zygotes of programs in namespaces of their own, and for the programs.
+
+    With `strict_program_filter` on top, programs may fork, execute, and signal one another.
+    """
     rules = _common()
     for group in (_ATTRIBUTES, _OWNERS, _WATCHES, _LOCAL_SOCKETS, _NEW_PROGRAMS, _SIGNALS):
         rules.allow(group)
     rules.allow(f"truncate {_ON_PROCESSES}")
-    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED))
+    rules.allow("clone", rules.when(0, 0, _CLONE_REFUSED & ~_CLONE_NEWPID))
     for name in ("socket", "socketpair"):
         rules.allow(name, rules.when(0, _AF_UNIX))
         rules.refuse(name, rules.unless(0, _AF_UNIX))
-    # A session of its own has a share of the processors of its own, where the kernel groups processes by session.
-    rules.refuse("setsid")
     _add_kill(rules)
+    rules.allow(_CONFINING)
+    rules.allow(_CONFINING_NEW)
+    for option in _ZYGOTE_PRCTLS:
+        rules.allow("prctl", rules.when(0, option))
+    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS))
+    return rules.compile()
+
+
+def strict_program_filter() -> bytes:
+    """BPF for a program on top of `strict_zygote_filter`: without what confined it."""
+    rules = _Rules(allow_others=True)
+    # setsid among them: a session of its own has a share of the processors of its own, where the kernel groups
+    # processes by session.
+    rules.refuse(_CONFINING)
+    rules.refuse(_CONFINING_NEW, with_errno=errno.ENOSYS)
+    rules.refuse("clone", rules.when(0, _CLONE_NEWPID, _CLONE_NEWPID), with_errno=errno.ENOSYS)
+    for option in _ZYGOTE_PRCTLS:
+        rules.refuse("prctl", rules.when(0, option), with_errno=errno.ENOSYS)
+    # Only the caller's own.
+    rules.refuse("setpriority", rules.unless(1, 0))
     return rules.compile()
 
 
@@ -192,7 +231,10 @@ def landlock_filter(abi: int) -> bytes:
     What this kernel's version of Landlock, `abi`, does not control is refused here.
     """
     rules = _common()
-    rules.refuse(f"setsid socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
+    rules.refuse(f"{_CONFINING} socket {_LOCAL_SOCKETS} {_NEW_PROGRAMS} {_OWNERS} {_WATCHES}")
+    # Only the caller's own.
+    rules.allow("setpriority", rules.when(0, os.PRIO_PROCESS), rules.when(1, 0))
+    rules.refuse("setpriority", rules.unless(1, 0))
     # Landlock does not control these. They pretend to work, because copying and unpacking files ends with them.
     rules.refuse(_ATTRIBUTES, with_errno=0)
     rules.allow(_ON_PROCESSES, rules.when(0, 0))

@@ -10,7 +10,14 @@ from rstar2.judge.sandbox.host.cgroups import Cgroup
 from rstar2.judge.sandbox.host.users import first_host_uid
 from rstar2.judge.sandbox.inside import namespaces, syscalls
 from rstar2.judge.sandbox.protocol import JailSpec
-from rstar2.judge.sandbox.seccomp import NETWORK_ABI, SIGNAL_ABI, TRUNCATE_ABI, landlock_filter, strict_filter
+from rstar2.judge.sandbox.seccomp import (
+    NETWORK_ABI,
+    SIGNAL_ABI,
+    TRUNCATE_ABI,
+    landlock_filter,
+    strict_program_filter,
+    strict_zygote_filter,
+)
 from rstar2.judge.schema import Isolation
 
 MAX_PROCESSES = 64
@@ -45,10 +52,17 @@ def _jail_spec(tier: Isolation, root: Path, *, is_root: bool, user_namespace: bo
         readable_paths=["/"] if strict else bound_paths,
         sys_path=rootfs.library_paths(),
         landlock_abi=abi,
-        seccomp_filter=b"" if tier == "none" else strict_filter() if strict else landlock_filter(abi),
+        zygote_filter=strict_zygote_filter() if strict else b"",
+        program_filter=_program_filter(tier, abi),
         max_processes=MAX_PROCESSES if strict else 0,
         cpus=sorted(os.sched_getaffinity(0)),
     )
+
+
+def _program_filter(tier: Isolation, landlock_abi: int) -> bytes:
+    if tier == "none":
+        return b""
+    return strict_program_filter() if tier == "strict" else landlock_filter(landlock_abi)
 
 
 def program_uid(spec: JailSpec, session: int = 0) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from support.waiting import TIMEOUT_S
 from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import seccomp, tiers
 from rstar2.judge.sandbox.host import cgroups
+from rstar2.judge.sandbox.inside import syscalls
 from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
@@ -64,8 +67,8 @@ def _weaken(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     ("changes", "attempts"),
     [
         ({"landlock_abi": 0}, ["read_secret", "write_outside"]),
-        ({"seccomp_filter": b""}, ["netlink_socket", "lease_library", *_FILTERED]),
-        ({"landlock_abi": 0, "seccomp_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
+        ({"program_filter": b""}, ["netlink_socket", "lease_library", *_FILTERED]),
+        ({"landlock_abi": 0, "program_filter": b""}, ["read_secret", "connect_local", "connect_abstract"]),
     ],
 )
 def test_a_hole_in_the_landlock_tier_is_found_by_its_escape_tests(
@@ -93,6 +96,9 @@ def test_a_hole_in_the_strict_tier_is_found_by_its_escape_tests(
     _weaken(monkeypatch, bound_paths=[*whole["bound_paths"], str(tmp_path)])
     with pytest.raises(Failure, match="read_secret"):
         Sandbox(tmp_path, tier="strict").start()
+    _weaken(monkeypatch, program_filter=b"")
+    with pytest.raises(Failure, match="new_user_namespace"):
+        Sandbox(tmp_path, tier="strict").start()
 
 
 def _start_weakened(folder: Path, tier: Isolation, changes: dict[str, object]) -> Sandbox:
@@ -111,7 +117,7 @@ def test_a_hole_in_a_filter_is_found_by_the_escape_tests_of_a_user_too(
 ) -> None:
     request.getfixturevalue(f"{tier}_user")  # Only for its skip.
     with pytest.raises(Failure, match="an escape attempt succeeded") as caught:
-        OrdinaryUser(tier, _start_weakened, {"seccomp_filter": b""})
+        OrdinaryUser(tier, _start_weakened, {"zygote_filter": b"", "program_filter": b""})
     for attempt in attempts + _FILTERED:
         assert attempt in str(caught.value)
 
@@ -175,7 +181,7 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     if landlock_abi() < abi:
         pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
     request.getfixturevalue(user)  # Only for its skip.
-    changes = {"landlock_abi": abi, "seccomp_filter": seccomp.landlock_filter(abi)}
+    changes = {"landlock_abi": abi, "program_filter": seccomp.landlock_filter(abi)}
     worker: ThisUser | OrdinaryUser
     if user == "landlock":
         worker = ThisUser(_start_weakened(tmp_path, "landlock", changes))
@@ -185,6 +191,43 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     assert printed == "x\n"
     assert any("cannot confine signals" in line for line in said)
     worker.close()
+
+
+_CALL_ALL = """
+import ctypes, errno
+libc = ctypes.CDLL(None, use_errno=True)
+for name, arguments in calls.items():
+    ctypes.set_errno(0)
+    result = libc.syscall(*map(ctypes.c_long, arguments), 0, 0, 0, 0)
+    print(name, errno.errorcode.get(ctypes.get_errno()), result, flush=True)
+"""
+
+
+def _call_all(sandbox: Sandbox, calls: dict[str, tuple[int, ...]]) -> tuple[str, str]:
+    request = RunRequest(code=f"calls = {calls!r}\n{_CALL_ALL}", timeout_s=TIMEOUT_S)
+    return sandbox.isolation, sandbox.run(request, "a").stdout
+
+
+def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser | OrdinaryUser) -> None:
+    library = seccomp.library()
+    number = partial(library.resolve_syscall, library.Arch.NATIVE)
+    refused = ["setns", "unshare", "mount", "umount2", "setgroups", "setresuid", "setresgid", "capset"]
+    refused += ["seccomp", "setsid"]
+    missing = dict(zip(["create", "add", "restrict"], syscalls.LANDLOCK_CALLS, strict=True))
+    missing["register"] = syscalls.IO_URING_REGISTER
+    calls: dict[str, tuple[int, ...]] = {name: (number(name),) for name in refused}
+    calls |= {name: (call,) for name, call in missing.items()}
+    calls["clone"] = (number("clone"), syscalls.CLONE_NEWPID | signal.SIGCHLD)
+    calls["death signal"] = (number("prctl"), syscalls.PR_SET_PDEATHSIG, 0)
+    calls["reaper"] = (number("prctl"), syscalls.PR_SET_CHILD_SUBREAPER, 0)
+    calls["renice"] = (number("setpriority"), os.PRIO_PROCESS, 1, 5)
+    calls["renice itself"] = (number("setpriority"), os.PRIO_PROCESS, 0, 5)
+    tier, printed = worker.do(_call_all, calls)
+    expected = dict.fromkeys([*refused, "renice"], "EPERM -1")
+    expected |= dict.fromkeys([*missing, "death signal", "reaper"], "ENOSYS -1")
+    expected["clone"] = "ENOSYS -1" if tier == "strict" else "EPERM -1"
+    expected["renice itself"] = "None 0"
+    assert printed.splitlines() == [f"{name} {expected[name]}" for name in calls]
 
 
 def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:

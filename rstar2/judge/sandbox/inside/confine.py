@@ -23,7 +23,7 @@ class Confinement:
     def __init__(self, spec: JailSpec) -> None:
         self._spec = spec
         self._strict = spec["tier"] == "strict"
-        self._filter = syscalls.SyscallFilter(spec["seccomp_filter"]) if spec["seccomp_filter"] else None
+        self._filter = syscalls.SyscallFilter(spec["program_filter"]) if spec["program_filter"] else None
         self._landlock = _landlock(spec, spec["work_dir"])
         self._limits = [
             (resource.RLIMIT_CORE, 0),

@@ -8,7 +8,6 @@ jail with it, and the jail's death ends it.
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import sys
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from rstar2.judge.sandbox.protocol import JailSpec
 
 
+_CONTROL_FD = 64
 _ZYGOTES = 4
 """One of each kind; a zygote that is started later shares nothing with the earlier ones."""
 
@@ -34,7 +34,7 @@ def main(control_fd: int) -> None:
 
 def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
     """Build the jail and serve on the control socket until it closes. None: there is nothing to run."""
-    control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
+    control = _socket.socket(fileno=os.dup2(control_fd, _CONTROL_FD, inheritable=False))
     os.close(control_fd)
     # Programs get their descriptors as 0 to 3, so none of ours may be there.
     while os.open(os.devnull, os.O_RDONLY) < 4:

@@ -10,6 +10,7 @@ For speed only: without it small programs take a third longer.
 
 from __future__ import annotations
 
+import marshal
 import os
 
 from rstar2.judge.sandbox.inside import syscalls
@@ -74,3 +75,27 @@ def written_since_fork(pid: int) -> set[int]:
                 if entry & _OWN == _OWN:
                     found.add(start + number * _PAGE)
     return found
+
+
+def written_by_either(pid: int) -> set[int]:
+    """The pages that this process or a fork of it, `pid`, wrote since the fork, by their addresses.
+
+    Raises:
+        OSError: the kernel does not let us look.
+    """
+    # A process of its own looks: what it writes meanwhile is its own, and what this one wrote, the fork alone has left.
+    ours, theirs = os.pipe()
+    looker = os.fork()
+    if looker == 0:
+        try:
+            with open(theirs, "wb") as found:
+                found.write(marshal.dumps(sorted(written_since_fork(pid))))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as found:
+        data = found.read()
+    os.waitpid(looker, 0)
+    if not data:
+        raise OSError("the pages of a program cannot be read")
+    return set(marshal.loads(data))

@@ -33,8 +33,8 @@ _SYS_SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SYS_CAPSET = {"x86_64": 126, "aarch64": 91}
 _SYS_GETDENTS64 = {"x86_64": 217, "aarch64": 61}
 _SYS_MOUNT_SETATTR = 442
-_SYS_IO_URING_SETUP, _SYS_IO_URING_REGISTER = 425, 427
-_SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
+_SYS_IO_URING_SETUP, IO_URING_REGISTER = 425, 427
+LANDLOCK_CALLS = _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _SECCOMP_SET_MODE_FILTER = 1
@@ -56,6 +56,9 @@ _clone = _libc.clone
 _clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 _pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
 _machine = os.uname().machine
+_STACK_BYTES = 16384
+_free_stacks: list[ctypes.Array[ctypes.c_char]] = []
+"""Stacks of first processes that have ended."""
 
 
 def _check(result: int, what: str) -> int:
@@ -141,8 +144,9 @@ class BareInit:
     """
 
     def __init__(self) -> None:
-        self._stack = ctypes.create_string_buffer(16384)
-        top = (ctypes.addressof(self._stack) + 16384) & ~15
+        # Used again: a new one would be zeroed, and every page that a zygote writes makes a fork dearer.
+        self._stack = _free_stacks.pop() if _free_stacks else ctypes.create_string_buffer(_STACK_BYTES)
+        top = (ctypes.addressof(self._stack) + _STACK_BYTES) & ~15
         # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
         _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
         try:
@@ -156,6 +160,7 @@ class BareInit:
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
+        _free_stacks.append(self._stack)
 
 
 class _FilterProgram(ctypes.Structure):
@@ -230,9 +235,7 @@ def register_buffers(ring: int, spans: list[tuple[int, int]]) -> None:
     """Register parts of this process's memory, (address, bytes) each, with an io_uring that has none yet."""
     vector = (ctypes.c_uint64 * (2 * len(spans)))(*[number for span in spans for number in span])
     count = ctypes.c_uint(len(spans))
-    _check(
-        _syscall(_SYS_IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register"
-    )
+    _check(_syscall(IO_URING_REGISTER, ring, _IORING_REGISTER_BUFFERS, vector, count), "io_uring_register")
 
 
 def use_huge_pages() -> None:

@@ -57,6 +57,8 @@ def prepare(spec: JailSpec) -> None:
     preload.bare()
     preload.freeze_memory()
     Confinement(spec)
+    if spec["zygote_filter"]:
+        syscalls.SyscallFilter(spec["zygote_filter"]).load()
 
 
 def serve(spec: JailSpec, control: _socket.socket, rings: list[int], usage: int) -> Forked:
@@ -260,7 +262,7 @@ class Zygote:
         try:
             # While the child lives: a page that the two no longer share is then a page of its own, and is not
             # copied together with a huge page around it.
-            pages = prefault.written_since_fork(child.pid) | prefault.written_since_fork(os.getpid())
+            pages = prefault.written_by_either(child.pid)
             prefault.register(self._ring, pages)
             answer["prefaulted"] = len(pages)
         except OSError as error:
