@@ -27,7 +27,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -207,11 +206,10 @@ def rounds(
     return {n: {k: statistics.median(rates[n, k]) for k in PROGRAMS} for n in contestants}
 
 
-def batched_rates(url: str, seconds: float, workers: int) -> dict[str, float]:
-    """Programs a second of one judge, through its batches, by program."""
-    warm_up(url, workers)
-    run = judge(url)
-    return {kind: run(kind, how_many(run, kind, seconds, workers)) for kind in PROGRAMS}
+def warm_judge(url: str) -> Run:
+    """The judge of one worker at a URL, once it is warm."""
+    warm_up(url, workers=1)
+    return judge(url)
 
 
 def busy_share(before: CpuTimes, now: CpuTimes) -> float:
@@ -348,10 +346,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="1 with --against")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--seconds", type=float, default=1.5, help="of each contestant on each program a round"
+        "--seconds", type=float, default=1.5, help="of each contestant on each program a round, or a turn"
     )
     parser.add_argument("--isolation", choices=["strict", "landlock"], default="strict")
     parser.add_argument("--codejudge", metavar="URL", help="a server that speaks code-judge's protocol")
@@ -362,12 +360,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.against:
         found = compare(
-            options.against,
-            options.rounds,
-            options.workers,
-            options.isolation,
-            LATENCY_S,
-            partial(batched_rates, seconds=options.seconds, workers=options.workers),
+            options.against, PROGRAMS, options.rounds, options.isolation, options.seconds, warm_judge
         )
     else:
         found = measure(options)

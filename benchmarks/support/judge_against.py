@@ -1,8 +1,9 @@
 """This checkout's judge beside that of another checkout; `python benchmarks/judge.py --against CHECKOUT` runs it.
 
-Each round starts one judge, measures it and stops it, and then does the same with the other; which one is first
-alternates. They do not run at the same time: a judge claims processors for its workers, and the second would find
-none. Judges are started by each checkout's own command line, and half-load latencies are measured with its own client.
+Both judges are up at once, and take turns of a fraction of a second: the speed of a shared machine changes from second
+to second. Each has one worker and one CPU, the same for both. With more, a judge would claim a CPU for each worker, and
+the other would find none. Every round starts both anew. Judges are started by each checkout's own command line, and
+half-load latencies are measured with its own client.
 """
 
 from __future__ import annotations
@@ -14,28 +15,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parents[2]
 START_S = 120.0
-Measure = Callable[[str], dict[str, float]]
-"""Measures the judge at a URL. → programs a second, by program."""
+_TURNS = 16
+"""Turns of each judge on each program in a round."""
+_FIRST = 32
+"""Programs of each kind before the turns, which say how many fill a turn."""
+_LATENCY_TURNS, _LATENCY_S = 6, 4.0
+"""Turns of each judge under half load in a round, and how long each is."""
+Run = Callable[[str, int], float]
+"""Runs a program so many times. → programs a second."""
 
 
 @contextmanager
-def judge_of(checkout: Path, workers: int, isolation: str) -> Iterator[str]:
-    """A judge of that checkout. → its URL."""
+def judge_of(checkout: Path, isolation: str, cpu: int) -> Iterator[str]:
+    """A judge of that checkout, with one worker, on one CPU. → its URL."""
     with tempfile.TemporaryDirectory() as state:
         command = [sys.executable, "-m", "rstar2", "judge", "up", "--port", "0"]
-        command += ["--workers", str(workers), "--isolation", isolation]
+        command += ["--workers", "1", "--isolation", isolation]
         process = subprocess.Popen(
             command,
             cwd=checkout,
             env={**_environment(checkout), "RSTAR2_STATE": state},
             stdout=subprocess.DEVNULL,
+            preexec_fn=lambda: os.sched_setaffinity(0, {cpu}),
         )
         try:
             yield _url(Path(state) / "judge.json", process)
@@ -59,10 +68,10 @@ def _url(note: Path, process: subprocess.Popen[bytes]) -> str:
     return str(json.loads(note.read_text())["url"])
 
 
-def half_load_p99_ms(checkout: Path, url: str, rate: float, seconds: float, seed: int) -> float:
-    """With the client of that checkout."""
+def _latencies_ms(checkout: Path, url: str, rate: float, seed: int) -> list[float]:
+    """Milliseconds that each program took, with the client of that checkout, when they arrive at `rate`."""
     script = Path(__file__).with_name("judge_load.py")
-    words = ["--url", url, "--rate", str(rate / 2), "--seconds", str(seconds), "--seed", str(seed)]
+    words = ["--url", url, "--rate", str(rate), "--seconds", str(_LATENCY_S), "--seed", str(seed)]
     done = subprocess.run(
         [sys.executable, str(script), *words],
         cwd=checkout,
@@ -70,39 +79,84 @@ def half_load_p99_ms(checkout: Path, url: str, rate: float, seconds: float, seed
         stdout=subprocess.PIPE,
         check=True,
     )
-    took = json.loads(done.stdout)
-    return 1000 * float(took[len(took) * 99 // 100])
+    return [1000 * seconds for seconds in json.loads(done.stdout)]
 
 
 def compare(
-    against: Path, rounds: int, workers: int, isolation: str, seconds: float, measure: Measure
+    against: Path,
+    kinds: Iterable[str],
+    rounds: int,
+    isolation: str,
+    seconds: float,
+    warm: Callable[[str], Run],
 ) -> dict[str, Any]:
-    """Prints and returns the medians of both, and of the ratios within each round."""
+    """Prints and returns the rates of both, the ratios of neighbouring turns, and the latencies.
+
+    Args:
+        kinds: the names of the programs.
+        seconds: the length of a turn.
+        warm: waits until the judge at a URL is warm. → runs programs there.
+    """
     checkouts = {"this": HERE, "other": against.resolve()}
-    rates: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-    p99: dict[str, list[float]] = {name: [] for name in checkouts}
+    cpu = min(os.sched_getaffinity(0))
+    rates: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in checkouts}
+    waits: dict[str, list[list[float]]] = {name: [] for name in checkouts}
     for number in range(rounds):
         order = list(checkouts) if number % 2 else list(reversed(checkouts))
-        for name in order:
-            with judge_of(checkouts[name], workers, isolation) as url:
-                found = measure(url)
-                rates[name].append(found)
-                p99[name].append(
-                    half_load_p99_ms(checkouts[name], url, found["trivial"], seconds, seed=number)
-                )
+        with ExitStack() as stack:
+            urls = {name: stack.enter_context(judge_of(checkouts[name], isolation, cpu)) for name in order}
+            runs = {name: warm(urls[name]) for name in order}
+            _take_turns(runs, order, kinds, seconds, rates)
+            # The same load for both, with the same arrivals.
+            load = min(statistics.median(rates[name]["trivial"]) for name in order) / 2
+            for turn in range(_LATENCY_TURNS):
+                seed = number * _LATENCY_TURNS + turn
+                for name in order if turn % 2 else reversed(order):
+                    waits[name].append(_latencies_ms(checkouts[name], urls[name], load, seed))
         print(f"round {number + 1} of {rounds} done", file=sys.stderr)
+    return _report(rates, waits)
+
+
+def _report(rates: dict[str, dict[str, list[float]]], waits: dict[str, list[list[float]]]) -> dict[str, Any]:
     ratios = {
-        kind: [this[kind] / other[kind] for this, other in zip(rates["this"], rates["other"], strict=True)]
-        for kind in rates["this"][0]
+        kind: [this / other for this, other in zip(each, rates["other"][kind], strict=True)]
+        for kind, each in rates["this"].items()
     }
-    print(f"{'programs a second':18}" + "".join(f"{kind:>22}" for kind in ratios) + f"{'half-load p99':>26}")
-    for name in checkouts:
-        medians = {kind: statistics.median(each[kind] for each in rates[name]) for kind in ratios}
-        waits = f"{statistics.median(p99[name]):.1f} ({min(p99[name]):.1f}-{max(p99[name]):.1f}) ms"
-        print(f"{name:18}" + "".join(f"{medians[kind]:22.0f}" for kind in ratios) + f"{waits:>26}")
-    shown = {
-        kind: f"{statistics.median(each):.3f} ({min(each):.2f}-{max(each):.2f})"
-        for kind, each in ratios.items()
-    }
+    print(f"{'programs a second':18}" + "".join(f"{kind:>22}" for kind in ratios))
+    for name, found in rates.items():
+        print(f"{name:18}" + "".join(f"{statistics.median(found[kind]):22.0f}" for kind in ratios))
+    shown = {kind: _median_and_quartiles(each, 3) for kind, each in ratios.items()}
     print(f"{'this / other':18}" + "".join(f"{shown[kind]:>22}" for kind in ratios))
-    return {"rates": rates, "ratios": ratios, "half_load_p99_ms": p99}
+    print("latency at half load: of all programs, and the p99 of the turns")
+    for name, turns in waits.items():
+        cuts = statistics.quantiles([wait for turn in turns for wait in turn], n=100)
+        each = [statistics.quantiles(turn, n=100)[98] for turn in turns]
+        print(
+            f"{name:18}p50 {cuts[49]:.1f}, p90 {cuts[89]:.1f}, p99 {cuts[98]:.1f} ms; "
+            f"p99 of a turn {_median_and_quartiles(each, 1)} ms"
+        )
+    print("in brackets: quartiles; ratios are those of neighbouring turns")
+    return {"rates": rates, "ratios": ratios, "half_load_latencies_ms": waits}
+
+
+def _median_and_quartiles(values: list[float], digits: int) -> str:
+    first, median, third = statistics.quantiles(values, n=4)
+    return f"{median:.{digits}f} ({first:.{digits}f}-{third:.{digits}f})"
+
+
+def _take_turns(
+    runs: dict[str, Run],
+    order: list[str],
+    kinds: Iterable[str],
+    seconds: float,
+    rates: dict[str, dict[str, list[float]]],
+) -> None:
+    """Run each program on each judge in turn, as often for both, and add the rates that were seen."""
+    counts = {}
+    for kind in kinds:
+        first = [runs[name](kind, _FIRST) for name in order]
+        counts[kind] = max(1, int(statistics.mean(first) * seconds))
+    for turn in range(_TURNS):
+        for kind, count in counts.items():
+            for name in order if turn % 2 else reversed(order):
+                rates[name][kind].append(runs[name](kind, count))
