@@ -346,10 +346,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, default=2, help="1 with --against")
+    parser.add_argument("--workers", type=int, help="2 where nothing is given; always 1 with --against")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--seconds", type=float, default=1.5, help="of each contestant on each program a round, or a turn"
+        "--seconds",
+        type=float,
+        help="of each contestant on each program a round, 1.5 where nothing is given; with --against a turn, 0.4",
     )
     parser.add_argument("--isolation", choices=["strict", "landlock"], default="strict")
     parser.add_argument("--codejudge", metavar="URL", help="a server that speaks code-judge's protocol")
@@ -359,10 +361,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures here")
     options = parser.parse_args()
     if options.against:
-        found = compare(
-            options.against, PROGRAMS, options.rounds, options.isolation, options.seconds, warm_judge
-        )
+        if options.workers is not None:
+            parser.error("--workers has no use with --against: each judge has one worker")
+        seconds = options.seconds or 0.4
+        found = compare(options.against, PROGRAMS, options.rounds, options.isolation, seconds, warm_judge)
     else:
+        options.workers, options.seconds = options.workers or 2, options.seconds or 1.5
         found = measure(options)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")

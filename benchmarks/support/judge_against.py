@@ -2,8 +2,8 @@
 
 Both judges are up at once, and take turns of a fraction of a second: the speed of a shared machine changes from second
 to second. Each has one worker and one CPU, the same for both. With more, a judge would claim a CPU for each worker, and
-the other would find none. Every round starts both anew. Judges are started by each checkout's own command line, and
-half-load latencies are measured with its own client.
+the other would find none; so a change of these claims is not seen here. Every round starts both anew. Judges are
+started by each checkout's own command line, and half-load latencies are measured with its own client.
 """
 
 from __future__ import annotations
@@ -127,16 +127,18 @@ def _report(rates: dict[str, dict[str, list[float]]], waits: dict[str, list[list
         print(f"{name:18}" + "".join(f"{statistics.median(found[kind]):22.0f}" for kind in ratios))
     shown = {kind: _median_and_quartiles(each, 3) for kind, each in ratios.items()}
     print(f"{'this / other':18}" + "".join(f"{shown[kind]:>22}" for kind in ratios))
-    print("latency at half load: of all programs, and the p99 of the turns")
+    print("latency at half the rate of the slower: of all programs, and the p99 of the turns")
     for name, turns in waits.items():
-        cuts = statistics.quantiles([wait for turn in turns for wait in turn], n=100)
-        each = [statistics.quantiles(turn, n=100)[98] for turn in turns]
-        print(
-            f"{name:18}p50 {cuts[49]:.1f}, p90 {cuts[89]:.1f}, p99 {cuts[98]:.1f} ms; "
-            f"p99 of a turn {_median_and_quartiles(each, 1)} ms"
-        )
+        every = [wait for turn in turns for wait in turn]
+        p50, p90, p99 = (_percentile(every, percent) for percent in (50, 90, 99))
+        each = _median_and_quartiles([_percentile(turn, 99) for turn in turns], 1)
+        print(f"{name:18}p50 {p50:.1f}, p90 {p90:.1f}, p99 {p99:.1f} ms; p99 of a turn {each} ms")
     print("in brackets: quartiles; ratios are those of neighbouring turns")
     return {"rates": rates, "ratios": ratios, "half_load_latencies_ms": waits}
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return sorted(values)[len(values) * percent // 100]
 
 
 def _median_and_quartiles(values: list[float], digits: int) -> str:

@@ -6,9 +6,9 @@ host's own processes out of every readable file; locks by fcntl need write acces
 outside, once. Where there are no namespaces (the landlock tier), every call that Landlock does not control and that
 could touch another process or another file's attributes is refused as well.
 
-In the strict tier the zygotes are under a filter that lets through, beyond the list, only what they need to confine a
-program; each program inherits it, and loads a small one that refuses that, too. For speed only: a filter is compiled
-to machine code each time it is loaded, and the whole list takes a tenth of a small program's time.
+In the strict tier the zygotes are under a filter that allows, beyond the list, only what they need to confine a
+program. Each program inherits it, and loads a small one that refuses those calls as well. For speed only: a filter is
+compiled to machine code each time it is loaded, which for the whole list takes a tenth of a small program's time.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class _Rules:
         self._add(self.lib.ALLOW, calls, conditions)
 
     def refuse(self, calls: str | tuple[int, ...], *conditions: Any, with_errno: int = errno.EPERM) -> None:
-        """Have calls fail, given by names or numbers, where every condition holds."""
+        """Make calls fail, given by names or numbers, where every condition holds."""
         self._add(self.lib.ERRNO(with_errno), calls, conditions)
 
     def _add(self, action: int, calls: str | tuple[int, ...], conditions: tuple[Any, ...]) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rstar2.judge.sandbox.protocol import JailSpec
 
 
-_CONTROL_FD = 64
+_CONTROL_FDS = (64, 65)
+"""Numbers for the control socket, above those that programs and messages use."""
 _ZYGOTES = 4
 """One of each kind; a zygote that is started later shares nothing with the earlier ones."""
 
@@ -34,7 +35,9 @@ def main(control_fd: int) -> None:
 
 def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
     """Build the jail and serve on the control socket until it closes. None: there is nothing to run."""
-    control = _socket.socket(fileno=os.dup2(control_fd, _CONTROL_FD, inheritable=False))
+    # The number it has in the worker may be any, and a descriptor cannot be copied to its own number.
+    number = next(fd for fd in _CONTROL_FDS if fd != control_fd)
+    control = _socket.socket(fileno=os.dup2(control_fd, number, inheritable=False))
     os.close(control_fd)
     # Programs get their descriptors as 0 to 3, so none of ours may be there.
     while os.open(os.devnull, os.O_RDONLY) < 4:

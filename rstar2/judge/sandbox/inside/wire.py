@@ -3,8 +3,8 @@
 Values travel as marshal: both ends are ours and run the same interpreter, and programs never hold one of these
 sockets.
 
-For speed only: no module that is a shared library of its own is imported for this, because each is mapped in five parts
-that every fork of a zygote copies.
+For speed only: descriptors are packed without `array`, because a module that is a shared library is mapped in five
+parts, which every fork of a zygote copies.
 """
 
 from __future__ import annotations
