@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from support.judge_against import compare
+from support.judge_against import Run, compare
 from support.judge_load import latencies
 
 from rstar2.judge.sandbox.host.cpu_affinity import CpuAffinity, CpuTimes, cpu_times
@@ -51,8 +51,6 @@ IN_FLIGHT = 4
 HEAVIEST = "import time, pandas\ntime.sleep(0.5)"
 """Waits for the zygote that takes longest to get warm, and keeps a worker from doing it for another."""
 PROFILING_S = 4.0
-Run = Callable[[str, int], float]
-"""Runs a program so many times. → programs a second."""
 
 
 class Wrong(Exception):

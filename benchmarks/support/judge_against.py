@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parents[2]
 START_S = 120.0
 _TURNS = 16
 """Turns of each judge on each program in a round."""
-_FIRST = 32
+_TRIAL_PROGRAMS = 32
 """Programs of each kind before the turns, which say how many fill a turn."""
 _LATENCY_TURNS, _LATENCY_S = 6, 4.0
 """Turns of each judge under half load in a round, and how long each is."""
@@ -84,7 +84,7 @@ def _latencies_ms(checkout: Path, url: str, rate: float, seed: int) -> list[floa
 
 def compare(
     against: Path,
-    kinds: Iterable[str],
+    kinds: Collection[str],
     rounds: int,
     isolation: str,
     seconds: float,
@@ -93,7 +93,7 @@ def compare(
     """Prints and returns the rates of both, the ratios of neighbouring turns, and the latencies.
 
     Args:
-        kinds: the names of the programs.
+        kinds: the names of the programs; `trivial`, under which latencies are measured, must be among them.
         seconds: the length of a turn.
         warm: waits until the judge at a URL is warm. → runs programs there.
     """
@@ -149,14 +149,14 @@ def _median_and_quartiles(values: list[float], digits: int) -> str:
 def _take_turns(
     runs: dict[str, Run],
     order: list[str],
-    kinds: Iterable[str],
+    kinds: Collection[str],
     seconds: float,
     rates: dict[str, dict[str, list[float]]],
 ) -> None:
     """Run each program on each judge in turn, as often for both, and add the rates that were seen."""
     counts = {}
     for kind in kinds:
-        first = [runs[name](kind, _FIRST) for name in order]
+        first = [runs[name](kind, _TRIAL_PROGRAMS) for name in order]
         counts[kind] = max(1, int(statistics.mean(first) * seconds))
     for turn in range(_TURNS):
         for kind, count in counts.items():

@@ -18,7 +18,6 @@ from rstar2.errors import Failure, UserError
 from rstar2.judge.sandbox import seccomp, tiers
 from rstar2.judge.sandbox.host import cgroups
 from rstar2.judge.sandbox.inside import syscalls
-from rstar2.judge.sandbox.inside.syscalls import landlock_abi
 from rstar2.judge.sandbox.sandbox import Sandbox
 from rstar2.judge.schema import Isolation, RunRequest
 
@@ -178,8 +177,8 @@ def _write_and_read(sandbox: Sandbox) -> tuple[str, list[str]]:
 def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     request: pytest.FixtureRequest, tmp_path: Path, abi: int, user: str
 ) -> None:
-    if landlock_abi() < abi:
-        pytest.skip(f"this kernel's Landlock is version {landlock_abi()}")
+    if syscalls.landlock_abi() < abi:
+        pytest.skip(f"this kernel's Landlock is version {syscalls.landlock_abi()}")
     request.getfixturevalue(user)  # Only for its skip.
     changes = {"landlock_abi": abi, "program_filter": seccomp.landlock_filter(abi)}
     worker: ThisUser | OrdinaryUser
@@ -193,6 +192,8 @@ def test_landlock_holds_on_kernels_with_an_older_version_of_it(
     worker.close()
 
 
+_Calls = dict[str, tuple[int | str, ...]]
+"""System calls by name: number and arguments; `me` is the caller's process id."""
 _CALL_ALL = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -209,7 +210,7 @@ else:
 """
 
 
-def _call_all(sandbox: Sandbox, calls: dict[str, tuple[int | str, ...]]) -> tuple[str, str]:
+def _call_all(sandbox: Sandbox, calls: _Calls) -> tuple[str, str]:
     can_fork = sandbox.isolation == "strict"
     request = RunRequest(code=f"calls, can_fork = {calls!r}, {can_fork}\n{_CALL_ALL}", timeout_s=TIMEOUT_S)
     return sandbox.isolation, sandbox.run(request, "a").stdout
@@ -220,7 +221,7 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
     number = partial(library.resolve_syscall, library.Arch.NATIVE)
     # With arguments with which they succeed or fail otherwise where no filter refuses them. setgroups is not among
     # them: without capabilities it always fails like this.
-    refused: dict[str, tuple[int | str, ...]] = {
+    refused: _Calls = {
         name: (number(name), *arguments)
         for name, arguments in {
             "setns": (-1,),
@@ -235,7 +236,7 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
             "setpriority": (os.PRIO_PROCESS, "me", 5),
         }.items()
     }
-    missing: dict[str, tuple[int | str, ...]] = {
+    missing: _Calls = {
         "landlock_create_ruleset": (syscalls.LANDLOCK_CALLS[0],),
         "landlock_add_rule": (syscalls.LANDLOCK_CALLS[1],),
         "landlock_restrict_self": (syscalls.LANDLOCK_CALLS[2],),
@@ -243,10 +244,8 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
         "death signal": (number("prctl"), syscalls.PR_SET_PDEATHSIG, 0),
         "reaper": (number("prctl"), syscalls.PR_SET_CHILD_SUBREAPER, 0),
     }
-    clone: dict[str, tuple[int | str, ...]] = {
-        "clone": (number("clone"), syscalls.CLONE_NEWPID | signal.SIGCHLD)
-    }
-    own: dict[str, tuple[int | str, ...]] = {"own priority": (number("setpriority"), os.PRIO_PROCESS, 0, 5)}
+    clone: _Calls = {"clone": (number("clone"), syscalls.CLONE_NEWPID | signal.SIGCHLD)}
+    own: _Calls = {"own priority": (number("setpriority"), os.PRIO_PROCESS, 0, 5)}
     tier, printed = worker.do(_call_all, refused | missing | clone | own)
     expected = [f"{name} EPERM -1" for name in refused] + [f"{name} ENOSYS -1" for name in missing]
     expected += [f"clone {'ENOSYS' if tier == 'strict' else 'EPERM'} -1", "own priority None 0"]

@@ -93,17 +93,17 @@ def written_by_either(pid: int) -> set[int]:
     # Another process looks, because looking writes. What this one wrote, only the fork still has as it was.
     ours, theirs = os.pipe()
     try:
-        looker = os.fork()
+        reader = os.fork()
     except OSError:
         os.close(ours)
         os.close(theirs)
         raise
-    if looker == 0:
+    if reader == 0:
         _send_written(pid, theirs)
     os.close(theirs)
     with open(ours, "rb") as pipe:
         data = pipe.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(looker, 0)[1])
+    code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
     if code > 0:
         raise OSError(code, os.strerror(code))
     if code < 0:
