@@ -8,7 +8,7 @@ could touch another process or another file's attributes is refused as well.
 
 In the strict tier the zygotes are under a filter that allows, beyond the list, only what they need to confine a
 program. Each program inherits it, and loads a small one that refuses those calls as well. For speed only: a filter is
-compiled to machine code each time it is loaded, which for the whole list takes a tenth of a small program's time.
+compiled to machine code each time it is loaded; with the whole list a small program takes 7 % more time.
 """
 
 from __future__ import annotations

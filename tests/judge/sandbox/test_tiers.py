@@ -252,33 +252,6 @@ def test_a_program_is_refused_what_its_zygote_confines_it_with(worker: ThisUser 
     assert printed.splitlines() == expected
 
 
-_SOCKET_NUMBER = """
-import os, socket, sys
-from pathlib import Path
-from rstar2.judge.sandbox.sandbox import Sandbox
-from rstar2.judge.schema import RunRequest
-
-number, whole = int(sys.argv[2]), socket.socketpair
-
-def with_number(*arguments):
-    ours, theirs = whole(*arguments)
-    return ours, socket.socket(fileno=os.dup2(theirs.detach(), number, inheritable=False))
-
-socket.socketpair = with_number
-sandbox = Sandbox(Path(sys.argv[1]), minimum="landlock")
-sandbox.start()
-print(sandbox.run(RunRequest(code="print(6 * 7)"), "a").stdout, end="")
-sandbox.close()
-"""
-
-
-@pytest.mark.parametrize("number", [64, 65])
-def test_a_jail_starts_whatever_number_its_socket_has(tmp_path: Path, number: int) -> None:
-    command = [sys.executable, "-c", _SOCKET_NUMBER, str(tmp_path), str(number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert (done.stdout, done.returncode) == ("42\n", 0), done.stderr
-
-
 def test_every_landlock_exception_is_one_sentence(landlock: Sandbox) -> None:
     found = landlock.exceptions()
     assert len(found) >= 7

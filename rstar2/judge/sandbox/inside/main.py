@@ -8,6 +8,7 @@ jail with it, and the jail's death ends it.
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import sys
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from rstar2.judge.sandbox.protocol import JailSpec
 
 
-_CONTROL_FDS = (64, 65)
-"""Numbers for the control socket, above those that programs and messages use."""
 _ZYGOTES = 4
 """One of each kind; a zygote that is started later shares nothing with the earlier ones."""
 
@@ -35,9 +34,7 @@ def main(control_fd: int) -> None:
 
 def _serve(control_fd: int) -> program.Program | session.CellLoop | None:
     """Build the jail and serve on the control socket until it closes. None: there is nothing to run."""
-    # The number it has in the worker may be any, and a descriptor cannot be copied to its own number.
-    number = next(fd for fd in _CONTROL_FDS if fd != control_fd)
-    control = _socket.socket(fileno=os.dup2(control_fd, number, inheritable=False))
+    control = _socket.socket(fileno=fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, 64))
     os.close(control_fd)
     # Programs get their descriptors as 0 to 3, so none of ours may be there.
     while os.open(os.devnull, os.O_RDONLY) < 4:

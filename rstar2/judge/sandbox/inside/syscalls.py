@@ -56,9 +56,6 @@ _clone = _libc.clone
 _clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 _pause = ctypes.cast(_libc.pause, ctypes.c_void_p)
 _machine = os.uname().machine
-_STACK_BYTES = 16384
-_free_stacks: list[ctypes.Array[ctypes.c_char]] = []
-"""Stacks of first processes that have ended."""
 
 
 def _check(result: int, what: str) -> int:
@@ -144,9 +141,8 @@ class BareInit:
     """
 
     def __init__(self) -> None:
-        # Used again: a new one would be zeroed, and every page that a zygote writes makes a fork dearer.
-        self._stack = _free_stacks.pop() if _free_stacks else ctypes.create_string_buffer(_STACK_BYTES)
-        top = (ctypes.addressof(self._stack) + _STACK_BYTES) & ~15
+        self._stack = ctypes.create_string_buffer(16384)
+        top = (ctypes.addressof(self._stack) + 16384) & ~15
         # A program may be allowed to signal it, and this interpreter's handlers must not run in there.
         _libc.pthread_sigmask(_SIG_SETMASK, _ALL_SIGNALS, _signals_before)
         try:
@@ -160,7 +156,6 @@ class BareInit:
         os.kill(self.pid, 9)
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
-        _free_stacks.append(self._stack)
 
 
 class _FilterProgram(ctypes.Structure):

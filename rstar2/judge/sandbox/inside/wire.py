@@ -2,16 +2,13 @@
 
 Values travel as marshal: both ends are ours and run the same interpreter, and programs never hold one of these
 sockets.
-
-For speed only: descriptors are packed without `array`, because a module that is a shared library is mapped in five
-parts, which every fork of a zygote copies.
 """
 
 from __future__ import annotations
 
 import _socket
+import array
 import marshal
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,8 +17,7 @@ if TYPE_CHECKING:
 MAX_MESSAGE = 64 * 1024
 """Bytes of one message. Longer texts travel in a memfd."""
 _MAX_FDS = 8
-_FD_BYTES = 4
-_FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * _FD_BYTES)
+_FD_SPACE = _socket.CMSG_SPACE(_MAX_FDS * 4)
 
 
 class Closed(Exception):
@@ -30,8 +26,7 @@ class Closed(Exception):
 
 def send(sock: _socket.socket, message: Any, fds: tuple[int, ...] = ()) -> None:
     """Send one message; Closed where the other end is gone."""
-    numbers = b"".join(fd.to_bytes(_FD_BYTES, sys.byteorder) for fd in fds)
-    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)] if fds else []
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sock.sendmsg([marshal.dumps(message)], ancillary)
     except (BrokenPipeError, ConnectionResetError) as error:
@@ -46,9 +41,7 @@ def receive(sock: _socket.socket) -> tuple[Any, list[int]]:
         raise Closed from error
     if not data:
         raise Closed
-    fds = [
-        int.from_bytes(block[start : start + _FD_BYTES], sys.byteorder)
-        for _, _, block in ancillary
-        for start in range(0, len(block), _FD_BYTES)
-    ]
-    return marshal.loads(data), fds
+    fds = array.array("i")
+    for _, _, block in ancillary:
+        fds.frombytes(block)
+    return marshal.loads(data), fds.tolist()
