@@ -93,6 +93,13 @@ def _verb(line: str) -> str:
     return line.partition("rstar2 ")[2].split()[0]
 
 
+MAKERS = {
+    folder: next(line for line in LINES if f"{option} {folder}" in line)
+    for folder, option in (("runs/night", "--run"), ("chats/lamps", "--transcript"))
+}
+"""By what lines read of what other lines make: the latter."""
+
+
 def _is_only_parsed(line: str) -> bool:
     """Whether a line speaks to what runs in the background, a judge or a server, or needs a harness's environment."""
     words = line.partition("rstar2 ")[2].split()
@@ -250,6 +257,9 @@ def test_the_pages_have_lines_of_every_verb() -> None:
 def test_an_example_line_runs(
     line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
 ) -> None:
+    for made, maker in MAKERS.items():
+        if made in line and line != maker and not Path(made).exists():
+            assert _run(maker, judge, standin, endpoint).code == 0
     ran = _run(line, judge, standin, endpoint)
     # doctor's exit code says whether this machine can train, which is not the examples' concern.
     assert ran.code == 0 or (_verb(line) == "doctor" and ran.code == 1), ran.stderr
