@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -29,6 +30,10 @@ JOIN_EVERY = 4
 """Steps between which no request joins a running batch: each time costs about as much as a step."""
 TINY_PARAMETERS = 10_000_000
 """A model of fewer is stepped fastest by one thread: a second costs more than it gains."""
+GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy, as for vLLM: divided by it, logits are no numbers any more."""
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON does not have; OpenAI's value."""
 _ALL_THREADS = torch.get_num_threads()
 """Torch's own choice, which an earlier engine in this process may have changed."""
 
@@ -189,7 +194,7 @@ class HFEngine:
             try:
                 with torch.inference_mode():
                     self._accept_requests()
-                    self._drop_cancelled()
+                    self._drop_ended()
                     self._answer_interruptions()
                     if self._rows and not self._closed:
                         self._step()
@@ -236,7 +241,26 @@ class HFEngine:
             self._prefill(joining)
 
     def _prefill(self, joining: list[_Row]) -> None:
-        """Run the prompts, all but their last token's successor, and merge the caches, padded on the left.
+        """Run the prompts of rows that join, and draw their first tokens."""
+        try:
+            logits, cache, mask = self._run_prompts(joining)
+        except Exception as error:  # noqa: BLE001 - passed to the joining callers
+            for row in joining:
+                _fail(row, error)
+            return
+        try:
+            self._merge(cache, mask)
+        except Exception as error:
+            for row in joining:
+                _fail(row, error)
+            # The caches may be merged in part, so the other rows cannot continue.
+            raise
+        self._rows += joining
+        self._sample(logits, joining)
+        self._retire()
+
+    def _run_prompts(self, joining: list[_Row]) -> tuple[torch.Tensor, DynamicCache, torch.Tensor]:
+        """Logits of the rows' first tokens, shape (B, V), and the cache and mask of their prompts, padded on the left.
 
         A prompt that several rows have, as the rollouts of a group do, is run once.
         """
@@ -248,22 +272,14 @@ class HFEngine:
             ids[i, width - len(prompt) :] = torch.tensor(prompt)
             mask[i, width - len(prompt) :] = 1
         cache = DynamicCache()
-        try:
-            logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
-        except Exception as error:  # noqa: BLE001 - passed to the joining callers
-            for row in joining:
-                _fail(row, error)
-            return
+        logits = self._forward(ids, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
         if len(prompts) < len(joining):
             place = {tuple(prompt): i for i, prompt in enumerate(prompts)}
             rows = torch.tensor([place[tuple(row.prompt)] for row in joining])
             logits, mask = logits[rows], mask[rows]
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
-        self._merge(cache, mask)
-        self._rows += joining
-        self._sample(logits, joining)
-        self._retire()
+        return logits, cache, mask
 
     def _step(self) -> None:
         last = torch.tensor([[row.token_ids[-1]] for row in self._rows])
@@ -288,9 +304,12 @@ class HFEngine:
         return torch.as_tensor(out.logits[:, -1]).float()
 
     def _sample(self, logits: torch.Tensor, rows: list[_Row]) -> None:
-        """Draw one token per row by inverse transform, each row from its own stream of random numbers."""
+        """Draw one token per row by inverse transform, each row from its own stream of random numbers.
+
+        A row whose token cannot be drawn or told fails alone.
+        """
         temperature = torch.tensor([row.sampling.temperature for row in rows])
-        greedy = temperature <= 0
+        greedy = temperature < GREEDY_BELOW
         logprobs = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature)[:, None], dim=-1)
         probabilities = _truncated(logprobs.exp(), rows)
         uniform = torch.tensor([row.rng.random() for row in rows], dtype=torch.float64)
@@ -301,8 +320,14 @@ class HFEngine:
         for i, (row, token, logprob) in enumerate(zip(rows, drawn.tolist(), chosen.tolist(), strict=True)):
             row.token_ids.append(token)
             row.logprobs.append(logprob)
-            if row.on_step is not None and not row.future.cancelled():
+            if not math.isfinite(logprob):
+                _fail(row, EngineError(f"the model {self.name} gives log-probabilities that are not finite"))
+            if row.on_step is None or row.future.done():
+                continue
+            try:
                 row.on_step(Step(token, logprob, _likeliest(logprobs[i], row.top)))
+            except Exception as error:  # noqa: BLE001 - passed to its caller
+                _fail(row, error)
 
     def _retire(self) -> None:
         """Answer the rows that are done and take them out of the batch."""
@@ -317,8 +342,9 @@ class HFEngine:
                 keep.append(i)
         self._keep(keep)
 
-    def _drop_cancelled(self) -> None:
-        self._keep([i for i, row in enumerate(self._rows) if not row.future.cancelled()])
+    def _drop_ended(self) -> None:
+        """Take out the rows that were cancelled or failed."""
+        self._keep([i for i, row in enumerate(self._rows) if not row.future.done()])
 
     def _keep(self, keep: list[int]) -> None:
         if len(keep) == len(self._rows):
@@ -361,7 +387,7 @@ class HFEngine:
 def _likeliest(logprobs: torch.Tensor, count: int) -> tuple[tuple[int, float], ...]:
     """The `count` likeliest tokens of a row of shape (V,), likeliest first."""
     values, tokens = logprobs.topk(min(count, len(logprobs)))
-    return tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+    return tuple(zip(tokens.tolist(), values.clamp(min=_LEAST_LOGPROB).tolist(), strict=True))
 
 
 def _fail(row: _Row, error: Exception) -> None:
@@ -384,7 +410,9 @@ def _truncated(probabilities: torch.Tensor, rows: list[_Row]) -> torch.Tensor:
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True)
     rank = torch.arange(ordered.shape[-1])[None, :]
-    top_k = torch.tensor([row.sampling.top_k or ordered.shape[-1] for row in rows])[:, None]
+    vocabulary = ordered.shape[-1]
+    # No more than there are: a tensor does not hold every number that a client may send.
+    top_k = torch.tensor([min(row.sampling.top_k, vocabulary) or vocabulary for row in rows])[:, None]
     top_p = torch.tensor([row.sampling.top_p for row in rows])[:, None]
     kept = (rank < top_k) & (ordered.cumsum(-1) - ordered < top_p)
     kept[:, 0] = True

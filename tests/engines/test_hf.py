@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +253,62 @@ def test_work_that_fails_in_the_engines_thread_is_told_to_its_caller(engine: HFE
     with pytest.raises(KeyError, match="unknown weight"):
         asyncio.run(engine.call(fail))
     assert len(together(engine, [GREEDY])[0].token_ids) == 12
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0, top_k=10**19, max_tokens=6, seed=1),
+        Sampling(temperature=1e-40, max_tokens=6),
+    ],
+)
+def test_an_extreme_setting_of_one_request_is_no_harm_to_it_or_to_others(
+    engine: HFEngine, sampling: Sampling
+) -> None:
+    plain = Sampling(temperature=1.0, max_tokens=20, seed=3)
+    (alone,) = together(engine, [plain])
+    other, extreme = together(engine, [plain, sampling])
+    assert other.token_ids == alone.token_ids
+    assert len(extreme.token_ids) == 6
+    assert extreme.logprobs is not None
+    assert all(map(math.isfinite, extreme.logprobs))
+
+
+def test_whoever_cannot_be_told_a_token_fails_alone(engine: HFEngine) -> None:
+    def fail(step: Any) -> None:
+        raise RuntimeError("its loop is closed")
+
+    (alone,) = together(engine, [GREEDY])
+    told = engine._submit(PROMPTS[1], GREEDY, fail)
+    other = engine._submit(PROMPTS[0], GREEDY, None)
+    with pytest.raises(EngineError, match="its loop is closed"):
+        told.result(TIMEOUT_S)
+    assert other.result(TIMEOUT_S).token_ids == alone.token_ids
+
+
+def test_requests_that_cannot_join_the_batch_are_told_and_the_next_are_answered(
+    engine: HFEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no memory for the caches")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "_merge", fail)
+        futures = [engine._submit(ids, GREEDY, None) for ids in PROMPTS[:2]]
+        for future in futures:
+            with pytest.raises(EngineError, match="no memory for the caches"):
+                future.result(TIMEOUT_S)
+    assert len(together(engine, [GREEDY])[0].token_ids) == 12
+
+
+def test_a_model_that_gives_no_numbers_is_an_error(folder: Path) -> None:
+    engine = opened(folder, threads=1)
+    try:
+        engine.model.lm_head.weight.data[:] = math.nan
+        with pytest.raises(EngineError, match="not finite"):
+            asyncio.run(engine.generate([5], GREEDY))
+    finally:
+        asyncio.run(engine.aclose())
 
 
 def test_a_closed_engine_refuses(folder: Path) -> None:

@@ -197,6 +197,7 @@ def test_a_conversation_is_answered_with_its_tokens_and_their_count(
     ("path", "body", "status", "said"),
     [
         ("completions", {"prompt": PROMPT, "temperature": 9}, 400, "temperature"),
+        ("completions", {"prompt": PROMPT, "top_k": 10**19}, 400, "top_k"),
         ("completions", {"prompt": PROMPT, "max_tokens": 5000}, 400, "maximum context length is 512"),
         ("completions", {"prompt": [99999]}, 400, "token id"),
         ("completions", {"prompt": []}, 400, "empty"),

@@ -40,7 +40,7 @@ class SamplingFields(BaseModel, extra="forbid"):
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
+    top_k: int = Field(0, ge=-1, lt=1 << 31)
     """0 and -1 are off."""
     seed: int | None = None
     stop: str | list[str] | None = None
