@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +21,8 @@ from pydantic import BaseModel
 _PR_SET_PDEATHSIG = 1
 _FIRST_PORT, _TRIES = 20_000, 100
 """Ray's workers take the ports below."""
+_LISTENS = "0A"
+"""The state of a socket that listens, in /proc/net/tcp."""
 _END_S = 60.0
 """How long a process may take to end that was killed, or that closed its standard input at once."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -122,6 +124,38 @@ def unassigned_ports() -> range:
     assigned = Path("/proc/sys/net/ipv4/ip_local_port_range")
     end = int(assigned.read_text().split()[0]) if assigned.exists() else 0
     return range(_FIRST_PORT, end) if end > _FIRST_PORT + _TRIES else range(0)
+
+
+def listens(session: int, port: int) -> bool:
+    """Whether a process of a session listens on a TCP port; true too where the kernel does not say who does.
+
+    Source: proc_pid_net(5).
+    """
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError):  # no IPv6
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{inode}]")
+    return not sockets or any(
+        sockets & set(_open_files(int(name)))
+        for name in filter(str.isdigit, os.listdir("/proc"))
+        if _session(int(name)) == session
+    )
+
+
+def _session(pid: int) -> int | None:
+    with suppress(OSError):  # it has ended
+        return os.getsid(pid)
+    return None
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with suppress(OSError):
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{number}")
 
 
 def free_port() -> int:

@@ -90,7 +90,6 @@ def _own_vllm(
     # One person asks: a copy on every GPU would be of no use.
     chosen = choose(Choice(str(folder), "vllm", endpoint, vllm.python, fmt, replicas=1))
     settings = chosen.settings(READY_S, RESTARTS, detached=False)
-    chosen.write_files()
     for note in chosen.notes:
         notice(note)
     notice(
@@ -103,7 +102,5 @@ def _own_vllm(
             if event.kind == "ready":
                 break
             progress(event.text)
-        else:
-            raise Failure("vLLM was stopped while it was starting", "Start the chat again.")
         yield settings.url
     shutil.rmtree(settings.folder, ignore_errors=True)

@@ -139,7 +139,6 @@ def run(
     for note in chosen.notes:
         err.print(note, soft_wrap=True, markup=False)
     settings = chosen.settings(ready_s=ready_s, restarts=restarts, detached=detach)
-    chosen.write_files()
     _watch(settings, has_key=api_key is not None)
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from rstar2.engines.models import local_model
 from rstar2.errors import UserError
-from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
 from rstar2.prompts import MODELS_OWN, FormatChoice, load_codec
 from rstar2.serve.hardware import (
@@ -88,11 +87,6 @@ class Chosen:
     def template_file(self) -> Path:
         return self.folder / "template.jinja"
 
-    def write_files(self) -> None:
-        """Write what the processes read."""
-        if self.template is not None:
-            write_text(self.template_file, self.template)
-
     def settings(self, ready_s: float, restarts: int, detached: bool) -> SupervisorSettings:
         endpoint = self.choice.endpoint
         return SupervisorSettings(
@@ -102,6 +96,7 @@ class Chosen:
             url=endpoint.url,
             port=endpoint.port,
             folder=str(self.folder),
+            files={} if self.template is None else {str(self.template_file): self.template},
             waves=self.waves,
             ready_s=ready_s,
             restarts=restarts,

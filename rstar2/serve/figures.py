@@ -23,7 +23,10 @@ def figures(server: ServerHandle) -> dict[str, Any]:
 
     None where the engine does not say.
     """
-    state = "gave up" if server.error else "answers" if answers(server.url) else "does not answer"
+    if server.error or server.loading:
+        state = "gave up" if server.error else "loading"
+    else:
+        state = "answers" if answers(server.url) else "does not answer"
     sums: dict[str, list[float]] = {name: [] for name in _WANTED.values()}
     for url in server.engines if state == "answers" else []:
         for name, value in _metrics(url):

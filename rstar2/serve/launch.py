@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from rstar2.errors import Failure
-from rstar2.processes import start_bound, stop_group
+from rstar2.errors import Failure, UserError
+from rstar2.processes import listens, start_bound, stop_group
 from rstar2.serve.causes import explained
 from rstar2.supervision.logs import tail
 
@@ -76,11 +76,16 @@ def wait_ready(
 ) -> None:
     """Return once the server answers, or `stopping` says so.
 
-    The error of `explained` where it ends or does not answer in `ready_s` seconds.
+    The error of `explained` where it ends or does not answer in `ready_s` seconds; UserError where another program
+    answers in its place.
     """
     deadline, said = time.monotonic() + ready_s, ""
     while process.poll() is None and not stopping():
         if answers(url):
+            if not listens(process.pid, httpx.URL(url).port or 80):
+                raise UserError(
+                    f"another program answers at {url}, where {name} should", "Stop it, or use another port."
+                )
             return
         if time.monotonic() > deadline:
             raise explained(f"{name} did not answer at {url} within {ready_s:g} seconds", log)

@@ -22,6 +22,8 @@ class SupervisorSettings(BaseModel, extra="forbid"):
     port: int
     folder: str
     """Where logs go, in `logs/`."""
+    files: dict[str, str] = {}
+    """What the processes read: texts by their paths."""
     waves: list[list[Process]]
     """Started one after the other, the processes of a wave together: engines, then what speaks to them."""
     ready_s: float
@@ -35,7 +37,7 @@ class SupervisorSettings(BaseModel, extra="forbid"):
 
 
 class ServerHandle(Handle):
-    """A server that runs, or that gave up, as `rstar2 serve status` shows it."""
+    """A server that loads, that runs, or that gave up, as `rstar2 serve status` shows it."""
 
     url: str
     port: int
@@ -46,6 +48,8 @@ class ServerHandle(Handle):
     """URLs of the engines, which have the figures."""
     started: float
     """Seconds since 1970."""
+    loading: bool = False
+    """Whether it has not answered yet."""
     restarts: int = 0
     error: str = ""
     """Why it gave up; empty while it runs."""

@@ -21,7 +21,7 @@ def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Genera
 
     Raises:
         UserError: the model cannot be served so, whatever is tried again.
-        Failure: it did not come up, or crashed too often.
+        Failure: it did not come up, crashed too often, or was stopped before it answered.
     """
     logs = Path(settings.folder) / "logs"
     # The supervisor itself gives up after `ready_s` of each process.
@@ -39,6 +39,8 @@ def supervised(settings: SupervisorSettings, start_s: float = START_S) -> Genera
                 # 0: `rstar2 serve down`.
                 if process.wait(STOP_S) != 0:
                     raise Failure("the server's supervisor ended", f"See {logs}.")
+                if not ready:
+                    raise Failure("the server was stopped while it was starting", "Start it again.")
                 break
             if event.kind == "failed":
                 raise (UserError if event.user_error else Failure)(event.text, event.hint)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rstar2.errors import Failure, UserError
@@ -22,23 +25,46 @@ def state_file(port: int) -> StateFile[ServerHandle]:
     return _file(state_folder() / "serve" / f"{port}.json")
 
 
+@contextmanager
+def claimed_port(port: int) -> Iterator[None]:
+    """Have a port's folder and state file to oneself for the length of the block; UserError where another has them."""
+    taken = UserError(
+        f"another server of rstar2 is starting or running on port {port}",
+        "Give another port with --port; `rstar2 serve status` shows the servers.",
+    )
+    with (server_folder(port) / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken from None
+        except OSError:
+            pass  # a file system without locks
+        handle = state_file(port).read()
+        if handle is not None and _runs(handle):
+            raise taken
+        yield
+
+
 def read_states() -> list[ServerHandle]:
-    """The servers that run here, and those that gave up; UserError where a file cannot be read."""
+    """The servers that load or run here, and those that gave up; UserError where a file cannot be read."""
     found = (_file(path).read() for path in sorted(state_folder().glob("serve/*.json")))
-    return [one for one in found if one is not None and (one.error or runs_module(one.pid, SUPERVISOR))]
+    return [one for one in found if one is not None and (one.error or _runs(one))]
 
 
 def one_server(port: int | None) -> ServerHandle:
-    """The server at a port, or the only one; UserError where there is none, or several and no port is given."""
+    """The server at a port, or the only one: of those that run, or where none does, of those that gave up.
+
+    UserError where there is none, or several and no port is given.
+    """
     servers = [server for server in read_states() if port in (None, server.port)]
+    servers = [server for server in servers if not server.error] or servers
     if not servers:
         where = "" if port is None else f" on port {port}"
         raise UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
     if len(servers) > 1:
         ports = ", ".join(str(server.port) for server in servers)
-        raise UserError(
-            f"{len(servers)} servers are running here, on ports {ports}", "Choose one with --port."
-        )
+        which = "servers gave up" if servers[0].error else "servers are running"
+        raise UserError(f"{len(servers)} {which} here, on ports {ports}", "Choose one with --port.")
     return servers[0]
 
 
@@ -47,6 +73,10 @@ def end_server(server: ServerHandle) -> None:
     if not end_module(server.pid, SUPERVISOR, wait_s=STOP_S):
         raise Failure(f"the server (pid {server.pid}) did not stop", f"See {server.folder}/logs.")
     state_file(server.port).clear(server.pid)
+
+
+def _runs(server: ServerHandle) -> bool:
+    return not server.error and runs_module(server.pid, SUPERVISOR)
 
 
 def _file(path: Path) -> StateFile[ServerHandle]:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from rstar2.backoff import Backoff
 from rstar2.errors import RStarError, UserError
+from rstar2.files import write_text
 from rstar2.processes import begin_module, stop_group
 from rstar2.serve.causes import explained
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
-from rstar2.serve.state import state_file
+from rstar2.serve.state import claimed_port, state_file
 from rstar2.supervision.logs import Rotation, private_log
 from rstar2.supervision.part import Part
 
@@ -61,11 +62,38 @@ class Supervisor:
             engines=[process.url for process in settings.waves[0]],
             pid=os.getpid(),
             started=time.time(),
+            loading=True,
         )
 
     def stopping(self) -> bool:
         """Whether it was asked to end, or its starter is gone."""
         return self.stop_asked or not (self.settings.detached or not select.select([sys.stdin], [], [], 0)[0])
+
+    def run(self) -> None:
+        """Start every part and keep it running until told to stop; an error is said, and kept for `serve status`."""
+        try:
+            self.state.write(self.handle)
+            for path, text in self.settings.files.items():
+                write_text(Path(path), text)
+            self.start()
+            if not self.stopping():
+                self.handle.loading = False
+                self.state.write(self.handle)
+                emit(Event(kind="ready", text=self.settings.url))
+                if self.settings.detached:
+                    # Nobody reads that pipe any more.
+                    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+                self.watch()
+            self.state.clear(self.handle.pid)
+        except RStarError as error:
+            if self.handle.loading:
+                self.state.clear(self.handle.pid)
+            else:
+                self.handle.error = f"{error.message}\n{error.hint}"
+                self.state.write(self.handle)
+            emit_error(error)
+        finally:
+            self.close()
 
     def start(self) -> None:
         """Start every part and wait until it answers; the error of `wait_ready` where one does not."""
@@ -85,7 +113,6 @@ class Supervisor:
 
     def watch(self) -> None:
         """Keep every part running until told to stop; the error of the crash after which it gives up."""
-        self.state.write(self.handle)
         rotation = Rotation(self.logs, self.settings.max_log_bytes)
         while not self.stopping():
             for part in self.parts:
@@ -127,6 +154,10 @@ def emit(event: Event) -> None:
     print(event.model_dump_json(), flush=True)
 
 
+def emit_error(error: RStarError) -> None:
+    emit(Event(kind="failed", text=error.message, hint=error.hint, user_error=isinstance(error, UserError)))
+
+
 def main() -> None:
     supervisor = Supervisor(begin_module(SupervisorSettings))
 
@@ -134,27 +165,11 @@ def main() -> None:
         supervisor.stop_asked = True
 
     signal.signal(signal.SIGTERM, on_signal)
-    ready = False
     try:
-        supervisor.start()
-        if not supervisor.stopping():
-            supervisor.state.write(supervisor.handle)
-            emit(Event(kind="ready", text=supervisor.settings.url))
-            ready = True
-            if supervisor.settings.detached:
-                # Nobody reads that pipe any more.
-                os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-            supervisor.watch()
-        supervisor.state.clear(supervisor.handle.pid)
-    except RStarError as error:
-        if ready:
-            supervisor.handle.error = f"{error.message}\n{error.hint}"
-            supervisor.state.write(supervisor.handle)
-        emit(
-            Event(kind="failed", text=error.message, hint=error.hint, user_error=isinstance(error, UserError))
-        )
-    finally:
-        supervisor.close()
+        with claimed_port(supervisor.settings.port):
+            supervisor.run()
+    except UserError as error:
+        emit_error(error)
 
 
 if __name__ == "__main__":

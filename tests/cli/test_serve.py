@@ -18,8 +18,11 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
 from support.commands import rstar2
-from support.servers.serving import answering
+from support.servers.serving import answering, served
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
@@ -30,6 +33,8 @@ from rstar2.processes import free_port, stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
 from rstar2.serve.hardware import GPU
 from rstar2.serve.launch import start_server
+from rstar2.serve.settings import ServerHandle
+from rstar2.serve.state import one_server, state_file
 
 
 @pytest.fixture
@@ -168,6 +173,46 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
 
 
 @pytest.mark.slow
+def test_a_port_on_which_a_server_loads_is_refused_and_that_server_can_be_stopped(
+    state: Path, model: Path, vllm: Path
+) -> None:
+    """The stand-in answers once a file is there."""
+    port, go = free_port(), model / "go"
+    words = ("serve", str(model), "--python", str(vllm), "--port", str(port), "--detach")
+    first = subprocess.Popen(
+        [sys.executable, "-m", "rstar2", *words, "--", "--wait-for", str(go)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        log = state / "serve" / str(port) / "logs" / "engine.log"
+        wait_until(lambda: log.exists() and "loading" in log.read_text())
+        assert "loading" in rstar2("serve", "status").stdout
+        second = rstar2(*words)
+        assert (second.code, "starting or running on port" in second.stderr) == (2, True)
+        assert "loading" in log.read_text()
+        down = rstar2("serve", "down")
+        _, told = first.communicate(timeout=TIMEOUT_S)
+    finally:
+        first.kill()
+    assert down.code == 0, down.stderr
+    assert first.returncode == 1
+    assert "stopped while it was starting" in told
+    assert "no server is running here" in rstar2("serve", "status").stdout
+
+
+@pytest.mark.slow
+def test_a_program_that_answers_in_the_place_of_the_server_is_not_taken_for_it(
+    tmp_path: Path,
+) -> None:
+    with (
+        served(Starlette(routes=[Route("/health", lambda _: Response())])) as url,
+        pytest.raises(UserError, match=f"another program answers at {url}, where vLLM should"),
+        running_server(["sleep", "600"], {}, url, tmp_path / "serve.log", ready_s=TIMEOUT_S),
+    ):
+        pass
+
+
+@pytest.mark.slow
 def test_a_server_that_dies_while_loading_says_why_and_what_to_do(
     state: Path, model: Path, vllm: Path
 ) -> None:
@@ -213,6 +258,30 @@ def test_a_server_that_will_not_end_is_killed_with_all_it_started(tmp_path: Path
     assert process.returncode == -signal.SIGKILL
     wait_until(lambda: _gone(child))
     process.stdout.close()
+
+
+def test_servers_that_gave_up_do_not_count_as_running(state: Path) -> None:
+    folder = state / "serve"
+    folder.mkdir(parents=True)
+
+    def gave_up(port: int) -> None:
+        handle = ServerHandle(
+            pid=1, folder=str(folder), url=f"http://127.0.0.1:{port}", port=port, model="m", engine="e",
+            with_tools=False, engines=[], started=0.0, error="it crashed",
+        )  # fmt: skip
+        state_file(port).write(handle)
+
+    gave_up(8001)
+    supervisor = subprocess.Popen(["sh", "-c", "read line", "rstar2.serve.supervisor"], stdin=subprocess.PIPE)
+    try:
+        runs = one_server(8001).model_copy(update={"pid": supervisor.pid, "port": 8002, "error": ""})
+        state_file(8002).write(runs)
+        assert one_server(None).port == 8002
+    finally:
+        supervisor.communicate()
+    gave_up(8003)
+    with pytest.raises(UserError, match="2 servers gave up here, on ports 8001, 8003"):
+        one_server(None)
 
 
 def _invoke(*words: str) -> tuple[int, str, Exception | None]:

@@ -15,6 +15,7 @@ for name in (
 parser.add_argument("--chat-template")
 parser.add_argument("--enable-auto-tool-choice", action="store_true")
 parser.add_argument("--die", action="store_true")
+parser.add_argument("--wait-for", type=pathlib.Path)
 parser.add_argument("words", nargs="*")
 options = parser.parse_args()
 print("loading", os.getpid(), os.environ.get("VLLM_CPU_KVCACHE_SPACE"), flush=True)
@@ -46,6 +47,8 @@ def end(*_):
 
 signal.signal(signal.SIGTERM, end)
 time.sleep(0.3)
+while options.wait_for and not options.wait_for.exists():
+    time.sleep(0.05)
 http.server.ThreadingHTTPServer((options.host, int(options.port)), Handler).serve_forever()
 """
 
