@@ -1,17 +1,17 @@
-"""Asks one question and shows its answer, in words or as one JSON object; a Ctrl-C or SIGTERM ends it in order."""
+"""Asks one question, saves and shows its answer, in words or as one JSON object; Ctrl-C and signals end it in order."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from dataclasses import dataclass
 from typing import Any
 
 from rstar2.chat.conversation import Conversation
-from rstar2.chat.line_editor import keys_unseen
+from rstar2.chat.line_editor import ending_calls, keys_unseen
 from rstar2.chat.model import OpenModel
 from rstar2.chat.screen import Screen
+from rstar2.chat.transcript import Transcript
 from rstar2.engines.streamed_text import TagSplitter, thinks_first
 from rstar2.prompts import ChatCodec
 from rstar2.trace import Trace
@@ -23,34 +23,45 @@ def answer(
     text: str,
     screen: Screen | None,
     instead_of: Trace | None = None,
+    transcript: Transcript | None = None,
 ) -> Trace:
-    """Ask a question and return its answer, shown on the screen; SystemExit where a SIGTERM came meanwhile.
+    """Ask a question and return its answer, saved in the transcript and shown on the screen.
 
     Raises:
         EngineError, AnswerRepeats, ContextFull: as of `Conversation.ask`.
+        SystemExit: a SIGTERM or SIGHUP stopped the answer, which is saved as far as it came.
     """
-    asked_to_end = False
+    stopped_by: list[int] = []
 
-    def end(number: int, frame: object) -> None:
-        nonlocal asked_to_end
-        asked_to_end = True
-        signal.raise_signal(signal.SIGINT)  # asyncio ends its tasks at this one, in order
+    async def asked() -> Trace:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            stopped_by.append(number)
+            # Not by SIGINT, which is ignored in what a shell starts in the background.
+            task.cancel()
+
+        with ending_calls(stop):
+            return await conversation.ask(text, on_tokens, on_call, instead_of)
 
     on_tokens, on_call = (screen.tokens, screen.result) if screen else (None, None)
-    before = signal.signal(signal.SIGTERM, end)
     try:
         with keys_unseen():
-            trace = runner.run(conversation.ask(text, on_tokens, on_call, instead_of))
+            trace = runner.run(asked())
+        # Before it is shown: the terminal may be gone.
+        if transcript is not None and trace.response_ids:
+            transcript.add(trace)
     except BaseException:
         if screen:
             screen.stop()
+        if stopped_by:
+            sys.exit(128 + stopped_by[0])
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        if asked_to_end:
-            sys.exit(128 + signal.SIGTERM)
     if screen:
         screen.end(trace, conversation.timed_out)
+    if stopped_by:
+        sys.exit(128 + stopped_by[0])
     return trace
 
 

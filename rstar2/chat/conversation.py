@@ -72,14 +72,25 @@ class Conversation:
         """Let the model answer, with Python where it chooses to; cancelled, it returns what the model wrote so far.
 
         Args:
-            instead_of: an answer to the same question, from `take_back`; the new one is its next sample.
+            instead_of: an answer to the same question, from `take_back`; the new one is its next sample. It comes back
+                where there is no new one.
 
         Raises:
             EngineError: it cannot generate.
             AnswerRepeats: it wrote the same again and again, and was stopped.
             ContextFull: there is no room for an answer.
         """
-        trace = self._begin(text, instead_of)
+        new = False
+        try:
+            trace = await self._ask(self._begin(text, instead_of), on_tokens, on_call)
+            new = bool(trace.response_ids)
+        finally:
+            if instead_of is not None and not new:
+                self.answers.append(instead_of)
+        return trace
+
+    async def _ask(self, trace: Trace, on_tokens: OnTokens | None, on_call: OnCall | None) -> Trace:
+        """Have the answer of a trace written; as `ask`."""
         seed = None if self.sampling.seed is None else self.sampling.seed + self.drawn
         self.drawn += 1
         self.timed_out = False

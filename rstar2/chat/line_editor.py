@@ -6,8 +6,8 @@ import asyncio
 import signal
 import sys
 import termios
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
@@ -21,6 +21,8 @@ from prompt_toolkit.output import create_output
 from rstar2.files import private_file
 from rstar2.supervision.state import state_folder
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals at which a chat ends in order."""
 HISTORY_FILE = "chat_history"
 
 
@@ -58,7 +60,7 @@ def _starting(typed: str, words: Iterable[str]) -> Iterator[Completion]:
 
 
 class AskedToEnd(Exception):
-    """A SIGTERM came while a person was asked."""
+    """One of the signals `ENDING`, its only argument, came while a person was asked."""
 
 
 class LineEditor:
@@ -85,18 +87,17 @@ class LineEditor:
         Raises:
             EOFError: Ctrl-D.
             KeyboardInterrupt: Ctrl-C; `typed` says in what.
-            AskedToEnd: a SIGTERM came.
+            AskedToEnd: a signal came.
         """
-        loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-        # An exception in a signal's own handler would end some callback of the library.
-        loop.add_signal_handler(signal.SIGTERM, lambda: self._session.app.exit(exception=AskedToEnd()))
-        try:
+
+        def end(number: int) -> None:
+            # An exception in a signal's own handler would end some callback of the library.
+            self._session.app.exit(exception=AskedToEnd(number))
+
+        with ending_calls(end):
             text = await self._session.prompt_async(self._prompt, default=default)
             # A byte that is not UTF-8 comes as half a character, which no tokenizer takes.
             return text.encode("utf-8", "replace").decode()
-        finally:
-            loop.remove_signal_handler(signal.SIGTERM)
-            signal.signal(signal.SIGTERM, before)
 
     @property
     def typed(self) -> str:
@@ -127,9 +128,25 @@ def _keys() -> KeyBindings:
 
 
 @contextmanager
+def ending_calls(end: Callable[[int], None]) -> Iterator[None]:
+    """Within the block, which an event loop runs, the signals `ENDING` call `end` with their number and do no more."""
+    loop = asyncio.get_running_loop()
+    # nohup has SIGHUP ignored, which stays so.
+    before = {number: done for number in ENDING if (done := signal.getsignal(number)) != signal.SIG_IGN}
+    for number in before:
+        loop.add_signal_handler(number, end, number)
+    try:
+        yield
+    finally:
+        for number, done in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, done)
+
+
+@contextmanager
 def keys_unseen() -> Iterator[None]:
     """The terminal shows no key that is pressed within the block; they are read by the next prompt."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield
         return
     terminal = sys.stdin.fileno()
@@ -140,4 +157,5 @@ def keys_unseen() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)

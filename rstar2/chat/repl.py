@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -53,7 +52,7 @@ class Repl:
 
     Args:
         describe: the model and the isolation of its programs, each as a line for people.
-        stack: what is opened in the chat is closed with it.
+        stack: holds the transcript alone, which a command may close and replace.
     """
 
     def __init__(
@@ -105,8 +104,8 @@ class Repl:
                 text = self._runner.run(self._line.read(default)).strip()
             except EOFError:
                 return
-            except AskedToEnd:
-                sys.exit(128 + signal.SIGTERM)
+            except AskedToEnd as asked:
+                sys.exit(128 + asked.args[0])
             except KeyboardInterrupt:
                 if not self._line.typed:
                     if interrupted:
@@ -144,10 +143,11 @@ class Repl:
         method(words)
 
     def _ask(self, text: str, instead_of: Trace | None = None) -> None:
-        self._failed = text
+        # Where it fails, an answer that there was stays, and /retry asks for another in its place.
+        self._failed = text if instead_of is None else ""
         self._screen = Screen(self._conversation.codec, self._out, self._err, self._thoughts)
         try:
-            trace = answer(self._runner, self._conversation, text, self._screen, instead_of)
+            trace = answer(self._runner, self._conversation, text, self._screen, instead_of, self._transcript)
         finally:
             self._screen = None
         if trace.response_ids:
@@ -156,8 +156,6 @@ class Repl:
         self._usage, self._answers = self._usage + usage, self._answers + 1
         stopped = "stopped; " if trace.finish == "stopped" else ""
         self._say(f"{stopped}{usage.words()}\n")
-        if self._transcript is not None and trace.response_ids:
-            self._transcript.add(trace)
 
     def _do_help(self, _: str) -> None:
         width = max(len(f"{name} {after}") for name, (after, _, _) in COMMANDS.items())
@@ -192,22 +190,36 @@ class Repl:
             raise UserError(
                 f"{path} already holds a chat", f"Continue it with /load {path}, or give a new folder."
             )
-        opened = open_transcript(path, self._conversation.codec, self._model, self._conversation.answers)
-        self._transcript = self._stack.enter_context(opened)
+        self._keep_in(path, self._conversation.answers)
         self._say(
             f"saved to {path}, and so is the rest of this chat; next: rstar2 report {path}, or /load {path}"
         )
+
+    def _keep_in(self, path: Path, earlier: Iterable[Trace] = ()) -> None:
+        """Save what follows in a folder, and in none beside it; raises as `open_transcript`."""
+        with ExitStack() as opening:
+            opened = open_transcript(path, self._conversation.codec, self._model, earlier)
+            transcript = opening.enter_context(opened)
+            self._stack.close()
+            self._stack.enter_context(opening.pop_all())
+        self._transcript = transcript
 
     def _do_load(self, folder: str) -> None:
         if not folder:
             self._say("/load FOLDER")
             return
-        traces = read_transcript(Path(folder).expanduser(), self._conversation.codec)
+        path = Path(folder).expanduser()
+        traces = read_transcript(path, self._conversation.codec)
+        if self._transcript is None or not path.samefile(self._transcript.folder):
+            self._keep_in(path)
         self._runner.run(self._conversation.resume(traces))
+        self._failed = ""
         for trace in self._conversation.answers:
             self._say(f"› {trace.problem}")
         count = len(self._conversation.answers)
-        self._say(f"{count} answer{'s' * (count != 1)} loaded; the conversation continues")
+        self._say(
+            f"{count} answer{'s' * (count != 1)} loaded; the conversation continues, and is saved, in {path}"
+        )
 
     def _do_system(self, text: str) -> None:
         if text:

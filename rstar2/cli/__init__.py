@@ -37,10 +37,17 @@ def _root(
     pass
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line. Exit code 2 for the user's mistakes, 1 for failures, 130 after Ctrl-C."""
-    # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # A scheduler's SIGTERM ends a run as Ctrl-C does: children stopped, status written. So does a terminal that is
+    # closed, unless nohup has that ignored.
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _end)
     # For speed only: torch and transformers make hundreds of thousands of objects as they are imported, nearly all of
     # which stay. It is kept for the whole command, whose own objects are freed without a collection unless they form
     # cycles.

@@ -72,7 +72,10 @@ def command(
         ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="URL of a judge; by default one is started for the chat.")
+        str | None,
+        typer.Option(
+            callback=common.checked_judge, help="URL of a judge; by default one is started for the chat."
+        ),
     ] = None,
     judge_token: common.JudgeToken = None,
     prompt: Annotated[str | None, typer.Option(help="Ask this question, show the answer and exit.")] = None,
@@ -135,7 +138,8 @@ def command(
             err.print(f"model: {opened.checkpoint}", soft_wrap=True, markup=False)
             if format is not None or tool is not None:
                 err.print(f"format: {opened.codec.source}", soft_wrap=True, markup=False)
-        kept = _transcript(runner, stack, transcript, conversation, opened.checkpoint)
+        keeping = stack.enter_context(ExitStack())
+        kept = _transcript(runner, keeping, transcript, conversation, opened.checkpoint)
         if question is not None:
             _answer(runner, conversation, opened, question, as_json, kept, thoughts, say)
             return
@@ -143,7 +147,7 @@ def command(
         from rstar2.chat.repl import Repl
 
         describe = (opened.checkpoint, judge_here.described)
-        repl = Repl(runner, stack, conversation, (out, err), describe, thoughts, kept)
+        repl = Repl(runner, keeping, conversation, (out, err), describe, thoughts, kept)
         say.show = repl.notice
         repl.run()
 
@@ -166,8 +170,9 @@ def _given(question: str | None, as_json: bool) -> str | None:
     from rstar2.errors import UserError
 
     try:
-        if question is None and not sys.stdin.isatty():
-            question = sys.stdin.read()
+        # Standard input may be closed.
+        if question is None and not (sys.stdin and sys.stdin.isatty()):
+            question = sys.stdin.read() if sys.stdin else ""
         (question or "").encode()
     except UnicodeError as error:
         raise UserError(f"the question is not UTF-8: {error}", "Save it as UTF-8.") from error
@@ -262,11 +267,9 @@ def _answer(
 
     screen = None if as_json else Screen(conversation.codec, out, err, thoughts)
     say.show = None if screen is None else screen.notice
-    trace = answer(runner, conversation, question, screen)
-    if kept is not None:
-        kept.add(trace)
+    trace = answer(runner, conversation, question, screen, transcript=kept)
     if as_json:
         found = as_object(trace, opened, None if kept is None else str(kept.folder))
-        print(json.dumps(found, ensure_ascii=False))
+        out.out(json.dumps(found, ensure_ascii=False))
     if trace.finish == "stopped" and not conversation.timed_out:
         raise KeyboardInterrupt

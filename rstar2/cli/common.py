@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +17,41 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from rstar2.errors import Failure
+
 if TYPE_CHECKING:
     from rich.status import Status
     from typer._click import Command, Context
 
 
 class QuietConsole(Console):
-    """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read."""
+    """Falls silent when its reader has gone, as in `rstar2 … | head`: the work continues as if it were read.
+
+    A Failure where standard output cannot be written for another reason, such as a full disk.
+    """
+
+    _silent = False
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether nobody reads it any more, as once `head` in `rstar2 … | head` has ended."""
+        poll = select.poll()
+        poll.register(self.file.fileno(), 0)  # an error is told without being asked for
+        return self._silent or any(event & select.POLLERR for _, event in poll.poll(0))
 
     def on_broken_pipe(self) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, (sys.stderr if self.stderr else sys.stdout).fileno())
         os.close(nowhere)
+        self._silent = True
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self.on_broken_pipe()
+            if error.errno != errno.EIO and not self.stderr:  # EIO: the terminal was closed
+                raise Failure(f"cannot write to standard output: {error.strerror}") from error
 
 
 out = QuietConsole(highlight=False)
@@ -79,12 +104,39 @@ Api = Annotated[
         "endpoint, without a tokenizer."
     ),
 ]
+
+
+def checked_key(key: str | None) -> str | None:
+    """The callback of an option that takes a key or token: UserError as of `check_key`."""
+    if key is not None:
+        from rstar2.addresses import check_key
+
+        check_key(key)
+    return key
+
+
+def checked_judge(url: str | None) -> str | None:
+    """The callback of an option that takes a judge's URL: UserError as of `check_url`."""
+    if url is not None:
+        from rstar2.addresses import check_url
+
+        check_url(url, "a judge's", "http://127.0.0.1:8088")
+    return url
+
+
 ApiKey = Annotated[
-    str | None, typer.Option(envvar=["RSTAR2_API_KEY", "OPENAI_API_KEY"], help="The server's API key.")
+    str | None,
+    typer.Option(
+        envvar="RSTAR2_API_KEY",
+        callback=checked_key,
+        help="The server's API key; for api.openai.com by default OPENAI_API_KEY.",
+    ),
 ]
-JudgeToken = Annotated[str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", help="The judge's token.")]
+JudgeToken = Annotated[
+    str | None, typer.Option(envvar="RSTAR2_JUDGE_TOKEN", callback=checked_key, help="The judge's token.")
+]
 Temperature = Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float, typer.Option(min=0, max=1, help="Nucleus sampling; 1 is off.")]
+TopP = Annotated[float, typer.Option(min=1e-6, max=1, help="Nucleus sampling; 1 is off.")]
 LogLines = Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each part.")]
 FollowLogs = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines.")]
 
@@ -135,19 +187,20 @@ def counted(count: int, noun: str) -> str:
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
+    Following ends once nobody reads it any more.
     A UserError, with the hint, where there are none; `whose` names their owner in the message.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs
 
-    files = sorted(folder.glob(f"{part}*.log"))
+    files = logs.logs_of(folder, part)
     if not files:
         raise UserError(f"no logs of {part or whose} in {folder}", hint)
     for file in files:
         for line in logs.tail(file, lines):
             out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
     if follow:
-        for name, line in logs.follow(folder, part):
+        for name, line in logs.follow(folder, part, lambda: out.reader_gone):
             out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 

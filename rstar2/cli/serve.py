@@ -65,6 +65,7 @@ def run(
         str | None,
         typer.Option(
             envvar="RSTAR2_SERVE_KEY",
+            callback=common.checked_key,
             help="The key that clients must send; required for --with-tools on an address other than loopback.",
         ),
     ] = None,
@@ -88,7 +89,11 @@ def run(
         ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="With --with-tools: URL of a judge; by default one is started.")
+        str | None,
+        typer.Option(
+            callback=common.checked_judge,
+            help="With --with-tools: URL of a judge; by default one is started.",
+        ),
     ] = None,
     judge_token: common.JudgeToken = None,
     max_turns: Annotated[int, typer.Option(min=1, help="With --with-tools: most turns of an answer.")] = 10,

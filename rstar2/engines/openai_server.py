@@ -13,13 +13,15 @@ from typing import Any
 
 import httpx
 
+from rstar2.addresses import check_key, check_url
 from rstar2.engines.base import EngineError, EngineUnavailable
 from rstar2.engines.connections import OneConnectionEach
-from rstar2.errors import UserError, first_few
+from rstar2.errors import first_few
 
 _BUSY = frozenset({408, 409, 429, 500, 502, 503, 504})
 """HTTP statuses of a server that is busy, starting or failing, which may pass."""
 _UNAUTHORIZED = 401
+_OPENAI = "https://api.openai.com"
 _CONNECT_S = 10.0
 MODELS_S = 30.0
 """Seconds the list of models may take: a server that is busy, or on a slow machine, needs several."""
@@ -60,7 +62,7 @@ class OpenAIServer:
 
     Args:
         url: as `http://host:port`, with or without `/v1`; else a UserError.
-        key: the API key, where the server asks for one.
+        key: the API key, where the server asks for one; for OpenAI's own server by default that in OPENAI_API_KEY.
         answer_s: seconds without a byte after which it counts as away; None leaves that to the caller.
 
     Every request raises EngineUnavailable where nothing answers or the server is busy, Refused where it refuses.
@@ -69,9 +71,11 @@ class OpenAIServer:
     def __init__(
         self, url: str, key: str | None = None, wording: Wording = Wording(), answer_s: float | None = None
     ) -> None:
+        check_url(url, "a server's", "http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
-        if not self.url.startswith(("http://", "https://")):
-            raise UserError(f"not a server's URL: {url}", "Example: http://127.0.0.1:8000")
+        key = key or _key_of_openai(self.url)
+        if key is not None:
+            check_key(key)
         self._wording = wording
         self._where = f"the {wording.service} at {self.url}"
         self._http = httpx.AsyncClient(
@@ -174,6 +178,11 @@ class OpenAIServer:
         return EngineUnavailable(
             message, "Check that the server is running; `rstar2 serve MODEL` starts one."
         )
+
+
+def _key_of_openai(url: str) -> str | None:
+    """The environment's key of OpenAI; None for any other server, to which it must not be sent."""
+    return os.environ.get("OPENAI_API_KEY") if url == _OPENAI else None
 
 
 def _cause(error: BaseException) -> str:

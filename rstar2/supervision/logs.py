@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rstar2.files import private_file
@@ -66,14 +66,21 @@ def end_of(path: Path, count: int = 15) -> str:
     return "\n".join([f"The end of its log, {path}:", *tail(path, count)])
 
 
-def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
-    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), for ever.
+def logs_of(folder: Path, part: str) -> list[Path]:
+    """The logs in a folder, of the parts whose name begins with `part`."""
+    return sorted(path for path in folder.glob("*.log") if path.name.startswith(part))
+
+
+def follow(
+    folder: Path, part: str = "", ended: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[str, str]]:
+    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), until `ended` says so.
 
     Parts that start later are followed too; only parts whose name begins with `part`.
     """
-    read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
-    while True:
-        for path in sorted(folder.glob(f"{part}*.log")):
+    read_up_to = {path: path.stat().st_size for path in logs_of(folder, part)}
+    while not ended():
+        for path in logs_of(folder, part):
             with path.open("rb") as file:
                 if file.seek(0, 2) < read_up_to.get(path, 0):
                     read_up_to[path] = 0  # it was emptied

@@ -162,6 +162,21 @@ class Writer:
         pass
 
 
+class Silent(Writer):
+    """Is asked, and never says a word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking = asyncio.Event()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_tokens: OnTokens | None = None
+    ) -> Generation:
+        self.asking.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it waits for ever")
+
+
 class NoTools(SharedTools):
     async def run(self, name: str, arguments: dict[str, Any]) -> ToolCall:
         raise AssertionError("nothing asked for a tool")
@@ -281,6 +296,25 @@ async def test_a_question_that_is_taken_back_and_asked_again_is_the_next_sample(
         ("2", 0),
         ("2", 1),
     ]
+
+
+@pytest.mark.parametrize("how", ["fails", "is stopped before its first token"])
+async def test_an_answer_comes_back_if_the_one_in_its_place(codec: ChatCodec, how: str) -> None:
+    chat = _chat(codec, Writer(_spelled(codec, "a")))
+    first = await chat.ask("x")
+    before = chat.history
+    assert chat.take_back() is first
+    if how == "fails":
+        with pytest.raises(EngineError):
+            await chat.ask("x", instead_of=first)
+    else:
+        chat.engine = silent = Silent()
+        asking = asyncio.ensure_future(chat.ask("x", instead_of=first))
+        await silent.asking.wait()
+        asking.cancel()
+        assert (await asking).response_ids == []
+    assert chat.answers == [first]
+    assert chat.history == before
 
 
 async def test_a_kept_conversation_continues_from_its_last_answer(codec: ChatCodec) -> None:

@@ -6,8 +6,12 @@ import asyncio
 import copy
 import json
 import logging
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,12 +22,14 @@ from support.clock import Clock, policies_on
 from support.servers.chat_api import ChatEndpoint, solves
 from support.servers.vllm_standin import StandIn, serving
 from support.tools import patient
+from support.waiting import TIMEOUT_S
 from typer.testing import CliRunner, Result
 
 from rstar2.chat.screen import Screen
 from rstar2.cli import app
 from rstar2.data import builtin
 from rstar2.demo.tiny import TinyModel, make_tiny_model
+from rstar2.engines.openai_server import OpenAIServer
 from rstar2.errors import Failure, UserError
 from rstar2.formats.format import ours, save_format
 from rstar2.judge.service.start import JudgeHandle
@@ -207,9 +213,71 @@ def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
     assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
     assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
-    assert "not a server's URL" in _refused("--url", "localhost", stdin="x")
+    for url in (
+        "localhost", "http://127.0.0.1:abc", "http://127.0.0.1:99999", "http://[::1", "http://", "http://a b",
+        "ftp://127.0.0.1",
+    ):  # fmt: skip
+        assert _refused("--url", url) == f"not a server's URL: {url}"
+    for url in ("127.0.0.1:8088", "ftp://x"):
+        assert _refused("--url", standin.url, "--judge", url) == f"not a judge's URL: {url}"
     assert "the question is not UTF-8" in _refused("--url", standin.url, stdin=b"caf\xe9")
     assert "the question is not UTF-8" in _refused("--url", standin.url, "--prompt", "caf\udce9")
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--judge-token"])
+@pytest.mark.parametrize("key", ["schlüssel", "sec\nret", "sec ret", "secret\n"])
+def test_a_key_that_cannot_be_sent_is_one_message_without_it(option: str, key: str) -> None:
+    error = _refusal("--url", "http://127.0.0.1:1", option, key, "--prompt", "x")
+    assert "the key holds" in error.message
+    assert "sec" not in str(error)
+
+
+def test_the_key_of_openai_is_sent_to_openai_alone(
+    standin: StandIn, judge: JudgeHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert OpenAIServer("https://api.openai.com/v1")._http.headers["authorization"] == "Bearer secret"
+    assert "authorization" not in OpenAIServer("https://api.openai.com.example/v1")._http.headers
+    standin.key = "secret"
+    assert "HTTP 401" in _refused("--url", standin.url, "--prompt", "Hello")
+
+
+def test_without_standard_input_or_room_for_the_answer_there_is_one_message(standin: StandIn) -> None:
+    words = f"{sys.executable} -m rstar2 chat --url {standin.url} --judge http://127.0.0.1:1"
+    for shell, code, said in (
+        (f"{words} <&-", 2, "error: there is no question"),
+        (f"{words} --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space left"),
+        (f"{words} --json --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space"),
+    ):
+        ran = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+        assert ran.returncode == code, ran.stderr
+        assert said in ran.stderr
+        assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_the_answer_so_far_even_where_ctrl_c_is_ignored(
+    standin: StandIn, judge: JudgeHandle, tmp_path: Path, number: signal.Signals
+) -> None:
+    standin.stream_until = 40
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "rstar2", "chat", "--url", standin.url, "--judge", judge.url,
+            "--prompt", "Recite", "--transcript", str(tmp_path / "kept"),
+        ],
+        stdout=subprocess.PIPE, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    assert process.stdout is not None
+    shown = b""
+    while b"word1 " not in shown:
+        shown += os.read(process.stdout.fileno(), 1000)
+    process.send_signal(number)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + number
+    [trace] = read_traces(tmp_path / "kept" / "traces.jsonl")
+    assert trace.finish == "stopped"
+    assert "word1" in trace.final_text
 
 
 def test_a_url_where_nothing_answers_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

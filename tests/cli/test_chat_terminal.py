@@ -137,6 +137,54 @@ def test_ten_turns_with_calls_and_the_commands(words: tuple[str, ...], tmp_path:
     assert write_report(tmp_path / "kept").exists()
 
 
+def test_a_chat_that_is_loaded_is_continued_in_its_own_folder(words: tuple[str, ...], tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    with terminal(*words, columns=200) as person:
+        person.types("Hello")
+        person.shows("this is question 1")
+        person.types(f"/save {one}")
+        person.shows("saved to")
+        person.types("/quit")
+        person.ends_with(0)
+    with terminal(*words, columns=200) as person:
+        person.types("Another")
+        person.shows("this is question 1")
+        person.types(f"/save {other}")
+        person.shows("saved to")
+        person.types(f"/load {one}")
+        person.shows(f"is saved, in {one}")
+        person.types("Once more")
+        person.shows("this is question 2")
+        person.types(f"/load {other}")
+        person.shows(f"is saved, in {other}")
+        person.types("And here")
+        person.shows("this is question 2", 2)
+        person.types("/quit")
+        person.ends_with(0)
+    asked = [[trace.problem for trace in read_traces(each / "traces.jsonl")] for each in (one, other)]
+    assert asked == [["Hello", "Once more"], ["Another", "And here"]]
+
+
+def test_a_retry_that_fails_leaves_the_answer_and_the_next_is_another_of_the_same_question(
+    words: tuple[str, ...], standin: StandIn, tmp_path: Path
+) -> None:
+    with terminal(*words, "--transcript", str(tmp_path / "kept")) as person:
+        person.types("Hello")
+        person.shows("this is question 1")
+        standin.refuses, accepts = lambda _: True, standin.refuses
+        try:
+            person.types("/retry")
+            person.shows("refused the request")
+        finally:
+            standin.refuses = accepts
+        person.types("/retry")
+        person.shows("this is question 1", 2)
+        person.types("/quit")
+        person.ends_with(0)
+    first, second = read_traces(tmp_path / "kept" / "traces.jsonl")
+    assert (first.problem_id, second.problem_id, second.sample) == (first.problem_id, first.problem_id, 1)
+
+
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(words: tuple[str, ...], standin: StandIn) -> None:
     standin.stream_until = SOME_PIECES
     with terminal(*words) as person:
@@ -341,8 +389,9 @@ def test_a_chat_that_is_asked_to_end_does_so_without_a_traceback(
         os.kill(person.pid, signal.SIGTERM)
         person.ends_with(128 + signal.SIGTERM)
         assert "Traceback" not in person.written
-    with terminal(*words) as person:
-        person.comes_to_the_prompt()
-        os.kill(person.pid, signal.SIGTERM)
-        person.ends_with(128 + signal.SIGTERM)
-        assert "Traceback" not in person.written
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with terminal(*words) as person:
+            person.comes_to_the_prompt()
+            os.kill(person.pid, number)
+            person.ends_with(128 + number)
+            assert "Traceback" not in person.written

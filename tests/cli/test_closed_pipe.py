@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,20 @@ def test_a_run_continues_and_finishes(tmp_path: Path, stream: str) -> None:
     reader.close()
     assert process.wait(600) == 0
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "finished"
+
+
+def test_following_a_log_ends_though_no_line_comes(tmp_path: Path) -> None:
+    logs = tmp_path / "serve" / "8000" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "engine.log").write_text("one\ntwo\n")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rstar2", "serve", "logs", "--follow", "--port", "8000"],
+        stdout=subprocess.PIPE, env={**os.environ, "RSTAR2_STATE": str(tmp_path)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"engine: one\n"
+    process.stdout.close()
+    assert process.wait(600) == 0
 
 
 def test_a_filter_ends_as_filters_do(tmp_path: Path) -> None:

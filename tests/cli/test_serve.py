@@ -163,7 +163,8 @@ def test_a_detached_server_is_shown_read_and_ended(state: Path, model: Path, vll
         server = answering()
         assert (server["port"], server["restarts"]) == (port, 0)
         assert "engine: loading" in rstar2("serve", "logs", "engine").stdout
-        assert rstar2("serve", "logs", "router").code == 2
+        for absent in ("router", "/engine", "**", "*"):
+            assert rstar2("serve", "logs", absent, "--port", port).code == 2
         assert "cannot listen" in rstar2(*words).stderr
     finally:
         down = rstar2("serve", "down", "--port", port)
@@ -365,6 +366,8 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
     ("words", "told"),
     [
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
+        (["--with-tools", "--judge", "ftp://x"], "not a judge's URL: ftp://x"),
+        (["--api-key", "a\nb"], "the key holds"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
         (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
