@@ -48,6 +48,8 @@ class _Turn:
 
     give: Callable[[str], None]
     finish: str | None = None
+    _call_id: str = ""
+    """Of the call that was begun last, where the server gives it one."""
     _part: str = ""
     """What is being written: thought, words, or the number of a call."""
     _arguments: int = 0
@@ -81,7 +83,11 @@ class _Turn:
 
     def _call(self, call: dict[str, Any]) -> None:
         function = call.get("function") or {}
-        part = f"call {call.get('index', 0)}"
+        # Some servers give all calls one index, or none, and tell them apart by their ids alone; others give each piece
+        # of a call another id, but its name only once.
+        if function.get("name"):
+            self._call_id = str(call.get("id") or self._call_id)
+        part = f"call {call.get('index', 0)} {self._call_id}"
         if part != self._part:
             self._begin(
                 part, f'\n<tool_call>\n{{"name": {json.dumps(function.get("name", ""))}, "arguments": '

@@ -14,7 +14,7 @@ from support.tools import SharedTools
 
 from rstar2.agent import Limits, rollout
 from rstar2.engines.base import EngineError, Sampling
-from rstar2.engines.chat_api import open_chat_api
+from rstar2.engines.chat_api import _Turn, open_chat_api
 from rstar2.engines.text_tokens import BYTES, TextTokenizer, messages_of, text_codec
 from rstar2.tools.python_code_with_standard_io import NAME, SCHEMA
 from rstar2.trace import ToolCall
@@ -93,6 +93,23 @@ async def test_a_wrong_key_is_the_endpoints_own_message_and_length_is_a_cut() ->
             else:
                 assert (await opened.engine.generate(prompt, Sampling())).finish == "length"
             await opened.engine.aclose()
+
+
+@pytest.mark.parametrize("index", [{}, {"index": 0}])
+def test_calls_are_told_apart_by_their_ids_where_all_have_one_index(index: dict[str, int]) -> None:
+    written: list[str] = []
+    turn = _Turn(written.append)
+    for name, value in (("add", 1), ("sub", 2)):
+        begun = {**index, "id": f"call_{name}", "function": {"name": name, "arguments": '{"a": '}}
+        turn.add({"delta": {"tool_calls": [begun]}})
+        # Some servers give every piece an id of its own.
+        rest = {**index, "id": f"piece_{name}", "function": {"arguments": f"{value}}}"}}
+        turn.add({"delta": {"tool_calls": [rest]}})
+    turn.end()
+    calls = [
+        json.loads(part.partition("</tool_call>")[0]) for part in "".join(written).split("<tool_call>")[1:]
+    ]
+    assert calls == [{"name": "add", "arguments": {"a": 1}}, {"name": "sub", "arguments": {"a": 2}}]
 
 
 @given(text=st.text(max_size=60))

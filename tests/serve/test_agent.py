@@ -61,7 +61,12 @@ def url(standin: StandIn, folder: Path, judge: JudgeHandle) -> Iterator[str]:
     from rstar2.serve.openai.agent_server import AgentServerSettings, create_app
 
     settings = AgentServerSettings(
-        engine_url=standin.url, model=str(folder), host="127.0.0.1", port=1, api_key="secret"
+        engine_url=standin.url,
+        model=str(folder),
+        host="127.0.0.1",
+        port=1,
+        api_key="secret",
+        max_tokens=4096,
     )
     with served(create_app(settings, (judge.url, judge.token))) as url:
         yield url
@@ -156,6 +161,13 @@ def test_a_token_limit_is_said(client: openai.OpenAI) -> None:
         ({"n": 2}, "n is not supported"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "last message"),
         ({"model": "other"}, "does not exist"),
+        ({"top_logprobs": 2}, "top_logprobs is not supported"),
+        ({"extra_body": {"return_token_ids": True}}, "return_token_ids is not supported"),
+        (
+            {"messages": [{"role": "user", "content": "1 + " * 4000}], "stream": True},
+            "maximum context length",
+        ),
+        ({"messages": [{"role": "user", "content": "1 + " * 400_000}]}, "maximum context length"),
     ],
 )
 def test_what_it_does_not_have_is_refused(client: openai.OpenAI, more: dict[str, Any], said: str) -> None:
@@ -171,6 +183,25 @@ def test_without_the_key_nothing_is_run(url: str, standin: StandIn) -> None:
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert standin.asked == []
+
+
+def test_an_engine_that_is_away_is_said_so_and_so_is_one_that_does_not_answer(
+    url: str, client: openai.OpenAI, standin: StandIn
+) -> None:
+    standin.busy_answers, standin.healthy = 1, False
+    try:
+        with pytest.raises(openai.InternalServerError) as refused:
+            client.chat.completions.create(**ASKED)
+        assert refused.value.status_code == 503
+        assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 503
+    finally:
+        standin.busy_answers, standin.healthy = 0, True
+    assert httpx.get(f"{url}/health", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+
+
+def test_its_context_is_the_models(client: openai.OpenAI, standin: StandIn) -> None:
+    [card] = client.models.list().data
+    assert (card.model_extra or {})["max_model_len"] == standin.max_model_len
 
 
 def test_an_engine_that_fails_in_a_stream_is_an_error_in_it(client: openai.OpenAI, standin: StandIn) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ from rstar2.prompts import FormatChoice, load_codec
 pytestmark = [needs("torch"), pytest.mark.slow]
 CONTEXT = 512
 PROMPT = [5, 9, 300, 41]
+JSON = {"Content-Type": "application/json"}
+ASKED = {"messages": [{"role": "user", "content": "1?"}]}
 
 
 @pytest.fixture(scope="module")
@@ -212,6 +215,10 @@ def test_a_conversation_is_answered_with_its_tokens_and_their_count(
             400,
             "text",
         ),
+        ("completions", {"prompt": ["a", [1]]}, 400, "none of the types"),
+        ("completions", {"prompt": "a" * 1_000_000}, 400, "maximum context length is 512"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a" * 1_000_000}]}, 400, "maximum"),
+        ("chat/completions", {**ASKED, "tools": [{"function": {"name": 1}}]}, 400, "each tool is"),
         ("nowhere", {}, 404, "Not Found"),
     ],
 )
@@ -223,12 +230,140 @@ def test_a_bad_request_gets_openais_error_shape(
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert said in error["message"]
+    assert error["param"] is None or "." not in error["param"]
 
 
-def test_a_body_that_is_no_json_gets_the_same_shape(url: str) -> None:
-    answer = httpx.post(f"{url}/v1/completions", content=b"{", trust_env=False, timeout=TIMEOUT_S)
+@pytest.mark.parametrize(
+    "path_and_body",
+    [
+        ("completions", rb'{"prompt": "a\ud800b"}'),
+        ("completions", rb'{"prompt": "a", "model": "\ud800"}'),
+        ("completions", rb'{"prompt": "a", "stop": ["\udc00"]}'),
+        ("chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}], "stream": true}'),
+    ],
+)
+def test_text_that_is_no_unicode_is_refused(url: str, path_and_body: tuple[str, bytes]) -> None:
+    path, body = path_and_body
+    answer = httpx.post(f"{url}/v1/{path}", content=body, headers=JSON, trust_env=False, timeout=TIMEOUT_S)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, None)
+    assert "surrogate" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_of_ours_is_answered_in_the_same_shape(
+    url: str, model: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.engine, "steps", None)
+    body = {"prompt": PROMPT, "stream": stream}
+    answer = httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=TIMEOUT_S)
+    if stream:
+        [event, end] = answer.text.strip().split("\n\n")
+        assert end == "data: [DONE]"
+        error = json.loads(event.removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 500
+        error = answer.json()["error"]
+    assert error["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "valid dictionary"),
+        (JSON, "the body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_gets_the_same_shape(url: str, headers: dict[str, str], said: str) -> None:
+    answer = httpx.post(
+        f"{url}/v1/completions", content=b"{", headers=headers, trust_env=False, timeout=TIMEOUT_S
+    )
     assert answer.status_code == 400
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)
+    assert said in error["message"]
+
+
+def test_while_a_long_text_is_turned_into_tokens_others_are_answered(
+    url: str, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, encode = threading.Event(), threading.Event(), model.codec.tokenizer.encode
+
+    def held(text: str, **how: Any) -> Any:
+        begun.set()
+        assert go.wait(TIMEOUT_S)
+        return encode(text, **how)
+
+    monkeypatch.setattr(model.codec.tokenizer, "encode", held)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        body = {"prompt": "long", "max_tokens": 1}
+        answers.append(httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=TIMEOUT_S))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        assert begun.wait(TIMEOUT_S)
+        assert httpx.get(f"{url}/v1/models", trust_env=False, timeout=TIMEOUT_S).status_code == 200
+    finally:
+        go.set()
+        asking.join(TIMEOUT_S)
+    assert answers[0].status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_places_of_tokens_are_those_in_the_text(
+    client: openai.OpenAI, model: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rstar2.engines.hf import Step
+
+    ids = model.codec.tokenizer.encode("a\u221a\U0001f600b")
+
+    async def scripted(*_: object, **__: object) -> AsyncIterator[Step]:
+        for token in ids:
+            yield Step(token, -0.5, ())
+
+    monkeypatch.setattr(model.engine, "steps", scripted)
+    answer = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=len(ids), logprobs=0, stream=stream
+    )
+    choices = [piece.choices[0] for piece in answer] if stream else [answer.choices[0]]
+    assert "".join(choice.text for choice in choices) == "a\u221a\U0001f600b"
+    places = [place for choice in choices for place in choice.logprobs.text_offset]
+    assert len(ids) > 4, "a character of several tokens"
+    assert (places[0], places[-1]) == (0, 3)
+    assert places == sorted(places)
+
+
+def test_a_call_without_arguments_can_be_sent_back(client: openai.OpenAI) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": ""}}
+    messages: list[Any] = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "noon"},
+    ]
+    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=2)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [("Bearer secret", 200), ("bearer secret", 200), ("secret", 401), ("Basic secret", 401)],
+)
+def test_a_key_is_sent_with_its_scheme_however_that_is_written(sent: str, status: int) -> None:
+    from fastapi import FastAPI
+
+    from rstar2.serve.openai.errors import require_key
+
+    app = FastAPI()
+    require_key(app, "secret")
+    app.get("/v1/models")(lambda: {})
+    with served(app) as url:
+        answer = httpx.get(
+            f"{url}/v1/models", headers={"Authorization": sent}, trust_env=False, timeout=TIMEOUT_S
+        )
+    assert answer.status_code == status
 
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

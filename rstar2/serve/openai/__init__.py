@@ -3,6 +3,7 @@
 requests      what clients ask, and what is refused
 answers       the objects and events that are sent
 errors        OpenAI's error shape; clients that leave
+context       what is too long for the model
 turns         one turn of the transformers engine: text, stop strings, log-probabilities
 completions   /v1/completions, /v1/chat/completions
 tool_calls    the calls in a turn's text

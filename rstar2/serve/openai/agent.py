@@ -21,6 +21,7 @@ from rstar2.engines.base import Engine, Sampling
 from rstar2.engines.streamed_text import TagSplitter, TextStream, thinks_first
 from rstar2.prompts import ChatCodec, Message
 from rstar2.serve.openai.answers import head, streamed, usage
+from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import ApiError, while_connected
 from rstar2.serve.openai.requests import ChatRequest
 from rstar2.trace import ToolCall, Trace
@@ -37,6 +38,8 @@ class Agent:
     tools: Tools
     limits: Limits
     name: str
+    context: Context | None = None
+    """None where the engine does not say."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def agent_router(agent: Agent) -> APIRouter:
     @router.post("/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check(agent, body)
+        # In a thread: a long text takes long to turn into tokens.
+        prompt = await asyncio.to_thread(_prompt, agent, body.messages)
         if body.stream:
-            return streamed(_events(agent, body))
-        result = await while_connected(request, _whole(agent, body))
+            return streamed(_events(agent, body, prompt))
+        result = await while_connected(request, _whole(agent, body, prompt))
         return result if isinstance(result, Response) else JSONResponse(result)
 
     @router.post("/completions")
@@ -98,6 +103,8 @@ def _check(agent: Agent, body: ChatRequest) -> None:
         "stop": body.stops,
         "stop_token_ids": body.stop_token_ids,
         "logprobs": body.logprobs,
+        "top_logprobs": body.top_logprobs,
+        "return_token_ids": body.return_token_ids,
         "ignore_eos": body.ignore_eos,
     }
     for name, given in unsupported.items():
@@ -124,9 +131,21 @@ def conversation(agent: Agent, messages: list[Message]) -> list[Message]:
     return [*opening, *spoken[1:]]
 
 
-async def _answer(agent: Agent, body: ChatRequest, show: Callable[[_Shown], None]) -> Trace:
+def _prompt(agent: Agent, messages: list[Message]) -> list[int]:
+    """Token ids of a conversation; an ApiError where the context has no room for an answer to it."""
+    shown = conversation(agent, messages)
+    if agent.context is None:
+        return agent.codec.prompt(shown)
+    agent.context.check_text(sum(len(message["content"]) for message in shown))
+    prompt = agent.codec.prompt(shown)
+    agent.context.check(len(prompt))
+    return prompt
+
+
+async def _answer(
+    agent: Agent, body: ChatRequest, prompt: list[int], show: Callable[[_Shown], None]
+) -> Trace:
     """One rollout, shown as it goes."""
-    prompt = agent.codec.prompt(conversation(agent, body.messages))
     turn = _Turn(agent.codec, show)
     limits = agent.limits
     if body.limit is not None:
@@ -187,9 +206,9 @@ class _Turn:
                 self._show(_Shown(content=piece.content))
 
 
-async def _whole(agent: Agent, body: ChatRequest) -> dict[str, Any]:
+async def _whole(agent: Agent, body: ChatRequest, prompt: list[int]) -> dict[str, Any]:
     shown: list[_Shown] = []
-    trace = await _answer(agent, body, shown.append)
+    trace = await _answer(agent, body, prompt, shown.append)
     message: dict[str, Any] = {
         "role": "assistant",
         "content": "".join(part.content for part in shown).strip(),
@@ -201,14 +220,14 @@ async def _whole(agent: Agent, body: ChatRequest) -> dict[str, Any]:
     return {**head("chat.completion", agent.name), "choices": [choice], "usage": _usage(trace)}
 
 
-async def _events(agent: Agent, body: ChatRequest) -> AsyncGenerator[dict[str, Any], None]:
+async def _events(agent: Agent, body: ChatRequest, prompt: list[int]) -> AsyncGenerator[dict[str, Any], None]:
     start = head("chat.completion.chunk", agent.name)
 
     def event(delta: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         return {**start, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
 
     made: asyncio.Queue[_Shown | None] = asyncio.Queue()
-    answer = asyncio.create_task(_answer(agent, body, made.put_nowait))
+    answer = asyncio.create_task(_answer(agent, body, prompt, made.put_nowait))
     answer.add_done_callback(lambda _: made.put_nowait(None))
     try:
         yield event({"role": "assistant", "content": ""})

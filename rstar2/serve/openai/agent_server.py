@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
+import httpx
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from rstar2 import __version__
@@ -21,8 +22,10 @@ from rstar2.judge.client import JudgeClient
 from rstar2.judge.service.start import running_judge
 from rstar2.processes import begin_module
 from rstar2.prompts import FormatChoice
+from rstar2.serve.launch import answers
 from rstar2.serve.openai.agent import Agent, agent_router
 from rstar2.serve.openai.answers import model_list
+from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import add_errors, require_key
 from rstar2.toolbox import Toolbox
 
@@ -57,15 +60,17 @@ def create_app(settings: AgentServerSettings, judge: tuple[str, str | None]) -> 
         choice = FormatChoice(settings.format, settings.force_format)
         server = await open_server(settings.engine_url, None, settings.model, ENGINE_WAIT_S, choice)
         async with aclosing(server.engine), JudgeClient(*judge) as client:
-            max_tokens = min(settings.max_tokens, server.served.max_len or settings.max_tokens)
+            max_len = server.served.max_len
+            max_tokens = min(settings.max_tokens, max_len or settings.max_tokens)
+            context = None if max_len is None else Context.of(max_len, server.codec.tokenizer)
             limits = Limits(settings.max_turns, max_tokens)
             tools = Toolbox(client, server.codec.format)
-            agent = Agent(server.engine, server.codec, tools, limits, server.served.model)
+            agent = Agent(server.engine, server.codec, tools, limits, server.served.model, context)
             app.include_router(agent_router(agent))
 
             @app.get("/v1/models")
             async def models() -> dict[str, object]:
-                return model_list(agent.name, server.served.root, max_tokens)
+                return model_list(agent.name, server.served.root, max_len)
 
             yield
 
@@ -74,8 +79,10 @@ def create_app(settings: AgentServerSettings, judge: tuple[str, str | None]) -> 
     require_key(app, settings.api_key)
 
     @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {}
+    async def health() -> Response:
+        """It answers no request while its engine answers none."""
+        there = await asyncio.to_thread(answers, settings.engine_url)
+        return Response(status_code=httpx.codes.OK if there else httpx.codes.SERVICE_UNAVAILABLE)
 
     return app
 

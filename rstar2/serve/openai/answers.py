@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -12,6 +13,8 @@ from fastapi.responses import StreamingResponse
 
 from rstar2.errors import RStarError
 from rstar2.serve.openai.errors import ApiError, described
+
+log = logging.getLogger(__name__)
 
 
 def head(kind: str, model: str) -> dict[str, Any]:
@@ -34,8 +37,8 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     }
 
 
-def model_list(name: str, root: str, max_model_len: int) -> dict[str, Any]:
-    """The answer of /v1/models of a server with one model, with vLLM's fields."""
+def model_list(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
+    """The answer of /v1/models of a server with one model, with vLLM's fields; None for a context that is not known."""
     card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "rstar2"}
     return {"object": "list", "data": [{**card, "root": root, "max_model_len": max_model_len}]}
 
@@ -47,7 +50,9 @@ def streamed(events: AsyncGenerator[dict[str, Any], None]) -> StreamingResponse:
         try:
             async for event in events:
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
-        except (RStarError, ApiError) as error:
+        except Exception as error:
+            if not isinstance(error, RStarError | ApiError):
+                log.exception("a stream failed")
             yield f"data: {json.dumps(described(error)[1])}\n\n"
         finally:
             await events.aclose()

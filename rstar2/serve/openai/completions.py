@@ -31,12 +31,13 @@ def completions_router(model: Model) -> APIRouter:
     @router.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(body, model)
-        return await _answered(_Completion(model, body), body.stream, request)
+        # In a thread: a long text takes long to turn into tokens.
+        return await _answered(await asyncio.to_thread(_Completion, model, body), body.stream, request)
 
     @router.post("/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check_model(body, model)
-        return await _answered(_Chat(model, body), body.stream, request)
+        return await _answered(await asyncio.to_thread(_Chat, model, body), body.stream, request)
 
     return router
 
@@ -116,6 +117,7 @@ class _Choices:
             async for index, piece in pieces:
                 found[index].text += piece.text
                 found[index].steps += piece.steps
+                found[index].offsets += piece.offsets
                 found[index].finish = piece.finish
         return found
 
@@ -138,52 +140,49 @@ class _Completion:
 
     async def whole(self) -> dict[str, Any]:
         pieces = await self._choices.whole()
-        choices = [self._choice(index, piece, 0) for index, piece in enumerate(pieces)]
+        choices = [self._choice(index, piece) for index, piece in enumerate(pieces)]
         return {**self._head, "choices": choices, "usage": self._choices.usage(self._body.n)}
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        offsets = [0] * len(self._choices.prompts)
         async with aclosing(self._choices.pieces()) as pieces:
             async for index, piece in pieces:
-                yield {**self._head, "choices": [self._choice(index, piece, offsets[index])]}
-                offsets[index] += len(piece.text)
+                yield {**self._head, "choices": [self._choice(index, piece)]}
         if self._body.with_usage:
             yield {**self._head, "choices": [], "usage": self._choices.usage(self._body.n)}
 
-    def _choice(self, index: int, piece: Piece, offset: int) -> dict[str, Any]:
+    def _choice(self, index: int, piece: Piece) -> dict[str, Any]:
         choice = {
             "index": index,
             "text": piece.text,
-            "logprobs": self._logprobs(piece.steps, offset),
+            "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish,
         }
         if self._body.return_token_ids:
             choice["token_ids"] = [step.token for step in piece.steps]
         return choice
 
-    def _logprobs(self, steps: list[Step], offset: int) -> dict[str, Any] | None:
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
-        tokens = [self._choices.token_text(step.token) for step in steps]
-        offsets = [offset + sum(map(len, tokens[:i])) for i in range(len(tokens))]
         # The token itself is one of them, as OpenAI and vLLM have it.
         top = [
             {
                 self._choices.token_text(token): value
                 for token, value in [*step.top, (step.token, step.logprob)]
             }
-            for step in steps
+            for step in piece.steps
         ]
         return {
-            "tokens": tokens,
-            "token_logprobs": [step.logprob for step in steps],
+            "tokens": [self._choices.token_text(step.token) for step in piece.steps],
+            "token_logprobs": [step.logprob for step in piece.steps],
             "top_logprobs": top,
-            "text_offset": offsets,
+            "text_offset": piece.offsets,
         }
 
 
 def _prompts(model: Model, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
     if isinstance(prompt, str):
+        model.context.check_text(len(prompt))
         return [list(model.codec.tokenizer.encode(prompt))]
     if prompt and isinstance(prompt[0], int):
         return [[int(token) for token in prompt]]
@@ -290,13 +289,13 @@ def _delta(index: int, delta: dict[str, Any], finish: str | None = None) -> dict
 def chat_prompt(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     """Token ids of a conversation; an ApiError where the model's template cannot show it, or drops the tools."""
     codec = model.codec
+    model.context.check_text(sum(len(message["content"]) for message in messages))
     try:
         shown = [_with_arguments(message) for message in messages]
         prompt = codec.prompt(shown, tools)
         if tools:
             text = codec.tokenizer.decode(prompt)
-            names = [str(tool["function"]["name"]) for tool in tools]
-            if any(name not in text for name in names):
+            if any(tool["function"]["name"] not in text for tool in tools):
                 raise ApiError(
                     "the model's chat template drops the tools; leave them out, and describe them in a system "
                     "text",
@@ -304,8 +303,6 @@ def chat_prompt(model: Model, messages: list[dict[str, Any]], tools: list[dict[s
                 )
     except UserError as error:
         raise ApiError(error.message, "messages") from error
-    except (KeyError, TypeError) as error:
-        raise ApiError("each tool is {type: function, function: {name, …}}", "tools") from error
     return prompt
 
 
@@ -320,7 +317,8 @@ def _parsed(call: Any) -> Any:
     try:
         function = call["function"]
         arguments = function["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        # Clients send nothing for a call without arguments, as they were told it in a stream.
+        parsed = json.loads(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
         return {**call, "function": {**function, "arguments": parsed}}
     except (ValueError, LookupError, TypeError) as error:
         raise ApiError(

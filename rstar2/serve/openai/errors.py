@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -45,8 +45,11 @@ def described(error: Exception) -> tuple[int, dict[str, Any]]:
         return error.status, error_body(error.message, error.status, error.param, error.code)
     if isinstance(error, UserError):
         return 400, error_body(str(error), 400)
-    status = 503 if isinstance(error, EngineUnavailable) else 500
-    return status, error_body(str(error), status)
+    if not isinstance(error, RStarError):
+        return 500, error_body("the server failed on this request; its log says how", 500)
+    # The agent loop has an error of its own for an engine that fails.
+    away = isinstance(error, EngineUnavailable) or isinstance(error.__cause__, EngineUnavailable)
+    return (503 if away else 500), error_body(str(error), 503 if away else 500)
 
 
 def add_errors(app: FastAPI) -> None:
@@ -58,11 +61,8 @@ def add_errors(app: FastAPI) -> None:
 
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        fault = error.errors()[0]
-        field = ".".join(str(part) for part in fault["loc"] if part != "body")
-        said = str(fault["msg"]).removeprefix("Value error, ")
-        message = f"{field}: {said}" if field else said
-        return JSONResponse(error_body(message, 400, field or None), status_code=400)
+        said, field = _invalid(error.errors())
+        return JSONResponse(error_body(said, 400, field), status_code=400)
 
     async def plain(_request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -72,6 +72,22 @@ def add_errors(app: FastAPI) -> None:
     app.add_exception_handler(RStarError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, plain)
+    # It is logged with its traceback too.
+    app.add_exception_handler(Exception, refused)
+
+
+def _invalid(faults: Sequence[Any]) -> tuple[str, str | None]:
+    """What is wrong with a body, as pydantic found it, and the field that it is wrong in."""
+    said = str(faults[0]["msg"]).removeprefix("Value error, ")
+    if faults[0]["type"] == "json_invalid":
+        return f"the body is not JSON: {faults[0]['ctx']['error']}", None
+    path = [str(part) for part in faults[0]["loc"] if part != "body"]
+    if not path:
+        return said, None
+    if len(faults) > 1 and {str(fault["loc"][1]) for fault in faults} == {path[0]}:
+        # It says for each type that the field may have why the value is not of it.
+        return f"{path[0]}: the value has none of the types that it may have", path[0]
+    return f"{'.'.join(path)}: {said}", path[0]
 
 
 def require_key(app: FastAPI, key: str | None) -> None:
@@ -81,8 +97,10 @@ def require_key(app: FastAPI, key: str | None) -> None:
 
     @app.middleware("http")
     async def check(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if request.url.path.startswith("/v1") and not hmac.compare_digest(sent.encode(), key.encode()):
+        # The scheme's name has no case (RFC 9110, 11.1).
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        right = scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), key.encode())
+        if request.url.path.startswith("/v1") and not right:
             body = error_body("wrong or missing API key", 401, code="invalid_api_key")
             return JSONResponse(body, status_code=401)
         return await call_next(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -56,6 +57,10 @@ class SamplingFields(BaseModel, extra="forbid"):
     def _without_effect(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text holds half of a surrogate pair, which is no Unicode text") from None
         for name in _NEUTRAL.keys() & body.keys():
             if body[name] is not None and body[name] not in _NEUTRAL[name]:
                 raise ValueError(f"{name} is not supported by this server; vLLM may have it")
@@ -103,6 +108,15 @@ class ChatRequest(SamplingFields):
     @classmethod
     def _text_only(cls, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [{**message, "content": _text(message)} for message in messages]
+
+    @field_validator("tools")
+    @classmethod
+    def _named(cls, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for tool in tools:
+            function = tool.get("function")
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError("each tool is {type: function, function: {name, …}}")
+        return tools
 
     @property
     def limit(self) -> int | None:

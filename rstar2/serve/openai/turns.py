@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from tokenizers.decoders import DecodeStream
@@ -12,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 from rstar2.engines.base import Sampling
 from rstar2.engines.hf import HFEngine, Step
 from rstar2.prompts import ChatCodec
+from rstar2.serve.openai.context import Context
 from rstar2.serve.openai.errors import ApiError
 
 Finish = Literal["stop", "length"]
@@ -35,6 +37,8 @@ class Piece:
 
     text: str = ""
     steps: list[Step] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    """For each step, the characters of the turn's text before it."""
     finish: Finish | None = None
     """Set in the last piece."""
 
@@ -47,22 +51,19 @@ class Model:
     codec: ChatCodec
     name: str
 
+    @cached_property
+    def context(self) -> Context:
+        return Context.of(self.engine.context, self.codec.tokenizer)
+
     def checked(self, prompt_ids: list[int], max_tokens: int | None) -> int:
         """How many tokens an answer may have; an ApiError where prompt and answer exceed the context."""
-        room = self.engine.context - len(prompt_ids)
         vocabulary = self.engine.model.get_input_embeddings().num_embeddings
         if not prompt_ids:
             raise ApiError("the prompt is empty", "prompt")
         if any(not 0 <= token < vocabulary for token in prompt_ids):
             raise ApiError(f"the prompt has a token id that is not below {vocabulary}", "prompt")
-        if room < (max_tokens or 1):
-            raise ApiError(
-                f"This model's maximum context length is {self.engine.context} tokens; the prompt has "
-                f"{len(prompt_ids)} and {max_tokens or 1} were asked for.",
-                "max_tokens",
-                code="context_length_exceeded",
-            )
-        return max_tokens or room
+        self.context.check(len(prompt_ids), max_tokens or 1)
+        return max_tokens or self.engine.context - len(prompt_ids)
 
     async def turn(
         self, prompt_ids: list[int], sampling: Sampling, stops: Stops, top: int = 0
@@ -75,6 +76,7 @@ class Model:
             async for step in steps:
                 count += 1
                 piece.steps.append(step)
+                piece.offsets.append(text.decoded)
                 ended = step.token in ends or (stops.own and step.token in self.engine.stop_ids)
                 piece.text = "" if ended else text.add(step.token)
                 if ended or text.stopped:
@@ -99,7 +101,7 @@ class _StoppedText:
         self._decoder = DecodeStream(skip_special_tokens=True)
         self._stops = stops
         self._ids: list[int] = []
-        self._decoded = 0
+        self.decoded = 0
         """Characters that the decoder gave."""
         self._held = ""
 
@@ -107,7 +109,7 @@ class _StoppedText:
         """The text that can be shown now; `stopped` is set at a stop string, which is cut off."""
         self._ids.append(token)
         new = self._decoder.step(self._tokenizer.backend_tokenizer, token) or ""
-        self._decoded += len(new)
+        self.decoded += len(new)
         self._held += new
         found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
@@ -120,7 +122,7 @@ class _StoppedText:
     def rest(self) -> str:
         """What was withheld, at the end of a turn."""
         whole = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
-        return self._held + whole[self._decoded :]
+        return self._held + whole[self.decoded :]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -50,6 +50,7 @@ class StandIn:
         self.max_model_len = max_model_len
         self.url = ""
         self.asked: list[dict[str, Any]] = []
+        self.healthy = True
         self.busy_answers = 0
         """How many of the next completions are answered with 503."""
         self.delay_s = 0.0
@@ -77,7 +78,7 @@ class StandIn:
         self.app.post("/v1/completions")(self._completions)
 
     async def _health(self) -> Response:
-        return Response()
+        return Response(status_code=200 if self.healthy else 503)
 
     async def _models(self, request: Request) -> Any:
         if not self._may_ask(request):
