@@ -200,10 +200,14 @@ def load_chat_codec(model: str | Path, choice: FormatChoice = MODELS_OWN) -> Cha
     """
     try:
         return load_codec(model, choice)
-    except UserError:
+    except UserError as error:
         if choice.named is not None:
             raise
-        return load_codec(model, FormatChoice("no-tools"))
+        try:
+            return load_codec(model, FormatChoice("no-tools"))
+        except UserError:
+            # Nobody named that format.
+            raise error from None
 
 
 def codec_of(model: str | Path, tokenizer: Any, choice: FormatChoice = MODELS_OWN) -> ChatCodec:

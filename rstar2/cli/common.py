@@ -108,7 +108,7 @@ Api = Annotated[
 
 def checked_key(key: str | None) -> str | None:
     """The callback of an option that takes a key or token: UserError as of `check_key`."""
-    if key is not None:
+    if key:
         from rstar2.addresses import check_key
 
         check_key(key)

@@ -155,7 +155,10 @@ def _print_commands(choice: Choice) -> None:
         err.print(note, soft_wrap=True, markup=False)
     for process in (process for wave in chosen.waves for process in wave):
         words = [f"{name}={value}" for name, value in process.environment.items()]
-        typer.echo(shlex.join([*words, *process.command]))
+        line = shlex.join([*words, *process.command])
+        if process.settings:
+            line = f"printf '%s\\n' {shlex.quote(process.settings.strip())} | {line}"
+        typer.echo(line)
 
 
 def _watch(settings: SupervisorSettings, has_key: bool) -> None:

@@ -74,7 +74,7 @@ class OpenAIServer:
         check_url(url, "a server's", "http://127.0.0.1:8000")
         self.url = url.rstrip("/").removesuffix("/v1")
         key = key or _key_of_openai(self.url)
-        if key is not None:
+        if key:
             check_key(key)
         self._wording = wording
         self._where = f"the {wording.service} at {self.url}"

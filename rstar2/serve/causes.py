@@ -107,10 +107,17 @@ def find_cause(log: Path) -> Cause | None:
     return next((cause for cause in CAUSES if cause.pattern.search(text)), None)
 
 
-def explained(how: str, log: Path) -> RStarError:
-    """The error of a server that ended, or does not come up, as `how` says; with the cause that its log names."""
+def explained(how: str, log: Path, unknown: type[RStarError] = Failure) -> RStarError:
+    """The error of a server that does not come up, as `how` says; with the cause that its log names, else `unknown`."""
     cause = find_cause(log)
     if cause is None:
-        return Failure(how, end_of(log))
+        return unknown(how, end_of(log))
     line = next(line for line in reversed(tail(log, LINES)) if cause.pattern.search(line))
     return cause.kind(f"{how}: {cause.what}", f"{cause.remedy}\n{log} says: {line.strip()[:300]}")
+
+
+def explained_end(name: str, code: int, log: Path) -> RStarError:
+    """The error of a server that ended with an exit code: UserError for that of one, or where its log names such."""
+    # Our own servers and vLLM's parser of arguments end with it; a restart would end the same way.
+    mistake = code == UserError.exit_code
+    return explained(f"{name} ended with exit code {code}", log, UserError if mistake else Failure)

@@ -131,6 +131,8 @@ def choose(choice: Choice, without_vllm: bool = False) -> Chosen:
 
 
 def _check(choice: Choice) -> None:
+    if not choice.endpoint.host:
+        raise UserError("--host is empty", "Give an address, such as 127.0.0.1 or 0.0.0.0.")
     if choice.with_tools and choice.endpoint.host not in LOOPBACK and not choice.endpoint.api_key:
         raise UserError(
             f"--with-tools on {choice.endpoint.host} would run programs for anyone who can reach it",
@@ -154,6 +156,12 @@ def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     if choice.format.named is not None:
         load_codec(folder, choice.format)
     check_float32(folder)
+    size = model_size(folder)
+    if choice.max_model_len is not None and size is not None and choice.max_model_len > size.context:
+        raise UserError(
+            f"--max-model-len {choice.max_model_len} is more than the model's context of {size.context} tokens",
+            "Give a smaller one, or leave it out.",
+        )
     slow = "transformers runs the model on the CPU in float32: for trying it out, much slower than vLLM (docs/serve.md)"
     chosen = Chosen(choice, str(folder), "transformers", notes=[slow])
     chosen.waves = [[model_process(at, str(folder), choice.format, choice.max_model_len)]]

@@ -14,7 +14,7 @@ import httpx
 
 from rstar2.errors import Failure, UserError
 from rstar2.processes import listens, start_bound, stop_group
-from rstar2.serve.causes import explained
+from rstar2.serve.causes import explained, explained_end
 from rstar2.supervision.logs import tail
 
 POLL_S = 0.5
@@ -76,8 +76,8 @@ def wait_ready(
 ) -> None:
     """Return once the server answers, or `stopping` says so.
 
-    The error of `explained` where it ends or does not answer in `ready_s` seconds; UserError where another program
-    answers in its place.
+    The error of `explained_end` where it ends, that of `explained` where it does not answer in `ready_s` seconds;
+    UserError where another program answers in its place.
     """
     deadline, said = time.monotonic() + ready_s, ""
     while process.poll() is None and not stopping():
@@ -95,7 +95,7 @@ def wait_ready(
             on_progress(doing)
         time.sleep(POLL_S)
     if not stopping():
-        raise explained(f"{name} ended with exit code {process.returncode}", log)
+        raise explained_end(name, process.returncode, log)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from rstar2.backoff import Backoff
 from rstar2.errors import RStarError, UserError
 from rstar2.files import write_text
 from rstar2.processes import begin_module, stop_group
-from rstar2.serve.causes import explained
+from rstar2.serve.causes import explained_end
 from rstar2.serve.launch import STOP_S, start_server, wait_ready
 from rstar2.serve.plan import Process
 from rstar2.serve.settings import Event, ServerHandle, SupervisorSettings
@@ -137,7 +137,7 @@ class Supervisor:
         now = time.monotonic()
         # What it started may hold the GPU.
         stop_group(part.process, 0.0)
-        error = explained(f"{part.wanted.name} ended with exit code {part.process.returncode}", part.log)
+        error = explained_end(part.wanted.name, part.process.returncode, part.log)
         while part.crashes and now - part.crashes[0] > RESTART_WINDOW_S:
             part.crashes.popleft()
         if not part.crashes:

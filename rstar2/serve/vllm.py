@@ -72,8 +72,8 @@ class ServeSettings:
 
 def url_of(host: str, port: int) -> str:
     """Where this machine reaches a server that listens there."""
-    if host in ("0.0.0.0", "::"):
-        return f"http://127.0.0.1:{port}"
+    # A server that listens on all addresses of IPv6 may listen on none of IPv4.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

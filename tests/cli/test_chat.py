@@ -210,6 +210,7 @@ def test_a_server_with_a_key_is_chatted_with_and_without_it_the_option_is_named(
 
 def test_bad_input_is_one_message(standin: StandIn, tmp_path: Path) -> None:
     assert "there is no question" in _refused("--url", standin.url, "--prompt", " ")
+    assert CliRunner().invoke(app, ["chat", "--url", standin.url, "--top-p", "0"]).exit_code == 2
     assert "no model folder at" in _refused("--model", str(tmp_path / "absent"))
     assert "cannot load a tokenizer from" in _refused("--model", str(tmp_path))
     assert "there is no question" in _refused("--url", standin.url, stdin="  \n")
@@ -246,10 +247,11 @@ def test_without_standard_input_or_room_for_the_answer_there_is_one_message(stan
     words = f"{sys.executable} -m rstar2 chat --url {standin.url} --judge http://127.0.0.1:1"
     for shell, code, said in (
         (f"{words} <&-", 2, "error: there is no question"),
+        (f"set -o pipefail; {words} --json --prompt Hello | true", 0, ""),
         (f"{words} --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space left"),
         (f"{words} --json --prompt Hello > /dev/full", 1, "error: cannot write to standard output: No space"),
     ):
-        ran = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
+        ran = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=2 * TIMEOUT_S)
         assert ran.returncode == code, ran.stderr
         assert said in ran.stderr
         assert "Traceback" not in ran.stderr

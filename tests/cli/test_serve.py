@@ -22,12 +22,15 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 from support.commands import rstar2
+from support.optional import needs
 from support.servers.serving import answering, served
 from support.servers.vllm_program import vllm_environment
 from support.waiting import TIMEOUT_S, wait_until
 from typer.testing import CliRunner
 
 from rstar2.cli import app
+from rstar2.data import builtin
+from rstar2.demo.tiny import TinyModel, make_tiny_model
 from rstar2.errors import Failure, UserError
 from rstar2.processes import free_port, stop_group
 from rstar2.serve import VLLM, ServeSettings, running_server, vllm_command
@@ -35,6 +38,7 @@ from rstar2.serve.hardware import GPU
 from rstar2.serve.launch import start_server
 from rstar2.serve.settings import ServerHandle
 from rstar2.serve.state import one_server, state_file
+from rstar2.serve.vllm import url_of
 
 
 @pytest.fixture
@@ -366,6 +370,7 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
     ("words", "told"),
     [
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
+        (["--host", ""], "--host is empty"),
         (["--with-tools", "--judge", "ftp://x"], "not a judge's URL: ftp://x"),
         (["--api-key", "a\nb"], "the key holds"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
@@ -376,6 +381,78 @@ def test_options_that_do_not_go_together_are_one_message(model: Path, words: lis
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
     assert told in error.message
+
+
+@needs("torch")
+def test_the_printed_commands_of_our_own_servers_run_as_they_stand(model: Path) -> None:
+    from rstar2.serve.openai.agent_server import AgentServerSettings
+    from rstar2.serve.openai.model_server import ModelServerSettings
+
+    words = ["--engine", "transformers", "--with-tools", "--api-key", "it's", "--print-command"]
+    make_tiny_model(
+        model,
+        TinyModel(vocab=512, hidden=32, layers=1, heads=2),
+        builtin.traces(1, 60, {}),
+        builtin.FORMAT,
+        1,
+    )
+    code, shown, _ = _invoke(str(model), *words)
+    assert code == 0
+    engine, agent = (line for line in shown.splitlines() if line.startswith("printf"))
+    for line, kind, module in (
+        (engine, ModelServerSettings, "model_server"),
+        (agent, AgentServerSettings, "agent_server"),
+    ):
+        told, started = line.split(" | ")
+        assert started == f"{sys.executable} -m rstar2.serve.openai.{module}"
+        read = subprocess.run(["sh", "-c", told], capture_output=True, text=True, timeout=TIMEOUT_S)
+        kind.model_validate_json(read.stdout)
+    assert '"it\'"\'"\'s"' in agent
+
+
+@needs("torch")
+def test_a_context_longer_than_the_models_is_refused_before_it_loads(model: Path) -> None:
+    make_tiny_model(
+        model, TinyModel(vocab=512, layers=1, context=128), builtin.traces(1, 60, {}), builtin.FORMAT, 1
+    )
+    words = ["--engine", "transformers", "--max-model-len", "129", "--print-command"]
+    _, _, error = _invoke(str(model), *words)
+    assert isinstance(error, UserError)
+    assert "--max-model-len 129 is more than the model's context of 128 tokens" in error.message
+
+
+@pytest.mark.slow
+@needs("torch")
+@pytest.mark.parametrize("damaged", ["model.safetensors", "chat_template.jinja"])
+def test_a_damaged_model_is_the_users_mistake_as_in_a_chat(model: Path, damaged: str) -> None:
+    make_tiny_model(
+        model,
+        TinyModel(vocab=512, hidden=32, layers=1, heads=2),
+        builtin.traces(1, 60, {}),
+        builtin.FORMAT,
+        1,
+    )
+    (model / "rstar2_format.json").unlink(missing_ok=True)
+    (model / damaged).write_text("{% for")
+    words = ["--engine", "transformers", "--port", str(free_port())]
+    ran = rstar2("serve", model, *words)
+    assert ran.code == 2, ran.stderr
+    assert "engine ended with exit code 2" in ran.stderr
+    assert "no-tools" not in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("::1", "http://[::1]:80"),
+        ("gpu", "http://gpu:80"),
+    ],
+)
+def test_a_server_is_reached_on_an_address_that_it_listens_on(host: str, url: str) -> None:
+    assert url_of(host, 80) == url
 
 
 def test_a_layout_on_gpus_that_are_not_there_is_refused(

@@ -53,10 +53,12 @@ def test_the_agent_answers_and_nothing_is_left_behind(tmp_path: Path) -> None:
                 model=client.models.list().data[0].id,
                 messages=[{"role": "user", "content": "What is 1 + 1?"}],
                 max_tokens=12,
+                temperature=0,
             )
-        assert answer.choices[0].finish_reason in ("stop", "length")
+        # Its weights are drawn by lot, and greedy it does not come to an end so soon.
+        assert answer.choices[0].finish_reason == "length"
         assert answer.usage is not None
-        assert answer.usage.completion_tokens <= 12
+        assert answer.usage.completion_tokens == 12
     finally:
         ended = rstar2("serve", "down")
     assert ended.code == 0, ended.stderr

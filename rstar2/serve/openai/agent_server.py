@@ -91,7 +91,8 @@ def main() -> None:
     try:
         _serve(begin_module(AgentServerSettings))
     except RStarError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def _serve(settings: AgentServerSettings) -> None:

@@ -75,7 +75,8 @@ def main() -> None:
         codec = load_chat_codec(folder, FormatChoice(settings.format, settings.force_format))
         engine = HFEngine(folder, [codec.end_id], max_batch=settings.max_batch, threads=settings.threads)
     except RStarError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     if settings.max_model_len is not None:
         engine.context = min(engine.context, settings.max_model_len)
     app = create_app(Model(engine, codec, settings.folder), settings.api_key)
