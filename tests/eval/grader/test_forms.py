@@ -350,6 +350,25 @@ SIGNS: list[Case] = [
     ("5", "+/-5", WRONG),
     (r"(2,\pm1,\pm1)", "(2,1,1),(2,1,-1),(2,-1,1),(2,-1,-1)", CORRECT),
 ]
+PAIRS_AND_INTERVALS: list[Case] = [
+    ("(5,2)", "(1,1]", UNPARSED),
+    ("(2,2)", r"(1,2)\cap(3,4)", UNPARSED),
+    (r"(3,\frac{\pi}{2})", r"\{1\}\cap\{2\}", UNPARSED),
+    ("[5,2]", "5<x<2", UNPARSED),
+    ("(5,2),(3,1)", "[2,1)", UNPARSED),
+    ("(1,3),(5,2)", "1<x<3", UNPARSED),
+    ("(5,2)", "(2,5]", WRONG),
+    ("(2,5)", "2<x<5", CORRECT),
+    ("[2,2]", r"2\le x\le 2", CORRECT),
+    (r"\emptyset", r"(1,2)\cap(3,4)", CORRECT),
+    (r"\emptyset", "5<x<2", CORRECT),
+    (r"\emptyset", "x<1, x>2", UNPARSED),
+    (r"(-\infty,3)\cup(5,\infty)", r"x<3\text{ and }x>5", UNPARSED),
+    (r"x<3\text{ or }x>5", r"x<3\text{ and }x>5", UNPARSED),
+    (r"(-\infty,3)\cup(5,\infty)", r"(-\infty,3)\text{ and }(5,\infty)", CORRECT),
+    ("(1,2)", "(0,2),(1,3)", WRONG),
+    ("[1,2)", "(0,2),[1,3)", UNPARSED),
+]
 BOXES_JOINED_BY_WORDS: list[Case] = [
     ("1,2", r"X\boxed{1} papers and \boxed{2} bins", CORRECT),
     ("1,2", r"We need $\boxed{1}$ papers and $\boxed{2}$ bins.", CORRECT),
@@ -561,6 +580,7 @@ KINDS = {
     "ordinals": ORDINALS,
     "functions": FUNCTIONS,
     "signs": SIGNS,
+    "pairs and intervals": PAIRS_AND_INTERVALS,
     "boxes joined by words": BOXES_JOINED_BY_WORDS,
     "programs and unclosed braces": PROGRAMS_AND_UNCLOSED_BRACES,
     "gold answers in words": GOLD_IN_WORDS,

@@ -17,7 +17,14 @@ from rstar2.eval.grader.compare.bound_letters import (
 )
 from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
+from rstar2.eval.grader.compare.intervals import (
+    FLIPPED,
+    as_interval,
+    is_backwards,
+    is_region,
+    region_of,
+    same_region,
+)
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import (
@@ -211,10 +218,20 @@ def _about_regions(a: Node, b: Node) -> bool:
 
 
 def _regions(a: Node, b: Node) -> bool:
+    for pair, other in ((a, b), (b, a)):
+        if is_backwards(pair):
+            # Empty sets are all equal, but the point (5, 2) is none of them.
+            if is_backwards(other) or not region_of(other)[1]:
+                raise NoValue("a pair that is no interval")
+            return False
     try:
         (name, first), (other_name, second) = region_of(a), region_of(b)
     except NoValue:
         return _unsolved_regions(a, b)
+    if any(isinstance(node, nodes.Listing) and not node.alternatives for node in (a, b)) and not (
+        first and second
+    ):
+        raise NoValue("bounds that may exclude each other")
     if name is not None and other_name is not None and not assignments.same_name(name, other_name):
         return False
     return same_region(first, second)
@@ -235,6 +252,8 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
         straight = in_order((a.left, a.right), (b.left, b.right), _same)
         return straight or (a.kind != "minus" and in_order((a.left, a.right), (b.right, b.left), _same))
     if isinstance(a, nodes.Listing) and isinstance(b, nodes.Listing):
+        if (a.together and b.alternatives) or (a.alternatives and b.together):
+            raise NoValue("bounds that hold together, or one of them")
         return unordered(a.items, b.items, _same)
     if isinstance(a, nodes.NumberSet) and isinstance(b, nodes.NumberSet):
         return a == b

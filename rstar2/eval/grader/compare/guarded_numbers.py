@@ -114,9 +114,10 @@ class Setting:
                 raise NoValue("a power of zero")
             return Fraction(0)
         context = self.context
-        if context.im(a) == 0 and context.re(a) < 0 and not context.isint(b):
+        is_whole = context.isint(b)
+        if context.im(a) == 0 and context.re(a) < 0 and not is_whole:
             self.work.several_values = True
-        if self.real and context.re(a) < 0:
+        if self.real and context.re(a) < 0 and not is_whole:
             raise NoValue("not real")
         if abs(context.mag(b)) > 64 or float(abs(b)) * abs(float(context.mag(a)) + 1) > MAX_LOG10 * 4:
             raise NoValue("too large")

@@ -91,7 +91,9 @@ def same_residues(a: Node, b: Node, same: Same) -> bool:
         return same(a.value, b.value) or equal(nodes.Call("floor", (difference,)), difference)
     residue, plain = (a, b) if isinstance(a, nodes.Residue) else (b, a)
     assert isinstance(residue, nodes.Residue)
-    if not residue.is_remainder or variables(residue):
+    if not residue.is_remainder:
+        if variables(residue):
+            raise NoValue("numbers up to multiples of another")
         return same(residue.value, plain)
     if equal(residue, plain):
         return True

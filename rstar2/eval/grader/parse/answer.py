@@ -23,6 +23,7 @@ _OPERATORS = {
 }  # fmt: skip
 _SETS = {"cup": "union", "bigcup": "union", "cap": "intersection", "setminus": "minus", "backslash": "minus"}
 _BETWEEN = {"where", "for", "with", "such that", "if", "when", "and", "or", "or else", "and also", "and/or"}
+_OR, _AND = frozenset({"or", "lor", "vee"}), frozenset({"and", "land", "wedge"})
 _QUANTIFIER = re.compile(
     r"for (?:all|any|every|each|some) (?:[a-z]\b|real|positive|negative|non|integer|number|value)",
     re.IGNORECASE,
@@ -55,13 +56,15 @@ class Answer(Expression):
     # --- lists and relations ---
 
     def _listing(self) -> Node:
-        items, alternatives = [self._relation()], False
+        items, joints = [self._relation()], set[str]()
         while self._separators():
-            alternatives |= self._tokens.peek(-1).text.lower() == "or"
+            joints.add(self._tokens.peek(-1).text.lower())
             if self._tokens.next.kind == "end" or self._tokens.at("sign", "}", ")"):
                 break
             items.append(self._relation())
-        return items[0] if len(items) == 1 else nodes.Listing(tuple(items), alternatives)
+        if len(items) == 1:
+            return items[0]
+        return nodes.Listing(tuple(items), not joints.isdisjoint(_OR), together=not joints.isdisjoint(_AND))
 
     def _separators(self) -> bool:
         """Skip what separates two answers; whether there was anything."""

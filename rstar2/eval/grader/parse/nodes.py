@@ -142,6 +142,8 @@ class Listing(Node):
     items: tuple[Node, ...]
     alternatives: bool = False
     """Whether an `or` stood between them."""
+    together: bool = field(default=False, compare=False)
+    """Whether an `and` stood between them."""
 
 
 @dataclass(frozen=True, slots=True)
