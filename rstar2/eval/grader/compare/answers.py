@@ -15,7 +15,7 @@ from rstar2.eval.grader.compare.bound_letters import (
     with_arguments_of,
     with_letter_of,
 )
-from rstar2.eval.grader.compare.equality import equal, functions, proportional, variables
+from rstar2.eval.grader.compare.equality import equal, proportional
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import (
     FLIPPED,
@@ -25,6 +25,7 @@ from rstar2.eval.grader.compare.intervals import (
     region_of,
     same_region,
 )
+from rstar2.eval.grader.compare.letters import functions, variables
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import (

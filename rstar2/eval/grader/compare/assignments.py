@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rstar2.eval.grader.compare.equality import equal, variables
+from rstar2.eval.grader.compare.equality import equal
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk
 

@@ -7,12 +7,11 @@ decides identities far more often than a simplifier does, and in bounded time.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import chain, product, repeat
 from typing import Any
 
 from rstar2.eval.grader.compare.evaluate import evaluate
@@ -26,19 +25,18 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     Value,
     Work,
 )
-from rstar2.eval.grader.parse.nodes import (
-    CONSTANTS,
-    UNKNOWN,
-    Apply,
-    Call,
-    Node,
-    Number,
-    Product,
-    Series,
-    Sum,
-    Symbol,
-    walk,
+from rstar2.eval.grader.compare.letters import functions, variables
+from rstar2.eval.grader.compare.points import (
+    LENGTHS,
+    OF_COMPLEX,
+    STEPS,
+    fixed_points,
+    points_around_kinks,
+    small_whole_points,
+    special_points,
+    whole_points_around_kinks,
 )
+from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Series, Sum, Symbol, walk
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""
@@ -50,18 +48,6 @@ MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
-ROUNDING = frozenset({"floor", "ceil", "sgn"})
-"""Functions whose values jump."""
-_STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
-"""Functions that may agree with simpler ones except at some numbers, or at large ones."""
-_MANY_DIVISORS = Fraction(2329089562800**6)
-"""A square and a cube that all numbers up to 30 divide, and their squares."""
-_JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2), _MANY_DIVISORS)
-"""Whole numbers with many divisors, powers and a half: where floors and ceilings of most expressions jump."""
-_LENGTHS = frozenset({"abs", "norm"})
-_OF_COMPLEX = _LENGTHS | {"Re", "Im", "arg"}
-_COMPLEX = (Fraction(3, 4), Fraction(-5, 8))
-"""Imaginary parts that letters for complex numbers get."""
 _contexts = threading.local()
 
 
@@ -110,18 +96,6 @@ def infinite(node: Node) -> int:
     return 0
 
 
-def variables(node: Node) -> set[str]:
-    """The names of the free variables."""
-    parts = [part for part in walk(node) if isinstance(part, Symbol | Series)]
-    bound = {part.index for part in parts if isinstance(part, Series)} | {"none"}
-    return {part.name for part in parts if isinstance(part, Symbol)} - CONSTANTS - bound
-
-
-def functions(node: Node) -> set[str]:
-    """The names of the known functions and postfix signs."""
-    return {part.name for part in walk(node) if isinstance(part, Call)}
-
-
 def real_value(node: Node) -> Any:
     """A constant as an mpmath real or infinity; NoValue where it has variables, is not real or cannot be computed."""
     value, context = constant_value(node), _context(_LOW_DIGITS)
@@ -156,24 +130,27 @@ def proportional(a: Node, b: Node) -> Fraction | None:
     names = sorted(variables(a) | variables(b))
     context = _context(_LOW_DIGITS)
     ratios, work = [], Work()
-    for point in _points(names):
+    kinked = points_around_kinks(a, b, names, Setting({}, context))
+    for point, real in chain(zip(fixed_points(names), repeat(False)), zip(kinked, repeat(True))):
         work.left = MAX_STEPS
-        setting = Setting(point, context, work)
+        setting = Setting(point, context, work, real=real)
         try:
             top, bottom = evaluate(a, setting), evaluate(b, setting)
         except NoValue:
             continue
+        if real and top == bottom == 0:
+            continue
         if top == 0 or bottom == 0:
             return None
         ratios.append(+setting.inexact(top) / +setting.inexact(bottom))
-    noise = context.mpf(10) ** -30
-    if len(ratios) < 3 or any(abs(ratio - ratios[0]) > abs(ratios[0]) * noise for ratio in ratios):
-        if work.several_values:
-            raise NoValue("a power of a negative number that is not real")
-        return None
-    if abs(context.im(ratios[0])) > noise:
-        return None
-    return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+        if abs(ratios[-1] - ratios[0]) > abs(ratios[0]) * context.mpf(10) ** -30:
+            break
+    else:
+        if len(ratios) > 2 and abs(context.im(ratios[0])) <= context.mpf(10) ** -30:
+            return Fraction(1 if context.re(ratios[0]) > 0 else -1)
+    if work.several_values:
+        raise NoValue("a power of a negative number that is not real")
+    return None
 
 
 def _readings(a: Node, b: Node) -> Iterator[Setting]:
@@ -193,7 +170,7 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if for_integers is not None:
         return for_integers
     tried, doubt = 0, ""
-    for point in _points(names):
+    for point in fixed_points(names):
         negative = any(value < 0 for value in point.values())
         try:
             if not _agree(a, b, replace(setting, symbols=point, real=negative)):
@@ -207,10 +184,12 @@ def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
         doubt = doubt or "not defined where it was tried"
     if doubt:
         raise NoValue(doubt)
-    same = _identical_at(_special_points(a, b, names), a, b, setting)
-    if not same and not (functions(a) | functions(b)) & (_STEPS | _OF_COMPLEX - _LENGTHS):
+    same = _identical_at(special_points(a, b, names), a, b, setting)
+    if not same and not (functions(a) | functions(b)) & (STEPS | OF_COMPLEX - LENGTHS):
         raise NoValue("a letter that may stand for a complex number")
-    return same
+    return same and _identical_at(
+        points_around_kinks(a, b, names, setting), a, b, replace(setting, real=True)
+    )
 
 
 def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting) -> bool | None:
@@ -231,14 +210,16 @@ def _identical_for_integers(a: Node, b: Node, names: list[str], setting: Setting
             continue
     if tried < 2:
         return None
+    if not _identical_at(small_whole_points(a, b, names), a, b, setting):
+        return False
     if any(isinstance(part, Series) for node in (a, b) for part in walk(node)):
         return True  # a sum up to a large number is not added up
     large = (
         point
-        for point in _special_points(a, b, names)
+        for point in special_points(a, b, names)
         if all(not isinstance(value, tuple) and value.denominator == 1 < value for value in point.values())
     )
-    return _identical_at(large, a, b, setting)
+    return _identical_at(chain(whole_points_around_kinks(a, b, names, setting), large), a, b, setting)
 
 
 def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, setting: Setting) -> bool:
@@ -250,39 +231,6 @@ def _identical_at(points: Iterable[Mapping[str, Constant]], a: Node, b: Node, se
         except NoValue:
             continue
     return True
-
-
-def _special_points(a: Node, b: Node, names: list[str]) -> Iterator[dict[str, Constant]]:
-    """Where expressions may differ that agree nearly everywhere, or at real numbers."""
-    used = functions(a) | functions(b)
-    if used & _STEPS:
-        for start in range(len(_JUMPS)):
-            yield {name: _JUMPS[(start + i) % len(_JUMPS)] for i, name in enumerate(names)}
-    letters = _complex_letters(a) | _complex_letters(b) if used & _OF_COMPLEX else set()
-    if letters:
-        point = next(_points(names))
-        for part in _COMPLEX:
-            yield {name: (value, part) if name in letters else value for name, value in point.items()}
-
-
-def _complex_letters(node: Node) -> set[str]:
-    """The letters that may be complex: those inside Re, Im and arg, or inside |…| where they are called z or w."""
-    found = set[str]()
-    for part in walk(node):
-        if isinstance(part, Call) and part.name in _OF_COMPLEX:
-            found |= {name for name in variables(part) if name[0] in "zw" or part.name not in _LENGTHS}
-    return {name for name in found if name[0] in "zw"} or found
-
-
-def _points(names: list[str]) -> Iterator[dict[str, Fraction]]:
-    """Fixed points with fractions that depend on the names only; the last two have negative coordinates."""
-    for trial in range(5):
-        point = {}
-        for name in names:
-            digest = hashlib.sha256(f"{trial}|{name}".encode()).digest()
-            value = Fraction(200 + int.from_bytes(digest[:2], "big") % 2500, 1009)
-            point[name] = -value if trial > 2 and (len(names) == 1 or digest[2] % 2 or trial == 4) else value
-        yield point
 
 
 def _agree(a: Node, b: Node, setting: Setting) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rstar2.eval.grader.compare.equality import equal, variables
+from rstar2.eval.grader.compare.equality import equal
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
+from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.parse import nodes, units
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
