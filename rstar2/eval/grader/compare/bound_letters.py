@@ -40,6 +40,8 @@ def with_arguments_of(gold: nodes.Relation, pred: nodes.Relation) -> nodes.Relat
     old, new = _letters(given.args), _letters(wanted.args)
     if old == new or not old or len(old) != len(new):
         return pred
+    if "".join(old + new).isupper() and variables(gold.sides[-1]).isdisjoint(new):
+        return pred  # the probabilities P(A) and P(B), not a function
     # A letter that was free and is called like an argument now stays another one.
     free = {name: f"{name} outside" for name in new if name not in old}
     return renamed(pred, free | dict(zip(old, new, strict=True)))

@@ -59,6 +59,8 @@ def equal(a: Node, b: Node) -> bool:
     if any(ends):
         return ends[0] == ends[1]
     names = sorted(variables(a) | variables(b))
+    if "dots" in names:
+        return _same_written_parts(a, b)
     doubt: NoValue | None = None
     for setting in _readings(a, b):
         try:
@@ -74,6 +76,19 @@ def equal(a: Node, b: Node) -> bool:
     if _unknown(a) != _unknown(b):
         raise NoValue("a function or command that is not known")
     return False
+
+
+def _same_written_parts(a: Node, b: Node) -> bool:
+    """Whether sums or products of which only some parts are written, as 1 + 2 + … + n, have equal parts in order.
+
+    NoValue where they have not: what the dots stand for is not known.
+    """
+    match a, b:
+        case (Sum(terms=one), Sum(terms=other)) | (Product(factors=one), Product(factors=other)):
+            for order in (other, other[::-1]):
+                if len(one) == len(order) and all(map(equal, one, order)):
+                    return True
+    raise NoValue("parts that are left out")
 
 
 def _unknown(node: Node) -> set[str]:

@@ -222,6 +222,11 @@ def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
     return with_parts(node, lambda part: renamed(part, names))
 
 
+def replaced(node: Node, parts: Mapping[Node, Node]) -> Node:
+    """The node with parts of it replaced, all at once."""
+    return parts[node] if node in parts else with_parts(node, lambda part: replaced(part, parts))
+
+
 def with_parts(node: AnyNode, changed: Callable[[Node], Node]) -> AnyNode:
     """The node with each node directly below it replaced, in the order in which they stand."""
     parts = {name: getattr(node, name) for name in node.__slots__}

@@ -79,6 +79,13 @@ DENIAL = re.compile(
 )
 """The end of words before an equals sign or a colon with which what stands behind it is no answer."""
 
+OF_ANOTHER = re.compile(
+    r"(?:the )?(?:twice|double|triple|half|third|quarter|reciprocal|inverse|negative|opposite|minus|square (?:of|root)"
+    r"|cube (?:of|root))\b",
+    re.IGNORECASE,
+)
+"""How the name of something begins that is calculated from the quantity named behind it."""
+
 NUMBER_WORDS = _counted(0, """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty
