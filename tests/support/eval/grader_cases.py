@@ -127,6 +127,14 @@ NUMBERS = [
     (r"1+2\sqrt{3}", r"2\sqrt{3}+1", True),
     (r"\cos\frac{\pi}{5}", r"\frac{1+\sqrt5}{4}", True),
     (r"3\sqrt[3]{4}", r"\sqrt[3]{108}", True),
+    ("1", r"\tanh(100)", False),
+    (r"\tanh(20)", r"\frac{e^{40}-1}{e^{40}+1}", True),
+    ("10^{50}", r"\sqrt{10^{100}+1}", False),
+    (r"\sqrt{10^{100}+1}-10^{50}", r"\frac{1}{\sqrt{10^{100}+1}+10^{50}}", True),
+    (r"90\ln 10", r"\ln(10^{90}+1)", False),
+    ("e", r"\sum_{n=0}^{60}\frac{1}{n!}", False),
+    (r"2^{1000}\sqrt2", r"\sqrt{2^{2001}}", True),
+    ("e^{1000}", "(e^{500})^2", True),
 ]
 MIXED_NUMBERS = [
     (r"137 \frac{1}{2}", "137.5", True),

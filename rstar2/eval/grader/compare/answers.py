@@ -294,7 +294,10 @@ def _one_relation(a: Node, b: Node) -> Outcome:
             return _unsolved(a, b), "relation"
         plain = b if isinstance(a, nodes.Relation) else a
         return any(_same(side, plain) for side in approximate[0].sides), "relation"
-    relation, plain = (a, right) if name is not None else (b, left)
+    relation, plain, value = (a, right, left) if name is not None else (b, left, right)
+    solutions = assignments.names_of(_items(plain)) if isinstance(plain, nodes.Listing) else []
+    if solutions and variables(value) and not isinstance(name or other, nodes.Brackets):
+        return _unsolved(a, b), "relation"
     assert isinstance(relation, nodes.Relation)
     if "~" in relation.operators and any(_same(side, plain) for side in relation.sides):
         return True, "relation"

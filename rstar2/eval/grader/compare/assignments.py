@@ -13,7 +13,7 @@ from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, w
 from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
 
 EQUALS = frozenset({"=", "~"})
-_OF_VALUES = ANGLES | {"det", "min", "max", "gcd", "lcm", "Re", "Im", "arg", "binom"}
+_OF_VALUES = ANGLES | {"det", "min", "max", "gcd", "lcm", "Re", "Im", "arg"}
 """Functions whose values are asked for, while from those of roots and logarithms one goes on to what they are of."""
 _POLYNOMIAL = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Power
 

@@ -46,6 +46,11 @@ FLOAT_PLACES = 20
 """A float's own printing is nearer to every number that has this float than so many units of its last digit."""
 MAX_FLOAT = 10**300
 _LOW_DIGITS, _HIGH_DIGITS = 40, 80
+_SMALL_BITS = 100
+"""80 digits tell apart what is computed from numbers of at most this size."""
+_MORE_DIGITS = (0, 150, 300, 600, 1200, 2400, 4800, 9600, 19200)
+"""Where there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
+their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
 _INTEGERS = frozenset("nkmj")
 """Variables that may be taken to be whole numbers where an identity holds for those only."""
 _contexts = threading.local()
@@ -263,14 +268,25 @@ def _agree(a: Node, b: Node, setting: Setting) -> bool:
     context = setting.context
     same = bool(low <= context.mpf(10) ** -15 * max(scale, 1))
     if same:
-        second = _difference(a, b, replace(setting, context=_context(_HIGH_DIGITS), work=Work()))
+        lost = setting.work.bits * 3 // 10 if setting.work.bits > _SMALL_BITS else 0
+        more = _more_digits(2 * lost)
+        finer = replace(setting, context=_context(_HIGH_DIGITS + more), work=Work())
+        second = _difference(a, b, finer)
         if isinstance(second, bool):
             return second
         noise = max(low, scale * context.mpf(10) ** -_LOW_DIGITS)
-        same = bool(second[0] <= noise * context.mpf(10) ** -25)
+        same = bool(second[0] <= noise * context.mpf(10) ** (lost - more - 25))
     if not same and setting.work.several_values:
         raise SeveralValues("a power of a negative number that is not real")
     return same
+
+
+def _more_digits(needed: int) -> int:
+    """How many digits beyond the usual ones values are computed to that need at least so many more."""
+    found = next((more for more in _MORE_DIGITS if more >= needed), None)
+    if found is None:
+        raise NoValue("too large to be told apart")
+    return found
 
 
 def _difference(a: Node, b: Node, setting: Setting) -> bool | tuple[Any, Any, bool]:

@@ -39,6 +39,8 @@ def _plain(name: str, value: Value, setting: Setting) -> Value:
         raise NoValue("not real")
     if abs(setting.context.mag(argument)) > (16 if name in _EXPONENTIAL else 4 * MAX_LOG10) and argument:
         raise NoValue("too large")
+    if name in _EXPONENTIAL:
+        setting.work.note(3 * int(abs(argument)))  # tanh is as near to 1 as e^-2x to 0
     if name in ANGLES and setting.context.mag(argument) > 300:
         raise NoValue("too large")
     return setting.guard(getattr(setting.context, name)(argument))

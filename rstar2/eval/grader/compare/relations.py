@@ -62,6 +62,9 @@ def _told_apart(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     (name, left), (other, right) = pairs
     if not set(a.operators) | set(b.operators) <= assignments.EQUALS or not assignments.are_independent(a, b):
         raise NoValue("relations in another form")
+    letters = [{letter for side in node.sides for letter in variables(side)} for node in (a, b)]
+    if letters[0].isdisjoint(letters[1]) and max(map(len, letters)) > 1:
+        raise NoValue("an equation in other letters")
     if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
         if set(name.items) == set(other.items):
             return False  # their values have been compared name by name
