@@ -316,11 +316,12 @@ def _unsolved(a: Node, b: Node) -> bool:
     if not set(relation.operators) <= assignments.EQUALS:
         return False
     unknown = assignments.only_letter(relation)
+    may_be_named = unknown is None or any(isinstance(part, nodes.Power) for part in walk(relation))
     for item in _items(plain):
         name, value = assignments.named(item)
         letter = unknown if name is None else name
-        if letter is None and _same(relation.sides[-1], value):
-            break
+        if name is None and may_be_named and _same(relation.sides[-1], value):
+            break  # what x^2 is may be asked for in x^2 = 5
         if letter not in set(walk(relation)) or not relations.holds_for(relation, letter, value):
             return False
     raise NoValue("an equation that is not solved")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 from rstar2.eval.grader.compare.equality import equal
@@ -13,7 +15,7 @@ from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, w
 from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
 
 EQUALS = frozenset({"=", "~"})
-_OF_VALUES = ANGLES | {"det", "min", "max", "gcd", "lcm", "Re", "Im", "arg"}
+_OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose values are asked for, while from those of roots and logarithms one goes on to what they are of."""
 _POLYNOMIAL = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Power
 
@@ -61,10 +63,13 @@ def names_quantity(node: Node) -> bool:
     From 2AB, N - 1, AB^2 or √x the quantity that is asked for may have to be worked out still.
     """
     match node:
-        case nodes.Product(factors=parts) | nodes.Ratio(parts=parts):
+        case nodes.Product(factors=parts):
+            is_power = math.gcd(*Counter(parts).values()) > 1  # AB·AB, but not AB·AC
+            return bool(parts) and not is_power and all(map(names_quantity, parts))
+        case nodes.Ratio(parts=parts):
             return all(map(names_quantity, parts))
         case nodes.Quotient(over=over, under=under):
-            return names_quantity(over) and names_quantity(under)
+            return over != under and names_quantity(over) and names_quantity(under)
         case nodes.Sum(terms=terms):
             bare = [_without_numbers(term) for term in terms]
             lone = {term.name for term in bare if isinstance(term, nodes.Symbol)}
@@ -73,10 +78,10 @@ def names_quantity(node: Node) -> bool:
             return not (
                 isinstance(inner, nodes.Symbol) and inner.name.islower() and inner.name not in {"z", "w"}
             )
-        case nodes.Call(name=name, args=args) if name not in _OF_VALUES:
-            return any(map(_has_several_letters, args))
-        case nodes.Call():
-            return bool(variables(node))
+        case nodes.Call(name="min" | "max" | "gcd" | "lcm", args=args):
+            return all(map(names_quantity, args))
+        case nodes.Call(name=name, args=args):
+            return bool(variables(node)) if name in _OF_VALUES else any(map(_has_several_letters, args))
     return is_name(node)
 
 
