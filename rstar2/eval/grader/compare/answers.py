@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from rstar2.eval.grader.compare import assignments, matrices, relations
+from rstar2.eval.grader.compare import assignments, matrices, relations, witnesses
 from rstar2.eval.grader.compare.bound_letters import (
     depends_on_whole_numbers,
     has_condition,
@@ -251,6 +251,8 @@ def _unsolved_regions(a: Node, b: Node) -> bool:
     if isinstance(a, nodes.Relation) and isinstance(b, nodes.Relation):
         if relations.same_relations(a, b, _same):
             return True
+        if witnesses.differ(a, b):
+            return False
         raise NoValue("inequalities in another form")
     one, other = as_interval(a), as_interval(b)
     if one and other:
@@ -315,13 +317,15 @@ def _unsolved(a: Node, b: Node) -> bool:
     assert isinstance(relation, nodes.Relation)
     if not set(relation.operators) <= assignments.EQUALS:
         return False
-    unknown = assignments.only_letter(relation)
-    may_be_named = unknown is None or any(isinstance(part, nodes.Power) for part in walk(relation))
+    letter = assignments.only_letter(relation)
+    may_be_named = letter is None or not assignments.is_linear(relation)
     for item in _items(plain):
         name, value = assignments.named(item)
-        letter = unknown if name is None else name
+        letter = letter if name is None else name
         if name is None and may_be_named and _same(relation.sides[-1], value):
             break  # what x^2 is may be asked for in x^2 = 5
+        if isinstance(value, nodes.Relation):
+            break
         if letter not in set(walk(relation)) or not relations.holds_for(relation, letter, value):
             return False
     raise NoValue("an equation that is not solved")

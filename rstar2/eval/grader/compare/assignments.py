@@ -11,13 +11,13 @@ from rstar2.eval.grader.compare.functions import ANGLES
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number, walk, with_parts
+from rstar2.eval.grader.parse.nodes import AnyNode, Node, is_unknown, negative, number, walk, with_parts
 from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
 
 EQUALS = frozenset({"=", "~"})
 _OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
 """Functions whose values are asked for, while from those of roots and logarithms one goes on to what they are of."""
-_POLYNOMIAL = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient | nodes.Power
+_LINEAR = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient
 
 
 def named(node: Node) -> tuple[Node | None, Node]:
@@ -140,11 +140,12 @@ def are_independent(*relations: nodes.Relation) -> bool:
     return len(general) == len(set(general)) and not any(decorated & _letters(node) for node in relations)
 
 
-def with_plain_letters(node: Node) -> Node:
-    """The expression with each value of an unknown function as a letter of its own."""
-    if isinstance(node, nodes.Apply):
-        return nodes.Symbol(str(node))
-    return with_parts(node, with_plain_letters)
+def with_plain_letters(node: AnyNode) -> AnyNode:
+    """What is no value of an unknown function itself, with each such value in it as a letter of its own."""
+    return with_parts(
+        node,
+        lambda part: nodes.Symbol(str(part)) if isinstance(part, nodes.Apply) else with_plain_letters(part),
+    )
 
 
 def states_a_value(node: nodes.Relation) -> bool:
@@ -160,11 +161,15 @@ def states_a_value(node: nodes.Relation) -> bool:
 
 
 def only_letter(node: nodes.Relation) -> Node | None:
-    """The letter for which an equation such as 2x = 42 is to be solved: a small one, and of polynomials only."""
+    """The one letter of an equation, which it is to be solved for; None where there are more, or it is a capital."""
     letters = {name for side in node.sides for name in variables(side)}
-    polynomial = all(isinstance(part, _POLYNOMIAL) for side in node.sides for part in walk(side))
     (letter,) = letters if len(letters) == 1 else ("",)
-    return nodes.Symbol(letter) if polynomial and letter.islower() else None
+    return nodes.Symbol(letter) if letter.islower() else None
+
+
+def is_linear(node: nodes.Relation) -> bool:
+    """Whether an equation has no powers and no functions, as 2x = 42."""
+    return all(isinstance(part, _LINEAR) for side in node.sides for part in walk(side))
 
 
 def in_usual_order(names: Sequence[Node]) -> bool:

@@ -31,6 +31,7 @@ from rstar2.eval.grader.compare.points import (
     OF_COMPLEX,
     STEPS,
     fixed_points,
+    is_for_integers,
     points_around_kinks,
     small_whole_points,
     special_points,
@@ -51,8 +52,6 @@ _SMALL_BITS = 100
 _MORE_DIGITS = (0, 150, 300, 600, 1200, 2400, 4800, 9600, 19200)
 """Where there are larger ones, twice their digits are added: √(10^100 + 1) differs from 10^50 in its 101st digit, and
 their difference has 101 digits less. Few lengths are used, as a context is kept for each."""
-_INTEGERS = frozenset("nkmj")
-"""Variables that may be taken to be whole numbers where an identity holds for those only."""
 _contexts = threading.local()
 
 
@@ -136,6 +135,11 @@ def constant_value(node: Node) -> Any:
     return +setting.inexact(evaluate(node, setting))
 
 
+def real_setting() -> Setting:
+    """How an expression is evaluated where only its real values count."""
+    return Setting({}, _context(_LOW_DIGITS), real=True)
+
+
 def whole_number(node: Node) -> int | None:
     """The integer a constant is equal to, None where it is none; NoValue as `real_value`."""
     value = real_value(node)
@@ -186,7 +190,7 @@ def _readings(a: Node, b: Node) -> Iterator[Setting]:
 def _identical(a: Node, b: Node, names: list[str], setting: Setting) -> bool:
     if not names:
         return _agree(a, b, setting)
-    for_integers = _identical_for_integers(a, b, names, setting) if set(names) <= _INTEGERS else None
+    for_integers = _identical_for_integers(a, b, names, setting) if is_for_integers(names) else None
     if for_integers is not None:
         return for_integers
     tried, doubt = 0, ""

@@ -20,6 +20,7 @@ STEPS = ROUNDING | {"gcd", "lcm", "min", "max"}
 """Functions that may agree with simpler ones except at some numbers, or at large ones."""
 LENGTHS = frozenset({"abs", "norm"})
 OF_COMPLEX = LENGTHS | {"Re", "Im", "arg"}
+_INTEGERS = frozenset("nkmj")
 _MANY_DIVISORS = Fraction(2329089562800**6)
 """A square and a cube that all numbers up to 30 divide, and their squares."""
 _JUMPS = (Fraction(64), Fraction(2520), Fraction(-2520), Fraction(1), Fraction(5, 2), _MANY_DIVISORS)
@@ -34,6 +35,11 @@ _MAX_SIZES, _MAX_SIZE = 8, 10**6
 """How many of the numbers in a text, and up to which, a letter for a whole number is set to."""
 _MAX_CHOICES, _MAX_PRODUCT = 16, 4096
 """How many points there are where several letters lie on all sides of their kinks, and of how many they are taken."""
+
+
+def is_for_integers(names: list[str]) -> bool:
+    """Whether all letters are such as may be taken to be whole numbers where an identity holds for those only."""
+    return _INTEGERS.issuperset(names)
 
 
 def fixed_points(names: list[str]) -> Iterator[dict[str, Fraction]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rstar2.eval.grader.compare import assignments
+from rstar2.eval.grader.compare import assignments, witnesses
 from rstar2.eval.grader.compare.bound_letters import with_arguments_of
 from rstar2.eval.grader.compare.equality import equal, proportional
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
@@ -65,15 +65,18 @@ def _told_apart(a: nodes.Relation, b: nodes.Relation, same: Same) -> bool:
     letters = [{letter for side in node.sides for letter in variables(side)} for node in (a, b)]
     if letters[0].isdisjoint(letters[1]) and max(map(len, letters)) > 1:
         raise NoValue("an equation in other letters")
-    if isinstance(name, nodes.Brackets) and isinstance(other, nodes.Brackets):
-        if set(name.items) == set(other.items):
+    match name, other:
+        case nodes.Brackets(items=one), nodes.Brackets(items=two) if set(one) == set(two):
             return False  # their values have been compared name by name
-    elif name is not None and other is not None and _same_names(name, other, same) and not same(left, right):
-        return False
+        case nodes.Node(), nodes.Node() if _same_names(name, other, same):
+            if not any(name in walk(value) for value in (left, right)) and not same(left, right):
+                return False
     for (letter, value), equation in zip(pairs, (b, a), strict=True):
         is_solved = letter is not None and assignments.is_name(letter) and letter not in walk(value)
         if is_solved and not holds_for(equation, letter, value):
             return False
+    if witnesses.differ(a, b):
+        return False
     raise NoValue("an equation in another form")
 
 
@@ -126,5 +129,5 @@ def _equivalent(a: nodes.Relation, b: nodes.Relation) -> bool:
 def holds_for(equation: nodes.Relation, letter: Node | None, value: Node) -> bool:
     """Whether an equation is true where a letter has a value, for all others."""
     assert letter is not None
-    sides = [assignments.with_plain_letters(nodes.replaced(side, {letter: value})) for side in equation.sides]
-    return all(equal(sides[0], side) for side in sides[1:])
+    found = assignments.with_plain_letters(nodes.replaced(equation, {letter: value}))
+    return all(equal(found.sides[0], side) for side in found.sides[1:])

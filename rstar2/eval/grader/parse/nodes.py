@@ -222,9 +222,9 @@ def renamed(node: AnyNode, names: Mapping[str, str]) -> AnyNode:
     return with_parts(node, lambda part: renamed(part, names))
 
 
-def replaced(node: Node, parts: Mapping[Node, Node]) -> Node:
-    """The node with parts of it replaced, all at once."""
-    return parts[node] if node in parts else with_parts(node, lambda part: replaced(part, parts))
+def replaced(node: AnyNode, parts: Mapping[Node, Node]) -> AnyNode:
+    """The node with parts below it replaced, all at once."""
+    return with_parts(node, lambda part: parts[part] if part in parts else replaced(part, parts))
 
 
 def with_parts(node: AnyNode, changed: Callable[[Node], Node]) -> AnyNode:
