@@ -35,6 +35,7 @@ Items = tuple[Node, ...]
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
 _ORDER = {">": "<", ">=": "<="}
+_SIGNS = frozenset({"percent", "degree"})
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
@@ -384,6 +385,9 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if nodes.Brackets in kinds else "set"
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value, "base"
-    if "percent" in functions(a) | functions(b):
+    signs = functions(a) & _SIGNS, functions(b) & _SIGNS
+    if all(signs) and signs[0].isdisjoint(signs[1]):
+        raise NoValue("a percentage against an angle")
+    if "percent" in signs[0] | signs[1]:
         return equal(a, b), "percent"
     return equal(a, b), "expression" if variables(a) | variables(b) else "number"

@@ -50,7 +50,7 @@ _TOKEN = re.compile(
 )
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d]|,\d)")
 _DEPTH = {"(": 1, "[": 1, r"\{": 1, ")": -1, "]": -1, r"\}": -1}
-_UNIT_LETTERS = frozenset("mgshlL")
+_UNIT_LETTERS = frozenset("mgshlLNJVWAK")
 """Letters that are units where they stand upright after a number."""
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.'/-]*")
 
@@ -81,7 +81,7 @@ def tokenize(cleaned: str, thousands: bool = True) -> list[Token]:
         if kind == "wrap":
             content, position = _group(cleaned, position)
             after_value = bool(tokens) and (
-                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/"}
+                tokens[-1].kind in {"number", "text"} or tokens[-1].text in {"}", "/", "pi"}
             )
             tokens.extend(_wrapped(match.group(), content, after_value))
             continue
