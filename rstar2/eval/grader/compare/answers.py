@@ -19,6 +19,7 @@ from rstar2.eval.grader.compare.equality import equal, functions, proportional, 
 from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import FLIPPED, as_interval, is_region, region_of, same_region
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
+from rstar2.eval.grader.compare.notations import may_be_meant
 from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
@@ -28,7 +29,7 @@ from rstar2.eval.grader.compare.quantities import (
     same_residues,
 )
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, walk
 from rstar2.eval.grader.parse.units import same_words
 
 Items = tuple[Node, ...]
@@ -81,6 +82,8 @@ def _compare_whole(gold: Node, pred: Node) -> Outcome:
         raise NoValue("a letter that may stand for every whole number")
     if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
         raise NoValue("several ± that may belong together")
+    if may_be_meant(gold, pred, _same):
+        raise NoValue("another notation")
     return outcome
 
 
@@ -123,7 +126,8 @@ def _texts(a: Node, b: Node) -> bool:
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words == b.words:
             return True
-        if a.plain and b.plain:
+        # Without their commas, red, blue and blue, red may be lists.
+        if a.plain and b.plain and sorted(a.words) != sorted(b.words):
             return False
     raise NoValue("not understood")
 
@@ -363,11 +367,16 @@ def _matrices(a: Node, b: Node) -> bool:
 
 
 def _without_base(a: Node, b: Node) -> bool:
-    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise.
+
+    Letters may be its digits: 1a_{16} is read as a product.
+    """
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
         raise NoValue("the base is not stated")
+    if any(map(is_unknown, walk(plain))):
+        raise NoValue("a numeral that may have letters")
     return False
 
 

@@ -26,6 +26,8 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
     written = [unit for unit in given if not units.no_unit(unit)]
     if len(written) < 2 or units.same_words(*written):
         if same(values[0], values[1]):
+            if given == ["K"]:
+                raise NoValue("kelvins, or thousands")
             return True
         if len(given) == 1 and any(map(variables, values)) and same(*map(_without_letters, values)):
             raise NoValue("letters that may be a unit")
@@ -90,8 +92,8 @@ def _time_of_day(node: Node, is_clock: bool) -> Node:
         case nodes.Quantity(value=nodes.Number() as hour, unit=unit) if is_clock:
             return nodes.Quantity(nodes.Ratio((hour, number(0)), True), unit)
         case nodes.Ratio(parts=(nodes.Number(value=value), *rest), clock=True) if not 1 <= value <= 12:
-            later, hour = divmod(int(value) % 24, 12)
-            return nodes.Quantity(nodes.Ratio((number(hour or 12), *rest), True), "pm" if later else "am")
+            afternoon, past = divmod(int(value) % 24, 12)
+            return nodes.Quantity(nodes.Ratio((number(past or 12), *rest), True), "pm" if afternoon else "am")
     return node
 
 

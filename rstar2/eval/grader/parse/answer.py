@@ -152,6 +152,12 @@ class Answer(Expression):
             node = nodes.Call("binom", (node, self._sum()))
         elif self._tokens.accept("command", "over"):
             node = nodes.Quotient(node, self._sum())
+        match node:
+            case nodes.Sum(
+                terms=(nodes.NumberSet() as left, nodes.Product(factors=(sign, nodes.SetOf() as right)))
+            ):
+                if sign == number(-1):
+                    node = nodes.SetOperation("minus", left, right)
         while self._tokens.next.kind == "command" and self._tokens.next.text in _SETS:
             kind = _SETS[self._tokens.take().text]
             node = nodes.SetOperation(kind, node, self._sum())

@@ -188,11 +188,13 @@ class Arithmetic(ABC):
             return nodes.Call("degree", (base,))
         if tokens.accept("command", "prime"):
             return _primed(base)
-        if isinstance(base, nodes.Matrix) and (
-            tokens.at("word", "T") or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
+        if isinstance(base, nodes.Matrix | nodes.Brackets) and (
+            tokens.next.text in {"T", "top"}
+            or (tokens.at("sign", "{") and tokens.peek().text in {"T", "top"})
         ):
             tokens.place += 3 if tokens.at("sign", "{") else 1
-            return nodes.Matrix(tuple(zip(*base.rows, strict=True)))
+            rows = base.rows if isinstance(base, nodes.Matrix) else (base.items,)
+            return nodes.Matrix(tuple(zip(*rows, strict=True)))
         negated = tokens.accept("sign", "-")
         with tokens.deeper():
             exponent = self._argument(whole_number=True)

@@ -43,7 +43,7 @@ _TOKEN = re.compile(
     r"|(?P<command>\\(?:[A-Za-z]+|.))"
     # 2e-1 is 2e - 1, but 1e-9, 2.5e-1, 2e-05 and 2e5 are numbers
     r"|(?P<number>(?:1(?![\d.])|\d*\.\d+)[eE][+-]?\d+(?![A-Za-z.])|\d+[eE](?:\d+|[+-]\d\d+)(?![A-Za-z.])|\d*\.\d+"
-    r"|\d+\.(?=\s*\\(?:overline|dot|bar))|\d+)"
+    r"|\d*\.(?=\s*\\(?:overline|dot|bar))|\d+)"
     r"|(?P<word>[A-Za-z]+)"
     r"|(?P<sign><=|>=|(?<=\s)!=|==|\*\*|=<|=>|->|\S)",
     re.DOTALL,
