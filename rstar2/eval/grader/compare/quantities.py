@@ -29,7 +29,7 @@ def same_quantities(a: Node, b: Node, same: Same) -> bool:
             if given == ["K"]:
                 raise NoValue("kelvins, or thousands")
             return True
-        if len(given) == 1 and any(map(variables, values)) and same(*map(_without_letters, values)):
+        if len(given) == 1 and any(map(variables, values)) and _may_hold_units(values, same):
             raise NoValue("letters that may be a unit")
         return False
     one, other = (units.measure(unit) for unit in written)
@@ -80,10 +80,13 @@ def _unit_letters(node: Node, sign: int) -> tuple[list[Node], list[str]]:
     return [node if sign > 0 else nodes.Quotient(number(1), node)], []
 
 
-def _without_letters(node: Node) -> Node:
-    """A product without the factors that have letters."""
-    factors = [factor for factor in _unit_letters(node, 1)[0] if not variables(factor)]
-    return nodes.Product((number(1), *factors))
+def _may_hold_units(values: list[Node], same: Same) -> bool:
+    """Whether letters of a value may be a unit: 60 k m / h, of which k is none, or the same number times letters."""
+    found = [_unit_letters(value, 1) for value in values]
+    numbers = [[factor for factor in factors if not variables(factor)] for factors, _ in found]
+    return any(letters for _, letters in found) or same(
+        *(nodes.Product((number(1), *factors)) for factors in numbers)
+    )
 
 
 def _time_of_day(node: Node, is_clock: bool) -> Node:

@@ -34,7 +34,8 @@ _SIZES = {
 }  # fmt: skip
 """Of each basic unit, the words for it and its multiples, and how many of it they are."""
 _MADE_OF: dict[str, dict[str, int]] = {
-    "newton": {"gram": 1, "metre": 1, "second": -2}, "joule": {"gram": 1, "metre": 2, "second": -2},
+    "hertz": {"second": -1}, "newton": {"gram": 1, "metre": 1, "second": -2},
+    "joule": {"gram": 1, "metre": 2, "second": -2},
     "watt": {"gram": 1, "metre": 2, "second": -3}, "pascal": {"gram": 1, "metre": -1, "second": -2},
     "volt": {"gram": 1, "metre": 2, "second": -3, "ampere": -1},
     "ohm": {"gram": 1, "metre": 2, "second": -3, "ampere": -2},
