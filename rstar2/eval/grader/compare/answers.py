@@ -29,14 +29,13 @@ from rstar2.eval.grader.compare.quantities import (
     same_residues,
 )
 from rstar2.eval.grader.parse import nodes
-from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, walk
+from rstar2.eval.grader.parse.nodes import Node, negative, walk
 from rstar2.eval.grader.parse.units import same_words
 
 Items = tuple[Node, ...]
 Outcome = tuple[bool, str]
 """(equal, the rule that decided)."""
 _ORDER = {">": "<", ">=": "<="}
-_SIGNS = frozenset({"percent", "degree"})
 
 
 def compare(gold: Node, pred: Node) -> Outcome:
@@ -375,7 +374,7 @@ def _without_base(a: Node, b: Node) -> bool:
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
         raise NoValue("the base is not stated")
-    if any(map(is_unknown, walk(plain))):
+    if any(map(nodes.is_unknown, walk(plain))):
         raise NoValue("a numeral that may have letters")
     return False
 
@@ -394,7 +393,7 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if nodes.Brackets in kinds else "set"
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value, "base"
-    signs = functions(a) & _SIGNS, functions(b) & _SIGNS
+    signs = tuple(functions(node) & {"percent", "degree"} for node in (a, b))
     if all(signs) and signs[0].isdisjoint(signs[1]):
         raise NoValue("a percentage against an angle")
     if "percent" in signs[0] | signs[1]:
