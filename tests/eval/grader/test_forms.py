@@ -454,7 +454,7 @@ WORDS_BEHIND_A_NUMBER: list[Case] = [
     *((("42"), rf"42\text{{ {words}}}", UNPARSED) for words in (
         *("negated", "doubled", "eighths", "thousandths", "dozens", "millions", "reciprocal", "factorials", "twice"),
         *("basis points", "raised to the second", "incorrectly", "rejected", "impossible", "unless it is wrong"),
-        *("maybe", "at least", "at most", "off by one", "per hundred"),
+        *("maybe", "at least", "at most", "off by one", "per hundred", "score"),
     )),
     *((("42"), rf"42\text{{ {words}}}", CORRECT) for words in (
         *("apples", "quarters", "real roots", "times", "miles per hour", "apples and oranges", "square feet", "ways"),

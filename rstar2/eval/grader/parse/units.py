@@ -88,7 +88,7 @@ _REMARK = re.compile(
     r"|at (?:least|most))\b|(?:raised|doubled|tripled|halved|negated|inverted|reversed)(?= to\b| by\b|$)"
     r"|(?:times|to) \w|per (?:hundred|thousand|mille?)\b"
     r"|(?:.* )?(?:wrong\w*|incorrect\w*|false\w*|invalid\w*|rejected|impossible|fails?|failed|denied)$"
-    r"|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
+    r"|score$|(?:.* )?(?:root \w+|pi|gross|lakhs?|crore|infinity|plus|minus"
     rf"|{_FRACTIONS}(?= of\b|$)|(?:{'|'.join(SCALES)})s|{'|'.join(NUMBER_WORDS)})(?![\w-])"
 )
 """Words that change a number, or begin a remark about it, rather than say what it counts."""
