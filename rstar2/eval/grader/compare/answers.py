@@ -26,6 +26,7 @@ from rstar2.eval.grader.compare.intervals import (
 )
 from rstar2.eval.grader.compare.letters import functions, variables
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
+from rstar2.eval.grader.compare.notations import may_be_meant
 from rstar2.eval.grader.compare.one_answer import one_answer
 from rstar2.eval.grader.compare.quantities import (
     are_parts_of_a_sum,
@@ -86,6 +87,8 @@ def _compare_whole(gold: Node, pred: Node) -> Outcome:
         raise NoValue("a letter that may stand for every whole number")
     if any(_same(*pair) for pair in product(golds, preds) if pair != (gold, pred)):
         raise NoValue("several ± that may belong together")
+    if may_be_meant(gold, pred, _same):
+        raise NoValue("another notation")
     return outcome
 
 
@@ -128,7 +131,8 @@ def _texts(a: Node, b: Node) -> bool:
     if isinstance(a, nodes.Text) and isinstance(b, nodes.Text):
         if a.words == b.words:
             return True
-        if a.plain and b.plain:
+        # Without their commas, red, blue and blue, red may be lists.
+        if a.plain and b.plain and sorted(a.words) != sorted(b.words):
             return False
     raise NoValue("not understood")
 
@@ -350,11 +354,16 @@ def _matrices(a: Node, b: Node) -> bool:
 
 
 def _without_base(a: Node, b: Node) -> bool:
-    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise."""
+    """A numeral against a number whose base is not stated: in question if the digits agree, different otherwise.
+
+    Letters may be its digits: 1a_{16} is read as a product.
+    """
     numeral, plain = (a, b) if isinstance(a, nodes.Based) else (b, a)
     assert isinstance(numeral, nodes.Based)
     if isinstance(plain, nodes.Number) and str(plain.value) == numeral.digits:
         raise NoValue("the base is not stated")
+    if any(map(nodes.is_unknown, walk(plain))):
+        raise NoValue("a numeral that may have letters")
     return False
 
 
@@ -372,6 +381,9 @@ def _values(a: Node, b: Node) -> Outcome:
         return False, "tuple" if nodes.Brackets in kinds else "set"
     if isinstance(a, nodes.Based) and isinstance(b, nodes.Based):
         return a.value == b.value, "base"
-    if "percent" in functions(a) | functions(b):
+    signs = tuple(functions(node) & {"percent", "degree"} for node in (a, b))
+    if all(signs) and signs[0].isdisjoint(signs[1]):
+        raise NoValue("a percentage against an angle")
+    if "percent" in signs[0] | signs[1]:
         return equal(a, b), "percent"
     return equal(a, b), "expression" if variables(a) | variables(b) else "number"

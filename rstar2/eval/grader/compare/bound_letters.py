@@ -76,9 +76,11 @@ def _said(node: Node) -> dict[str, str]:
         ):
             return {name: said for side in rest for name, said in _said(side).items()}
     free = variables(node)
-    return {
-        part.name: part.numbers for part in walk(node) if isinstance(part, nodes.Symbol) and part.name in free
-    }
+    said = {name: set[str]() for name in free}
+    for part in walk(node):
+        if isinstance(part, nodes.Symbol) and part.name in free:
+            said[part.name].add(part.numbers)
+    return {name: ", ".join(sorted(kinds - {""})) for name, kinds in said.items()}
 
 
 def _usual_numbers(letter: str, *answers: Node) -> set[str]:

@@ -90,6 +90,14 @@ def _factorial(setting: Setting, value: Value) -> Value:
     return setting.context.factorial(argument)
 
 
+def _double_factorial(value: Value) -> Value:
+    """n (n - 2) (n - 4)…, down to 1 or 2."""
+    (number,) = whole((value,))
+    if not 0 <= number <= MAX_ARGUMENT:
+        raise NoValue("too large")
+    return Fraction(math.prod(range(number, 0, -2)))
+
+
 def _binomial(setting: Setting, top: Value, bottom: Value) -> Value:
     exact = isinstance(top, Fraction) and isinstance(bottom, Fraction)
     if exact and top.denominator == bottom.denominator == 1 and 0 <= top <= MAX_ARGUMENT and bottom >= 0:
@@ -124,6 +132,7 @@ _SPECIAL: dict[str, Callable[..., Value]] = {
     "floor": lambda setting, value: _floor(setting, value),
     "ceil": lambda setting, value: -_floor(setting, -value),
     "factorial": _factorial,
+    "double_factorial": lambda setting, value: _double_factorial(value),
     "binom": _binomial,
     "log": lambda setting, value: _plain("ln" if setting.natural_log else "log10", value, setting),
     "logarithm": lambda setting, value, base: setting.divide(

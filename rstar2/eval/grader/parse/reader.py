@@ -45,6 +45,7 @@ _PHRASES: dict[tuple[str, ...], Node] = {
     ("no", "solution"): SetOf(()),
     ("no", "real", "solution"): SetOf(()),
     ("empty", "set"): SetOf(()),
+    ("infinity",): Symbol("infinity"),
 }
 """Words that name a number or a set."""
 _SHOWN_PERIOD_CHARS = 60

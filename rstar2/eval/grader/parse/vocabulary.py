@@ -62,7 +62,7 @@ COMMANDS = FUNCTIONS.union(LETTERS, CONSTANTS, DOTS, DECORATIONS, NOT_NAMES) | _
     doteq cup cap setminus backslash emptyset varnothing langle rangle lvert rvert lVert rVert lfloor rfloor lceil
     rceil land lor wedge vee circ degree prime sum prod int iint oint begin money implies iff to mid colon not pmod
     bmod mod Rightarrow Longrightarrow rightarrow longrightarrow therefore newline cdotp perp forall exists coloneqq
-    top
+    top euro pounds yen textrupee
 """)
 """Every command the grammar reads, to tell one from a command with a letter joined to it."""
 
