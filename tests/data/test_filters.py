@@ -223,9 +223,38 @@ def problems(*rows: tuple[str, str]) -> list[dict[str, Any]]:
 def test_repetitions_but_the_first_are_duplicates_however_they_are_set(tmp_path: Path) -> None:
     rows = candidates(
         tmp_path,
-        problems(("What is 1 + 1?", "2"), ("Another?", "2"), ("what is: 1+1", "02"), ("WHAT IS 1 1", "2")),
+        problems(
+            ("What is $1 + 1$?", "2"), ("Another?", "2"), ("what is: 1+1", "02"), ("WHAT IS \\(1+1\\).", "2")
+        ),
     )
     assert list(duplicates(rows)) == [(2, {"same as": "it-1"}), (3, {"same as": "it-1"})]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("$x^2 - 5x + 6 = 0$", "$x^2 + 5x + 6 = 0$"),
+        ("$12 \\cdot 4$", "$12 / 4$"),
+        ("$12 + 4$", "$12 4$"),
+        ("n > 3 and n < 9", "n >= 3 and n <= 9"),
+        ("n \\le 9", "n \\ge 9"),
+        ("3 5", "35"),
+        ("f(3.5)", "f(3, 5)"),
+        ("(a + b) c", "a + (b c)"),
+        ("a + b c", "a b + c"),
+        ("\\sqrt{x} + 1", "\\sqrt{x + 1}"),
+        ("[1, 5]", "(1, 5)"),
+        ("5!", "5"),
+        ("f'(1)", "f(1)"),
+        ("|x|", "x"),
+    ],
+)
+@pytest.mark.parametrize("answers", [("1", "1"), ("1", "2")])
+def test_problems_that_differ_in_a_sign_are_no_copies(
+    tmp_path: Path, one: str, other: str, answers: tuple[str, str]
+) -> None:
+    rows = candidates(tmp_path, problems((f"Find {one}.", answers[0]), (f"Find {other}.", answers[1])))
+    assert list(duplicates(rows)) == list(contradicted(rows)) == []
 
 
 def test_a_dropped_row_has_no_duplicates(tmp_path: Path) -> None:
@@ -268,6 +297,19 @@ def test_a_word_more_or_less_is_a_near_duplicate_and_another_number_is_not(tmp_p
     assert near(rows, tmp_path) == {1: "it-1", 5: "it-1"}
     assert near(rows, tmp_path, similarity=0.999) == {}
     assert not (tmp_path / "scratch.npy").exists()
+
+
+def test_near_duplicates_have_the_same_operators_however_they_are_written(tmp_path: Path) -> None:
+    asked = "Among the real numbers that a student wrote on a sheet of paper, find the least x for which {}."
+    given = [
+        ("3 - x \\le 5 \\cdot 2", ""),
+        ("3 + x \\le 5 \\cdot 2", ""),
+        ("3 - x \\ge 5 \\cdot 2", ""),
+        ("3 - x ≤ 5 × 2", "it-1"),
+        ("3 - x <= 5 * 2, a well-known number", "it-1"),
+    ]
+    rows = candidates(tmp_path, problems(*((asked.format(text), "1") for text, _ in given)))
+    assert near(rows, tmp_path, 0.5) == {at: name for at, (_, name) in enumerate(given) if name}
 
 
 def test_near_duplicates_of_a_near_duplicate_are_measured_against_the_kept_one(tmp_path: Path) -> None:

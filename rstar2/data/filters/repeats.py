@@ -10,7 +10,7 @@ from rstar2.data.candidates import Candidates, Drop
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
-    """All but the first of the problems with the same words, and of the conversations that are the same."""
+    """All but the first of the problems with the same words and signs, and of the same conversations."""
     live = rows.live_numbers()
     _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
     originals = first[group]
