@@ -273,6 +273,18 @@ def test_every_copy_of_a_contradicted_problem_is_dropped(tmp_path: Path) -> None
     assert list(contradicted(rows)) == [(at, {"answers": ["1", "2"]}) for at in (0, 2, 3)]
 
 
+def test_an_answer_that_is_written_otherwise_contradicts_nothing(tmp_path: Path) -> None:
+    rows = candidates(
+        tmp_path,
+        problems(
+            *(("Which?", answer) for answer in ("42", "42^\\circ", "x = 42", "\\(42\\)")),
+            *(("Who?", answer) for answer in ("7", "x = 7", "x = 8")),
+            *(("What?", answer) for answer in ("3", "a hundred")),
+        ),
+    )
+    assert [at for at, _ in contradicted(rows)] == [4, 5, 6, 7, 8]
+
+
 LONG = (
     "A farmer has a rectangular field whose length is {n} metres more than its width, and he walks along its "
     "diagonal every morning before he feeds the animals. How many square metres has the field?"
