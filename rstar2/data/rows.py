@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -73,6 +74,7 @@ _PUNCTUATION = re.compile(r"\\[()\[\]]|\.(?!\d)|[\\$,;:?\"`“”…]")
 
 as_json = json.JSONEncoder(ensure_ascii=False).encode
 """JSON text of a value, on one line."""
+_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class Refused(Exception):
@@ -93,6 +95,15 @@ def parsed(text: str | bytes) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError):
         return json.loads(text, strict=False)
+
+
+def strict_json(value: Any, name: str) -> str:
+    """JSON text of a value; Refused where it holds NaN, an infinity or half a surrogate pair, which JSON lacks."""
+    try:
+        text = _strict(value)
+    except ValueError as error:
+        raise Refused("malformed", f"{name} holds NaN or an infinity, which JSON lacks") from error
+    return unicode_text(text, name)
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:
@@ -129,9 +140,16 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
 
 
 def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[str, Any]:
-    """The columns of a problem that its source decides; Refused where the text has no words."""
+    """The columns of a problem that its source decides; Refused where the text has no words or the rate is no share.
+
+    A rate that is NaN was not measured.
+    """
     if not _WORD.search(text):
         raise Refused("malformed", "the problem has no words")
+    if isinstance(pass_rate, float) and math.isnan(pass_rate):
+        pass_rate = None
+    if pass_rate is not None and not 0 <= pass_rate <= 1:
+        raise Refused("malformed", f"the pass rate is {pass_rate}, not from 0 to 1")
     plain = integer_answer(answer)
     return {"problem": text, "answer": answer.strip() if plain is None else plain, "pass_rate": pass_rate}
 

@@ -2,8 +2,8 @@
 
 Two texts are near duplicates where the Jaccard similarity of their three-word shingles is high *and* they have the same
 numbers in the same order and, for problems, the same operators and the same answer: 'the remainder of 2^10 by 7' is
-another problem than 'the remainder of 2^11 by 7'. Signatures are rensa's (R-MinHash); rows that share one of `BANDS` bands of a signature are
-compared.
+another problem than 'the remainder of 2^11 by 7'. Signatures are rensa's (R-MinHash); rows that share one of `BANDS`
+bands of a signature are compared.
 """
 
 from __future__ import annotations
