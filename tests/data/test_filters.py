@@ -216,6 +216,51 @@ def candidates(tmp_path: Path, rows: Iterable[dict[str, Any]]) -> Candidates:
     return Candidates(source.kind, [("it", read)])
 
 
+SHORT = "Evaluate $(1+2i)6-3i$."
+TOOL = {"name": "run", "parameters": {"properties": {"code": {"type": "string"}, "more": {"type": "array"}}}}
+
+
+def dialogue(
+    system: str = "Help.",
+    user: str = "Hello?",
+    arguments: object = None,
+    reply: str = "{}",
+    answer: str = "Done.",
+) -> dict[str, Any]:
+    call = {"function": {"name": "run", "arguments": arguments or {}}}
+    said = [
+        {"role": "system", "content": system},
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": reply},
+        {"role": "assistant", "content": answer},
+    ]
+    return {"messages": said, "tools": [TOOL]}
+
+
+def test_every_message_and_call_of_a_conversation_is_searched_for_grams(tmp_path: Path) -> None:
+    text = MEASURED.problem
+    half, rest = " ".join(text.split()[:6]), " ".join(text.split()[6:11])
+    given = [
+        dialogue(),
+        dialogue(system=f"Know this. {text}"),
+        dialogue(user=text),
+        dialogue(arguments={"code": f"# {text}\nprint(1)".replace("for a", "for\na")}),
+        dialogue(arguments={"more": [{"text": text}]}),
+        dialogue(reply=text, answer=text),
+        dialogue(answer=text),
+        dialogue(user=SHORT),
+        dialogue(answer=SHORT),
+        dialogue(user=f"{SHORT} Do it in two ways, please."),
+        dialogue(reply=half, answer=rest),
+    ]
+    rows = candidates(tmp_path, given)
+    (group,) = rows.groups()
+    grams = GramFilter(GRAM, benchmark_grams({"set": [MEASURED, _problem(SHORT, "short")]}, GRAM, False))
+    found = [(at, each["benchmark_id"]) for at, each in grams(group.read(("messages",))[1])]
+    assert sorted(found) == [*((at, "m") for at in range(1, 7)), (7, "short"), (8, "short")]
+
+
 def problems(*rows: tuple[str, str]) -> list[dict[str, Any]]:
     return [{"problem": text, "answer": answer} for text, answer in rows]
 
