@@ -63,6 +63,7 @@ SCHEMAS: dict[Kind, Any] = {
 
 _SPEAKERS = ("user", "assistant")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
+_AROUND_INTEGER = re.compile(r"\\boxed|\\[()\[\]]|[${}]")
 _WORD = re.compile(r"\w+")
 _PLAIN = bytes(
     ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
@@ -155,8 +156,10 @@ def problem_row(text: str, answer: str, pass_rate: float | None = None) -> dict[
 
 
 def integer_answer(text: str) -> str | None:
-    """The answer as a plain integer; None where it is none."""
-    bare = text.strip().strip("$").strip()
+    """The answer as a plain integer, without LaTeX's delimiters, box and spaces; None where it is none."""
+    bare = (
+        _AROUND_INTEGER.sub("", text).replace("\\,", ",").replace("−", "-").strip().removesuffix(".").strip()
+    )
     if not _INTEGER.fullmatch(bare):
         return None
     digits = bare.lstrip("+-").replace(",", "").lstrip("0") or "0"

@@ -40,7 +40,16 @@ GRAM = 8
         ("000", "0"),
         ("1,234,567", "1234567"),
         ("12,34", None),
+        ("1{,}000", "1000"),
+        ("1\\,000", "1000"),
+        ("\\boxed{42}", "42"),
+        ("\\(42\\)", "42"),
+        ("42.", "42"),
+        ("−42", "-42"),
         ("3.0", None),
+        (".5", None),
+        ("\\{5\\}", None),
+        ("2^{10}", None),
         ("1/2", None),
         ("\\frac{1}{2}", None),
         ("x + 1", None),
@@ -402,6 +411,14 @@ def test_conversations_that_differ_in_a_call_are_not_near(tmp_path: Path) -> Non
     rows = candidates(tmp_path, [weather("Bern"), weather("Basel"), weather("Bern")])
     assert near(rows, tmp_path) == {2: "it-1"}
     assert list(duplicates(rows)) == [(2, {"same as": "it-1"})]
+
+
+def test_conversations_without_words_are_near_only_where_they_are_the_same(tmp_path: Path) -> None:
+    def said(text: str) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+
+    rows = candidates(tmp_path, [said("🙂"), said("🎲"), said("🙂")])
+    assert near(rows, tmp_path) == {2: "it-1"}
 
 
 def run_of(tmp_path: Path, **counts: int) -> Path:

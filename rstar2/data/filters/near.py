@@ -104,7 +104,8 @@ def must_be_equal(text: str, answer: str) -> list[str]:
 def _shingled(text: str) -> list[str]:
     words = words_of(text)
     if len(words) < SHINGLE:
-        return [" ".join(words)]
+        # Texts without words, such as of emoji, are not all the same.
+        return [" ".join(words) or text]
     return list(map(" ".join, zip(*(words[at:] for at in range(SHINGLE)), strict=False)))
 
 
