@@ -27,7 +27,9 @@ if __name__ == "__main__":
 def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"{1 << 22}\n"
         # From now on nobody reads what the others write.
