@@ -69,8 +69,11 @@ _PLAIN = bytes(
     ord(chr(code).lower() if code < 128 and _WORD.match(chr(code)) else " ") for code in range(256)
 )
 """ASCII in lower case, with a space for what is in no word."""
-_PUNCTUATION = re.compile(r"\\[()\[\]]|\.(?!\d)|[\\$,;:?\"`“”…]")
-"""LaTeX's delimiters, and what sentences have between their words; a point before a digit is a decimal one."""
+_DELIMITER_OR_POINT = re.compile(r"\\[()\[\]]|\.(?!\d)")
+"""LaTeX's delimiters, and points other than decimal ones."""
+_PUNCTUATION = re.compile(r"[\s\\$,;:?\"`“”…]")
+_ASCII_PUNCTUATION = bytes(code for code in range(128) if _PUNCTUATION.match(chr(code)))
+_LOWER = bytes(range(256)).lower()
 
 
 as_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -182,7 +185,12 @@ def meant_of(text: str) -> str:
 
     The words tell 3 5 from 35, the signs 3 + 5 from 3 - 5. An exclamation mark is a sign: it may be a factorial.
     """
-    return f"{' '.join(words_of(text))}\n{''.join(_PUNCTUATION.sub('', text.lower()).split())}"
+    bare = _DELIMITER_OR_POINT.sub("", text)
+    if bare.isascii():
+        signs = bare.encode().translate(_LOWER, _ASCII_PUNCTUATION).decode()
+    else:
+        signs = _PUNCTUATION.sub("", bare.lower())
+    return f"{' '.join(words_of(text))}\n{signs}"
 
 
 def key_of(text: str) -> int:

@@ -22,7 +22,7 @@ from rstar2.data.filters.repeats import contradicted, duplicates
 from rstar2.data.own import own_source
 from rstar2.data.problem import Problem
 from rstar2.data.reading import Origin, read_source
-from rstar2.data.rows import integer_answer, words_of
+from rstar2.data.rows import integer_answer, meant_of, words_of
 from rstar2.errors import UserError
 
 MEASURED = Problem("m", "Every morning Aya goes for a nine-kilometre walk and stops at a coffee shop.", "204")
@@ -464,6 +464,11 @@ def test_what_is_no_evaluation_is_refused(tmp_path: Path) -> None:
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))
 def test_words_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
     assert words_of(text) == words_of(f"{text} é")[:-1]
+
+
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_copies_are_the_same_by_the_quick_way_and_by_the_expression(text: str) -> None:
+    assert meant_of(text).partition("\n")[2] == meant_of(f"{text} é").partition("\n")[2].removesuffix("é")
 
 
 @given(text=st.text(st.characters(max_codepoint=127), max_size=80))

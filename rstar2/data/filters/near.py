@@ -31,9 +31,10 @@ _NUMBER = re.compile(r"\d+")
 _DIGITS = bytes(code if chr(code) in "0123456789" else ord(" ") for code in range(256))
 """ASCII with a space for what is no digit."""
 _OPERATOR = re.compile(
-    r"[<>]=|[+*/^<>=|×·⋅÷−≤≥≠±]|\\(?:cdot|times|div|pm|[lgn]eq?|[lg]t)(?![A-Za-z])"
+    # The first character is from one set, which is searched for quickly.
+    r"[-+*/^<>=|!\\×·⋅÷−≤≥≠±](?:(?<=[<>])=|(?<=\\)(?:cdot|times|div|pm|[lgn]eq?|[lg]t)(?![A-Za-z])|(?<![-!\\])"
     # No hyphens, and no exclamation marks of sentences.
-    r"|-(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|!(?<![^\W\d]{2}!)"
+    r"|(?<=-)(?:(?<![^\W\d]{2}-)|(?![^\W\d]{2}))|(?<=!)(?<![^\W\d]{2}!))"
 )
 _OTHERWISE = {
     **dict.fromkeys(("\\cdot", "\\times", "×", "·", "⋅"), "*"),
