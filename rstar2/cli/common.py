@@ -143,12 +143,9 @@ def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hin
     files = sorted(folder.glob(f"{part}*.log"))
     if not files:
         raise UserError(f"no logs of {part or whose} in {folder}", hint)
-    for file in files:
-        for line in logs.tail(file, lines):
-            out.print(Text(f"{file.stem}: {line}"), soft_wrap=True)
-    if follow:
-        for name, line in logs.follow(folder, part):
-            out.print(Text(f"{name}: {line}"), soft_wrap=True)
+    ends = ((file.stem, line) for file in files for line in logs.tail(file, lines))
+    for name, line in logs.follow(folder, part, lines) if follow else ends:
+        out.print(Text(f"{name}: {line}"), soft_wrap=True)
 
 
 def examples(*lines: tuple[str, str]) -> str:

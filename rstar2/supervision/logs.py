@@ -53,12 +53,12 @@ class Rotation:
             self._due_at = time.monotonic() + ROTATE_EVERY_S
 
 
-def tail(path: Path, count: int) -> list[str]:
-    """The last `count` lines of a file, of at most its last MiB."""
+def tail(path: Path, count: int, size: int | None = None) -> list[str]:
+    """The last `count` lines of a file, or of its first `size` bytes, of at most a MiB."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(0, size - TAIL_BYTES))
-        return file.read().decode("utf-8", "replace").splitlines()[-count:] if count else []
+        end = file.seek(0, 2) if size is None else size
+        start = file.seek(max(0, end - TAIL_BYTES))
+        return file.read(end - start).decode("utf-8", "replace").splitlines()[-count:] if count else []
 
 
 def end_of(path: Path, count: int = 15) -> str:
@@ -66,12 +66,15 @@ def end_of(path: Path, count: int = 15) -> str:
     return "\n".join([f"The end of its log, {path}:", *tail(path, count)])
 
 
-def follow(folder: Path, part: str = "") -> Iterator[tuple[str, str]]:
-    """Lines of `<part>.log` files in `folder` as they are written, as (part, line), for ever.
+def follow(folder: Path, part: str = "", count: int = 0) -> Iterator[tuple[str, str]]:
+    """The last `count` lines of each `<part>.log` in `folder`, then all as they are written, for ever: (part, line).
 
     Parts that start later are followed too; only parts whose name begins with `part`.
     """
-    read_up_to = {path: path.stat().st_size for path in folder.glob(f"{part}*.log")}
+    read_up_to = {path: path.stat().st_size for path in sorted(folder.glob(f"{part}*.log"))}
+    for path, size in read_up_to.items():
+        for line in tail(path, count, size):
+            yield path.stem, line
     while True:
         for path in sorted(folder.glob(f"{part}*.log")):
             with path.open("rb") as file:

@@ -10,7 +10,7 @@ from rstar2.data.candidates import Candidates, Drop
 
 
 def duplicates(rows: Candidates) -> Iterator[Drop]:
-    """All but the first of the problems with the same words, and of the conversations that are the same."""
+    """All but the first of the problems with the same words and signs, and of the same conversations."""
     live = rows.live_numbers()
     _, first, group = np.unique(rows.keys("key")[live], return_index=True, return_inverse=True)
     originals = first[group]
@@ -21,15 +21,26 @@ def duplicates(rows: Candidates) -> Iterator[Drop]:
 
 
 def contradicted(rows: Candidates) -> Iterator[Drop]:
-    """Every problem that stands there with another answer too: one of them is wrong, and nobody knows which."""
+    """Every problem that stands there with an unequal answer too: one of them is wrong, and nobody knows which."""
     live = rows.live_numbers()
     keys = rows.keys("key")[live]
     answers = rows.keys("answer_key")[live]
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    bad = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
+    differing = np.flatnonzero(np.isin(group, group[answers != answers[first[group]]]))
     given: dict[int, set[str]] = {}
-    found = rows.values("answer", live[bad])
-    for at in bad:
+    found = rows.values("answer", live[differing])
+    for at in differing:
         given.setdefault(int(keys[at]), set()).add(found[int(live[at])])
-    for at in bad:
-        yield int(live[at]), {"answers": sorted(given[int(keys[at])])[:5]}
+    listed = {key: sorted(texts) for key, texts in given.items()}
+    bad = {key for key, texts in listed.items() if not _are_one(texts)}
+    for at in differing:
+        if int(keys[at]) in bad:
+            yield int(live[at]), {"answers": listed[int(keys[at])][:5]}
+
+
+def _are_one(answers: list[str]) -> bool:
+    """Whether the grader finds all of them equal, as 42 and x = 42."""
+    # The grader takes long to import, and most sets have no such answers.
+    from rstar2.eval.grader import grade
+
+    return all(grade(answers[0], other).correct for other in answers[1:])
