@@ -222,6 +222,38 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert lines(traces) == COUNT
 
 
+def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
+    problems: Path,
+    model: Path,
+    standin: StandIn,
+    tmp_path: Path,
+    judge: JudgeHandle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standin.complete_until = 2 * COUNT - 1
+
+    def interrupt() -> None:
+        wait_until(lambda: len(standin.asked) == 2 * COUNT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    note = LiveView.note
+
+    def noted(view: LiveView, text: str) -> None:
+        note(view, text)
+        standin.complete_until = None
+
+    monkeypatch.setattr(LiveView, "note", noted)
+    servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        code, _, err = run(problems, *servers, "-n", 1, "--run", "r")
+        interrupted.result()
+    assert (code, lines(tmp_path / "r" / "numbers" / "traces.jsonl")) == (0, COUNT), err
+    assert "stopping" in err
+    assert "start the same command again" not in err
+    assert json.loads((tmp_path / "r" / "status.json").read_text())["state"] == "finished"
+
+
 def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
     problems: Path,
     model: Path,
