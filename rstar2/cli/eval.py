@@ -153,7 +153,7 @@ def run(
     judge_model_url: JudgeModelUrl = None,
     judge_model_name: JudgeModelName = None,
     native_calls: NativeCalls = False,
-    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once.")] = 64,
+    in_flight: Annotated[int, typer.Option(min=1, help="Rollouts that run at once, and gradings.")] = 64,
     wait: Wait = 300.0,
     run_folder: RunFolder = None,
     per_problem: PerProblem = False,

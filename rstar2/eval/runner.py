@@ -37,8 +37,6 @@ from rstar2.prompts import ChatCodec
 from rstar2.runs import refuse_changed
 from rstar2.trace import Trace, TraceWriter, read_traces
 
-_GRADERS = 8
-"""Gradings awaited at once; the pool behind them has its own number of processes."""
 _TICK_S = 0.5
 _KEPT = "Every finished sample is kept; start the same command again when it is back."
 _UNGRADED = "ungraded.jsonl"
@@ -292,7 +290,7 @@ class _Benchmark:
         jobs = self._jobs()
         workers = min(self._shared.in_flight, max(1, self.total - len(self._done)))
         async with asyncio.TaskGroup() as graders:
-            for _ in range(_GRADERS):
+            for _ in range(self._shared.in_flight):
                 graders.create_task(self._grade_finished(writer))
             for trace in list(self._ungraded.values()):
                 await self._finished.put(trace)
@@ -302,7 +300,7 @@ class _Benchmark:
                         samplers.create_task(self._sample(jobs, meter))
             except* RStarError as errors:
                 self.failure = _first(errors)
-            for _ in range(_GRADERS):
+            for _ in range(self._shared.in_flight):
                 await self._finished.put(None)
 
     async def _sample(self, jobs: Iterator[tuple[Problem, int]], meter: Meter) -> None:

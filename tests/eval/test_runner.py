@@ -352,6 +352,29 @@ async def test_a_sample_that_is_refused_a_grading_is_kept_at_once(tmp_path: Path
     assert held[-1] > 0, "a kill now would leave some"
 
 
+@pytest.mark.parametrize("in_flight", [2, 12])
+async def test_as_many_gradings_run_at_once_as_rollouts(tmp_path: Path, in_flight: int) -> None:
+    at_once: list[int] = []
+    all_there = asyncio.Event()
+
+    class Together:
+        settings = EvalSettings(samples=1)
+        decides: Mapping[str, Any] = {}
+
+        async def sample(self, problem: Problem, sample: int) -> Trace:
+            return Trace.begun([1], problem.id, sample)
+
+        async def graded(self, trace: Trace, problem: Problem) -> Trace:
+            at_once.append(trace.sample)
+            if len(at_once) == in_flight:
+                all_there.set()
+            await asyncio.wait_for(all_there.wait(), TIMEOUT_S)
+            return trace.model_copy(update={"verdict": "correct"})
+
+    await run_parts({"a": Part(PROBLEMS, tmp_path, Together())}, in_flight, Services(()))
+    assert len(at_once) == len(PROBLEMS)
+
+
 @pytest.mark.slow
 async def test_the_oracle_scores_exactly_what_it_should_on_all_of_math500(
     shared: Path, plain: ChatCodec, grader: GraderPool, tmp_path: Path
