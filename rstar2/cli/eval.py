@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 import rstar2.eval
 from rstar2.cli import common
@@ -219,7 +220,7 @@ def _measure(plan: EvalPlan, folder: Path, per_problem: bool) -> None:
         if per_problem:
             for result in results:
                 out.print(problems_table(result))
-        out.print(f"report: {write_report(folder)}", soft_wrap=True)
+        out.print(f"report: {write_report(folder)}", markup=False, soft_wrap=True)
         if refused is not None:
             raise refused
         if interrupted:
@@ -234,7 +235,8 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
     counts = ", ".join(
         f"{name} ({counted(len(each.problems), 'problem')})" for name, each in plan.benchmarks.items()
     )
-    out.print(f"[bold]{counts}[/bold] on {plan.opened.name} → {folder}", soft_wrap=True)
+    where = escape(f"on {plan.opened.name} → {folder}")
+    out.print(f"[bold]{escape(counts)}[/bold] {where}", soft_wrap=True)
     out.print(f"format: {plan.opened.identity['format']}", style="dim", markup=False, soft_wrap=True)
     left = plan.opened.left_to_server
     for what in (*plan.opened.identity.get("inexact", ()), *([left] if left else [])):
@@ -247,7 +249,7 @@ def _announce(plan: EvalPlan, folder: Path) -> None:
     for protocol in distinct:
         named = ", ".join(name for name, own in protocols.items() if own == protocol)
         prefix = f"{named}: " if len(distinct) > 1 else ""
-        out.print(prefix + settings_lines(protocol, out.width), style="dim", soft_wrap=True)
+        out.print(prefix + settings_lines(protocol, out.width), style="dim", markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -270,11 +272,11 @@ def setup(
     from rstar2.eval.harnesses.environment import installed, set_up
 
     for harness in harnesses_of(benchmarks):
-        err.print(f"{harness.name}: {', '.join(harness.pins)}", soft_wrap=True, highlight=False)
+        err.print(f"{harness.name}: {', '.join(harness.pins)}", markup=False, soft_wrap=True)
         made = set_up(harness)
         packages = counted(len(installed(harness)), "package")
         state = "made" if made else "already complete"
-        out.print(f"{harness.name} {state}: {packages} in {harness.folder}", soft_wrap=True, highlight=False)
+        out.print(f"{harness.name} {state}: {packages} in {harness.folder}", markup=False, soft_wrap=True)
 
 
 @app.command(
@@ -308,7 +310,7 @@ def compare(
     if as_json:
         out.print_json(json.dumps([each.as_json() for each in found]))
         return
-    out.print(f"A {run_a}\nB {run_b}\n", soft_wrap=True)
+    out.print(f"A {run_a}\nB {run_b}\n", markup=False, soft_wrap=True)
     for table in comparison_tables(found, out):
         out.print(table)
     for each in found:
@@ -317,10 +319,11 @@ def compare(
             out.print(score_differences_table(each.name, each.scores))
     for each in found:
         if each.changed:
-            err.print(f"[yellow]{each.name}: these settings differ: {', '.join(each.changed)}[/]")
+            differ = f"{each.name}: these settings differ: {', '.join(each.changed)}"
+            err.print(differ, style="yellow", markup=False)
         if each.unpaired:
             alone = counted(each.unpaired, "problem")
-            err.print(f"[yellow]{each.name}: left out {alone} found in only one run[/]")
+            err.print(f"{each.name}: left out {alone} found in only one run", style="yellow", markup=False)
         if each.flipped:
             out.print()
             out.print(flips_table(each))

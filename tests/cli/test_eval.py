@@ -302,6 +302,21 @@ def test_a_full_disk_is_reported_and_every_written_sample_kept(
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
 
 
+def test_problems_and_folders_are_named_as_they_are_whatever_is_in_brackets(
+    tmp_path: Path, judge: JudgeHandle
+) -> None:
+    rows = [
+        {"id": f"[/INST] {at}", "problem": f"Say <{at}> aloud.", "answer": f"[{at},b]"} for at in range(2)
+    ]
+    (tmp_path / "set[b].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("set[b].jsonl", "--oracle", "--judge", judge.url, "-n", 1, "--per-problem", "--run", "[/x]")
+    code, out, err = run(*words)
+    assert code == 0, err
+    for text in ("set[b] (2 problems) on", "→ [/x]", "[/INST] 1", "[1,b]", "report: [/x]/report.html"):
+        assert text in out
+    assert (tmp_path / "[/x]" / "report.html").exists()
+
+
 def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path, judge: JudgeHandle) -> None:
     other = tmp_path / "more.jsonl"
     other.write_text(problems.read_text().replace("aloud", "twice"))
