@@ -166,7 +166,7 @@ def _conversation_lengths(model: Path | str, recipe: SftRecipe, data: Path) -> l
     from rstar2.train.start_checks import conversation_lengths
 
     try:
-        with err.status(escape(f"sampling the conversations of {data}")):
+        with err.status(f"sampling the conversations of {data}"):
             return conversation_lengths(recipe, Path(model), data)
     except UserError as error:
         err.print(f"conversation lengths unknown: {error.message}", soft_wrap=True, markup=False)
