@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -268,6 +269,19 @@ def test_a_staged_run_shows_its_phases_and_charts(browser: Browser, tmp_path: Pa
     assert "Failed calls inside correct traces" in texts(browser, ".plots h2")
     assert "plain GRPO" in texts(browser, ".legend span")
     assert browser.run("return document.querySelectorAll('.plots.small svg circle').length") == 9 + 3 * 50
+    assert browser.errors() == []
+
+
+def test_a_measurement_that_no_phase_has_is_no_plot(browser: Browser, tmp_path: Path) -> None:
+    staged_run(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for phase in summary["phases"]:
+        phase["failed_call_ratio_correct"] = None
+    write_json(tmp_path / "summary.json", summary)
+    open_page(browser, write_report(tmp_path).as_uri())
+    titles = texts(browser, ".plots h2")
+    assert titles.count("Failed calls inside correct traces") == 1, "that of the steps"
+    assert titles.count("Mean tokens") == 1
     assert browser.errors() == []
 
 
