@@ -18,13 +18,15 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from rstar2.errors import UserError
 from rstar2.files import write_json
 
 QUIET_S = 900.0
 """Without a line in a log for so long, a run on another machine counts as killed; VERL prints every minute."""
+_READERS_S = 0.5
+"""A lock is asked for again for so long: `load_status` takes it for a moment."""
 State = Literal["running", "finished", "failed", "stopped"]
 Compared = Callable[[dict[str, Any]], dict[str, Any]]
 """Of a config as JSON, what must be the same at every start of a run."""
@@ -201,7 +203,7 @@ def locked(path: Path) -> Iterator[None]:
         ) from error
     with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError as error:
             hint = "Wait until that process ends, or use another folder."
             raise UserError(f"{path} is in use by another process", hint) from error
@@ -213,6 +215,18 @@ def locked(path: Path) -> Iterator[None]:
                 "nolock and with its lock service running.",
             ) from error
         yield
+
+
+def _lock(lock: TextIO) -> None:
+    """Take a folder's lock; BlockingIOError where it stays taken."""
+    deadline = time.monotonic() + _READERS_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_READERS_S / 50)
 
 
 def _next_attempt(path: Path) -> int:

@@ -88,6 +88,8 @@ class Trace(BaseModel, extra="forbid"):
     """The strictest rule of `rstar2.eval.grader.reading_rules` that finds an answer in the final turn."""
     paper_correct: bool | None = None
     """Whether the answer is correct under the paper's reading rule; None before grading."""
+    ballot: str | None = None
+    """What it votes for in maj@n, where that is not the text of `extracted`."""
     scores: dict[str, list[float]] | None = None
     """What a benchmark scores beside the verdict, by the score's name; each entry counts once in that score's mean."""
     counted_tokens: int | None = None

@@ -116,6 +116,19 @@ def test_a_run_in_use_is_refused_and_a_killed_one_is_free_again(tmp_path: Path) 
         assert run.attempt == 2
 
 
+def test_a_reader_of_the_status_keeps_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    with open_run(path, "demo", {}):
+        pass
+    with (path / ".lock").open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        monkeypatch.setattr("rstar2.runs.time.sleep", lambda seconds: fcntl.flock(reader, fcntl.LOCK_UN))
+        with open_run(path, "demo", {}) as run:
+            assert run.attempt == 2
+
+
 def test_runs_are_listed_oldest_first_down_to_the_second_level(tmp_path: Path) -> None:
     for number, name in enumerate(("b", "group/a", "too/deep/run")):
         with open_run(tmp_path / name, "eval", {}):

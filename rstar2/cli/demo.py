@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Recipe, examples, out
 from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
@@ -76,7 +77,8 @@ def command(
     from rstar2.train.records.timing import run_timing
 
     with open_run(folder, "demo", plan.config(), plan.compared) as opened:
-        out.print(f"run folder [cyan]{folder}[/]; trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
+        logs = escape(f"tail -f {opened.logs}/*.log")
+        out.print(f"run folder [cyan]{escape(str(folder))}[/]; trainer logs: [cyan]{logs}[/]")
         with ProgressRows() as progress:
             summary = run_demo(plan, opened, compare, progress, JudgeChoice(isolation=isolation))
         write_figure(folder)
@@ -84,7 +86,8 @@ def command(
     out.print(table(summary))
     out.print(plot(folder, summary))
     out.print(timing_table(run_timing(folder)))
-    out.print(f"report   [cyan]{page}[/]")
+    out.print(f"report   [cyan]{escape(str(page))}[/]")
     # So small a model knows only problems worded like those it was taught.
     known = builtin.held_out(plan.demo.seed, 1)[0].problem
-    out.print(f'next     [cyan]rstar2 chat --run {folder} --prompt "{known}"[/]', soft_wrap=True)
+    chat = escape(f'rstar2 chat --run {folder} --prompt "{known}"')
+    out.print(f"next     [cyan]{chat}[/]", soft_wrap=True)

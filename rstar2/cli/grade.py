@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import counted, err, examples
 
@@ -106,7 +107,8 @@ def _summary(counts: Counter[str], output: Path | None) -> None:
     from rstar2.eval.intervals import share
 
     total = counts.total()
-    table = Table(title=counted(total, "row") + (f", in {output}" if output else ""), title_justify="left")
+    where = escape(f", in {output}") if output else ""
+    table = Table(title=counted(total, "row") + where, title_justify="left")
     for heading in ("verdict", "rows", "share", "95 % interval"):
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     for verdict, count in counts.most_common():

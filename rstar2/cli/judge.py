@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import FollowLogs, LogLines, counted, err, examples, out, show_logs
 
@@ -123,10 +124,10 @@ def up(
 
 def _announce(judge: JudgeHandle, workers: int, folder: Path) -> None:
     number = counted(workers, "worker")
-    out.print(f"judge at [bold]{judge.url}[/], {number}, isolation [bold]{judge.isolation}[/]")
+    out.print(f"judge at [bold]{escape(judge.url)}[/], {number}, isolation [bold]{judge.isolation}[/]")
     if judge.isolation == "none":
         err.print("[yellow]isolation none: programs can read what you can read; run only code you trust[/]")
-    out.print(f"logs: tail -F {folder}/logs/*.log", soft_wrap=True)
+    out.print(f"logs: tail -F {folder}/logs/*.log", markup=False, soft_wrap=True)
 
 
 @app.command(epilog=examples(("stop the judge", "rstar2 judge down")))
@@ -257,7 +258,7 @@ def worker(
     )
     process, judge = start_service(settings)
     out.print(f"{counted(workers, 'worker')}, isolation [bold]{judge.isolation}[/]")
-    out.print(f"logs: tail -F {place}/logs/*.log", soft_wrap=True)
+    out.print(f"logs: tail -F {place}/logs/*.log", markup=False, soft_wrap=True)
     try:
         process.wait()
     finally:
@@ -289,7 +290,7 @@ def mcp(url: Url = None, token: Token = None) -> None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rstar2-mcp-")))
                 judge = stack.enter_context(running_judge(folder))
             url, token = judge.url, judge.token
-        err.print(f"tools of the judge at {url}", soft_wrap=True)
+        err.print(f"tools of the judge at {url}", markup=False, soft_wrap=True)
         mcp_server(url, token).run()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import AsJson, Change, Profile, err, examples, out
 
@@ -242,7 +243,7 @@ def _table(shape: ModelShape, hardware: Hardware, columns: list[str]) -> Table:
 
     gpus = hardware.nodes * hardware.gpus_per_node
     on = f"{gpus} × {hardware.gpu.upper()}" if hardware.device == "cuda" else f"{gpus} CPU rank"
-    title = f"{shape.kind}, {shape.parameters:,} parameters, on {on}"
+    title = escape(f"{shape.kind}, {shape.parameters:,} parameters, on {on}")
     table = Table("GiB of a GPU" if hardware.device == "cuda" else "GiB", title=title)
     for column in columns:
         table.add_column(column, justify="right")
@@ -315,8 +316,6 @@ def _lengths(given: Assumptions) -> str:
 
 
 def _warn(warnings: Iterable[str]) -> None:
-    from rich.markup import escape
-
     for warning in warnings:
         out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
 

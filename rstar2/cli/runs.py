@@ -49,9 +49,10 @@ def list_(root: Annotated[Path, typer.Option(help="The folder that holds the run
         kind, _ = load_config(path)
         status = load_status(path)
         at = f"{datetime.fromtimestamp(status['at']):%Y-%m-%d %H:%M}" if "at" in status else ""
-        table.add_row(str(path), kind, status.get("state", "?"), str(status.get("attempt", "")), at)
+        about = (str(path), kind, str(status.get("state", "?")), str(status.get("attempt", "")), at)
+        table.add_row(*map(escape, about))
     if not table.row_count:
-        out.print(f"no runs below {root}")
+        out.print(f"no runs below {root}", markup=False)
         return
     out.print(table, crop=False)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Profile, Recipe, RunFolder, counted, err, examples, out
 from rstar2.cli.training import (
@@ -75,7 +76,7 @@ def command(
     from rstar2.train.start_checks import plan_sft
 
     folder = local_model(model)
-    with err.status(f"encoding the conversations of {data}"):
+    with err.status(escape(f"encoding the conversations of {data}")):
         plan = plan_sft(resolved, folder, data)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_sft_plan
@@ -90,10 +91,10 @@ def command(
         )
     with open_run(run, "sft", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer log: [cyan]tail -f {opened.logs}/sft.log[/]")
+        out.print(f"trainer log: [cyan]tail -f {escape(str(opened.logs))}/sft.log[/]")
         with ProgressRows() as progress:
             trained = run_sft_plan(plan, opened, progress)
-    out.print(f"model    [cyan]{trained}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]")
     same = f" --profile {profile}" if profile else ""
     next_line = f"rstar2 train --stage 1{same} --model {trained} --data data/rl"
-    out.print(f"next     [cyan]{next_line}[/]", soft_wrap=True)
+    out.print(f"next     [cyan]{escape(next_line)}[/]", soft_wrap=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from rstar2.cli.common import Change, Profile, RunFolder, counted, err, examples, out
 from rstar2.cli.plan import warn_before_start
@@ -125,10 +126,10 @@ def command(
     from rstar2.train.start_checks import plan_training
 
     folder = local_model(model)
-    with err.status(f"counting the tokens of the prompts of {data}"):
+    with err.status(escape(f"counting the tokens of the prompts of {data}")):
         plan = plan_training(recipes, folder, data, solved, JudgeChoice(judge, judge_token, judge_workers))
     for line in left_out(plan):
-        out.print(line, soft_wrap=True)
+        out.print(line, markup=False, soft_wrap=True)
     warn_before_start(plan, run)
     from rstar2.runs import open_run
     from rstar2.train.pipeline import run_train_plan
@@ -136,12 +137,12 @@ def command(
 
     with open_run(run, "train", plan.config(), plan.compared) as opened:
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
-        out.print(f"trainer logs: [cyan]tail -f {opened.logs}/*.log[/]")
+        out.print(f"trainer logs: [cyan]tail -f {escape(str(opened.logs))}/*.log[/]")
         with ProgressRows() as progress:
             trained = run_train_plan(plan, opened, progress)
     out.print(timing_table(run_timing(run)))
-    out.print(f"model    [cyan]{trained}[/]")
-    out.print(f"next     [cyan]rstar2 eval aime25 --model {trained}[/]")
+    out.print(f"model    [cyan]{escape(str(trained))}[/]")
+    out.print(f"next     [cyan]rstar2 eval aime25 --model {escape(str(trained))}[/]")
 
 
 def left_out(plan: TrainPlan) -> Iterator[str]:

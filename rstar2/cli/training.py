@@ -6,6 +6,8 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from rstar2.cli.common import out
 from rstar2.errors import UserError
 
@@ -79,14 +81,13 @@ class ProgressRows:
         self._print(task, text)
 
     def warn(self, text: str) -> None:
-        from rich.markup import escape
-
         out.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
 
     def _print(self, task: Task, text: str) -> None:
         if not out.is_terminal:
             self._printed_at = time.monotonic()
-            out.print(f"{time.strftime('%H:%M:%S')}  {task.description}: {text}", soft_wrap=True)
+            line = f"{time.strftime('%H:%M:%S')}  {task.description}: {text}"
+            out.print(line, markup=False, soft_wrap=True)
 
     def __enter__(self) -> ProgressRows:
         self._progress.start()
@@ -138,11 +139,11 @@ def _progress() -> Progress:
 
     return progress.Progress(
         progress.SpinnerColumn(finished_text="[green]✓[/]"),
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=20),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("[dim]{task.fields[note]}[/]"),
+        progress.TextColumn("{task.fields[note]}", style="dim", markup=False),
         console=out,
         disable=not out.is_terminal,
     )

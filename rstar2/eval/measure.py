@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +122,8 @@ def prepare(
     planned = {}
     if judge_model is not None:
         wait_s = asked.get("wait_s", EvalSettings().wait_s)
-        judge_model = JudgeModel(
-            judge_model.url, reach_judge_model(judge_model.url, judge_model.name, wait_s)
-        )
+        name = reach_judge_model(judge_model.url, judge_model.name, wait_s, judge_model.key)
+        judge_model = replace(judge_model, name=name)
     for name, benchmark in found.items():
         settings = resolve(EvalSettings, {**benchmark.protocol, **asked}, [], "eval")
         planned[name] = Planned(benchmark, benchmark.load(given, settings)[:limit], settings)
@@ -169,8 +168,8 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
     """Sample and grade every benchmark into `run.path / NAME`.
 
     Returns:
-        The results so far, whether Ctrl-C ended it, and what is to be raised once the results are shown, where a
-        server refused some samples.
+        The results so far, whether Ctrl-C left samples out, and what is to be raised once the results are shown, where
+        a server refused some samples.
 
     Raises:
         KeyboardInterrupt: Ctrl-C twice.
@@ -182,6 +181,8 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
         grader = stack.enter_context(GraderPool()) if agentic else None
         stack.enter_context(view)
         about: dict[str, Any] = {"model": plan.opened.identity, "versions": versions()}
+        if plan.opened.left_to_server:
+            about["left_to_server"] = plan.opened.left_to_server
         if judge is not None:
             about["judge"] = {"isolation": judge.isolation}
             if judge.isolation == "none":
@@ -201,7 +202,8 @@ def measure(plan: EvalPlan, run: Run, view: LiveView) -> tuple[list[EvalResult],
                 results = await run_parts(
                     parts, plan.base.in_flight, services, on_progress=view, stop=interrupt.stop, about=about
                 )
-            return results, interrupt.asked
+            # Ctrl-C during the last samples leaves nothing out.
+            return results, interrupt.asked and not all(result.complete for result in results)
 
         try:
             return *asyncio.run(work()), None
@@ -255,7 +257,8 @@ async def _resources(
         models.append(chat)
     if plan.judge_model is not None:
         asked = plan.judge_model
-        server = ServerChat(asked.url, asked.name, base.wait_s, base.turn_timeout_s, JUDGE_MODEL)
+        waits = base.wait_s, base.turn_timeout_s
+        server = ServerChat(asked.url, asked.name, *waits, JUDGE_MODEL, asked.key)
         judge_model = await stack.enter_async_context(contextlib.aclosing(server))
     return Resources(chat, agent, judge_model, run.logs, run.path), Services(
         tuple(models), tools, judge_model

@@ -214,8 +214,8 @@ def _detail(trace: Trace, shading: Shading | None) -> dict[str, Any]:
     return {
         "turns": [
             {
-                "tokens": turn.end - turn.start,
-                "parts": turn_parts(turn),
+                "tokens": turn.end - turn.start if trace.counted_tokens is None else None,
+                "parts": turn_parts(turn, chat=trace.counted_tokens is not None),
                 **({"text": turn.text} if shaded else {}),
             }
             for turn in trace.turns

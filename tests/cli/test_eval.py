@@ -222,6 +222,38 @@ def test_ctrl_c_once_finishes_what_is_in_flight_and_twice_leaves_it(
     assert lines(traces) == COUNT
 
 
+def test_ctrl_c_during_the_last_samples_leaves_a_finished_run(
+    problems: Path,
+    model: Path,
+    standin: StandIn,
+    tmp_path: Path,
+    judge: JudgeHandle,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    standin.complete_until = 2 * COUNT - 1
+
+    def interrupt() -> None:
+        wait_until(lambda: len(standin.asked) == 2 * COUNT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    note = LiveView.note
+
+    def noted(view: LiveView, text: str) -> None:
+        note(view, text)
+        standin.complete_until = None
+
+    monkeypatch.setattr(LiveView, "note", noted)
+    servers = ("--url", standin.url, "--judge", judge.url, "--model", str(model))
+    with ThreadPoolExecutor(1) as pool:
+        interrupted = pool.submit(interrupt)
+        code, _, err = run(problems, *servers, "-n", 1, "--run", "r")
+        interrupted.result()
+    assert (code, lines(tmp_path / "r" / "numbers" / "traces.jsonl")) == (0, COUNT), err
+    assert "stopping" in err
+    assert "start the same command again" not in err
+    assert json.loads((tmp_path / "r" / "status.json").read_text())["state"] == "finished"
+
+
 def test_a_server_that_goes_away_is_waited_for_then_named_with_all_kept(
     problems: Path,
     model: Path,
@@ -268,6 +300,21 @@ def test_a_full_disk_is_reported_and_every_written_sample_kept(
     assert 0 < kept < 4 * COUNT
     assert run(*words)[0] == 0
     assert lines(tmp_path / "r" / "numbers" / "traces.jsonl") == 4 * COUNT
+
+
+def test_problems_and_folders_are_named_as_they_are_whatever_is_in_brackets(
+    tmp_path: Path, judge: JudgeHandle
+) -> None:
+    rows = [
+        {"id": f"[/INST] {at}", "problem": f"Say <{at}> aloud.", "answer": f"[{at},b]"} for at in range(2)
+    ]
+    (tmp_path / "set[b].jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("set[b].jsonl", "--oracle", "--judge", judge.url, "-n", 1, "--per-problem", "--run", "[/x]")
+    code, out, err = run(*words)
+    assert code == 0, err
+    for text in ("set[b] (2 problems) on", "→ [/x]", "[/INST] 1", "[1,b]", "report: [/x]/report.html"):
+        assert text in out
+    assert (tmp_path / "[/x]" / "report.html").exists()
 
 
 def test_several_benchmarks_are_measured_at_once(problems: Path, tmp_path: Path, judge: JudgeHandle) -> None:

@@ -13,6 +13,7 @@ from support.eval.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
+from rstar2.cli.training import ProgressRows
 from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
 
@@ -127,3 +128,29 @@ def test_everything_that_is_shown_is_in_the_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("verb", ["report", "runs"])
 def test_help_exits_with_0(verb: str) -> None:
     assert CliRunner().invoke(app, [verb, "--help"]).exit_code == 0
+
+
+def test_paths_and_names_in_brackets_are_printed_as_they_are(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "br[" / "x]run [b]", "set[b]", problems=6, samples=2)
+    other = made_run(tmp_path / "br[" / "other", "set[b]", problems=5, samples=2, lift=1.0)
+    printed = {
+        ("report", run): str(run / "report.html"),
+        ("runs", "list", "--root", run.parent): str(run),
+        ("runs", "show", run): "set[b]",
+        ("eval", "compare", run, other): f"A {run}",
+        ("analyze", run, "--output", run / "[/x]"): f"tables and plots: {run / '[/x]'}",
+    }
+    for words, text in printed.items():
+        ran = rstar2(*words)
+        assert (ran.code, text in ran.stdout) == (0, True), (words, ran.stdout, ran.stderr)
+    assert "set[b]: left out 1 problem" in rstar2("eval", "compare", run, other).stderr
+    empty = tmp_path / "[/x]"
+    empty.mkdir(parents=True)
+    assert f"no runs below {empty}" in rstar2("runs", "list", "--root", empty).stdout
+
+
+def test_what_a_phase_says_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ProgressRows()
+    rows.start("sft", "SFT of [/x]", 3)
+    rows.finish("sft", "model in [b]/model")
+    assert "SFT of [/x]: model in [b]/model" in capsys.readouterr().out
