@@ -76,11 +76,12 @@ def command(
     from rstar2.eval.grader import GraderPool
     from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
 
-    rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
+    source = STANDARD_INPUT if str(file) == "-" else file
+    rows = read_rows(source, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     bad: list[str] = []
     with (
-        writer(output) as write,
+        writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
         # Else what is written to standard output would be shown above the bar, even where that is a file.
         Progress(console=err, transient=True, redirect_stdout=False) as progress,

@@ -159,14 +159,27 @@ def test_a_malformed_line_stops_a_strict_grading_and_nothing_is_written(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_a_missing_file_and_a_missing_folder_are_the_users_mistakes(tmp_path):
+def test_a_missing_file_is_the_users_mistake_and_a_missing_folder_is_made(tmp_path):
     missing = run(str(tmp_path / "none.jsonl"))
     assert missing.code == 2
     assert "No such file" in missing.stderr
     source = write(tmp_path / "in.jsonl", ROWS)
-    folder = run(source, "-o", str(tmp_path / "none" / "out.jsonl"))
-    assert folder.code == 2
-    assert "is not a folder" in " ".join(folder.stderr.split())
+    below_a_file = run(source, "-o", str(tmp_path / "in.jsonl" / "out.jsonl"))
+    assert below_a_file.code == 2
+    assert "is not a folder" in " ".join(below_a_file.stderr.split())
+    assert run(source, "-o", str(tmp_path / "new" / "out.jsonl")).code == 0
+    assert (tmp_path / "new" / "out.jsonl").read_text().count("\n") == len(ROWS)
+
+
+def test_the_verdicts_never_replace_the_file_that_is_graded(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "link.jsonl").symlink_to("in.jsonl")
+    for output in (source, str(tmp_path / "link.jsonl")):
+        result = run(source, "-o", output)
+        assert result.code == 2
+        assert f"{output} is the file to grade" in " ".join(result.stderr.split())
+    assert write(tmp_path / "again.jsonl", ROWS)
+    assert Path(source).read_text() == (tmp_path / "again.jsonl").read_text()
 
 
 def test_a_full_disk_is_a_failure_that_leaves_the_old_file(tmp_path):

@@ -13,7 +13,7 @@ from support.eval.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError
 from rstar2.files import write_json
 
 
@@ -49,12 +49,23 @@ def test_a_missing_run_a_damaged_run_and_a_file_that_cannot_be_written_are_named
     run = small_run(tmp_path / "night")
     (tmp_path / "file").write_text("")
     blocked = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "file" / "x.html")]).exception
-    assert isinstance(blocked, Failure)
-    assert "cannot write" in blocked.message
+    assert isinstance(blocked, UserError)
+    assert blocked.message == f"{tmp_path / 'file'} is not a folder"
     (run / "aime24" / "results.json").write_text("{")
     damaged = CliRunner().invoke(app, ["report", str(run)]).exception
     assert isinstance(damaged, UserError)
     assert "results.json" in damaged.message
+
+
+def test_a_page_replaces_pages_and_no_other_file(tmp_path: Path) -> None:
+    run, mine, page = small_run(tmp_path / "night"), tmp_path / "mine.jsonl", tmp_path / "page.html"
+    mine.write_text('{"gold": "1", "pred": "1"}\n')
+    error = CliRunner().invoke(app, ["report", str(run), "-o", str(mine)]).exception
+    assert isinstance(error, UserError)
+    assert error.message == f"{mine} is not a report page, so it is not replaced"
+    assert mine.read_text() == '{"gold": "1", "pred": "1"}\n'
+    for _ in range(2):
+        assert CliRunner().invoke(app, ["report", str(run), "-o", str(page)]).exit_code == 0
 
 
 def test_runs_are_listed_with_their_state_and_model_folders_are_not(tmp_path: Path) -> None:

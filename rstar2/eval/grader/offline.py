@@ -12,11 +12,11 @@ from typing import Any, TextIO, get_args
 
 from pydantic import ValidationError
 
-from rstar2.errors import Failure, UserError
+from rstar2.errors import UserError
 from rstar2.eval.grader.grade import Given, Verdict, as_text
 from rstar2.eval.grader.pool import GraderPool
 from rstar2.eval.grader.reading_rules import ReadingRule, part_to_grade
-from rstar2.files import read_objects, whole_file
+from rstar2.files import output_file, read_objects
 from rstar2.trace import Finish, Trace
 
 BATCH = 256
@@ -111,25 +111,22 @@ def graded(rows: list[OfflineRow], pool: GraderPool, reading: ReadingRule) -> It
 
 
 @contextmanager
-def writer(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+def writer(path: Path | None, source: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
     """A function that writes one object a line, to a file that appears whole at the end, or to standard output.
 
     Raises:
-        UserError: the folder of the file is not there.
-        Failure: the file cannot be written.
+        UserError: the file is the `source` of the rows, or as of `output_file`.
+        Failure: as of `output_file`.
     """
     if path is None:
         yield lambda row: _write(sys.stdout, row)
         return
-    if not path.parent.is_dir():
-        raise UserError(f"{path.parent} is not a folder", "Create it, or name another --output.")
-    if path.is_dir():
-        raise UserError(f"{path} is a folder", "Name a file for --output.")
-    try:
-        with whole_file(path) as file:
-            yield lambda row: _write(file, row)
-    except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}", "Nothing was written there.") from error
+    if path.is_file() and path.samefile(source):
+        raise UserError(
+            f"{path} is the file to grade, which the verdicts would replace", "Name another --output."
+        )
+    with output_file(path) as file:
+        yield lambda row: _write(file, row)
 
 
 def _write(file: TextIO, row: dict[str, Any]) -> None:
