@@ -57,7 +57,8 @@ def command(
         from rstar2.eval.settings import JudgeChoice
         from rstar2.train.estimate.model import shape_of
 
-        show_run(shape_of(config_values(plan.demo.model), recipe), plan.stages, JudgeChoice().workers, folder)
+        shape, problems = shape_of(config_values(plan.demo.model), recipe), plan.demo.problems.train
+        show_run(shape, plan.stages, JudgeChoice().workers, folder, problems)
         out.print_json(json.dumps(plan.config()))
         for name, trainer in commands(plan, folder):
             out.print(f"[bold]{name}[/]")

@@ -51,26 +51,27 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
+    from rstar2.engines.models import find_model, local_model
     from rstar2.train.command import sft_command
     from rstar2.train.recipe import sft_recipe
 
     here = model_here(model)
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
+    find_model(model)
     if dry_run:
         from rstar2.cli.plan import show_sft
+        from rstar2.train.start_checks import check_conversations
 
-        show_sft(here, resolved, data)
+        show_sft(here, resolved, check_conversations(resolved, data))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
         typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    find_model(model)
     check_hardware([resolved.hardware])
     from rstar2.train.start_checks import plan_sft
 

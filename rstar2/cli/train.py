@@ -37,7 +37,7 @@ EPILOG = examples(
     ),
     (
         "the same, with a larger token budget in stage 2",
-        "rstar2 train --stage 1..3 --model M --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
     ),
     (
         "on a laptop, for a tiny model",
@@ -95,19 +95,22 @@ def command(
     ] = False,
 ) -> None:
     """Train a model by GRPO-RoC with VERL, in one or more stages, each from the previous stage's model."""
+    from rstar2.engines.models import find_model, local_model
     from rstar2.train.command import stage_commands
     from rstar2.train.recipe import stage_range, stage_recipes
 
     here = model_here(model)
     profile = profile or profile_for(here)
     recipes = stage_recipes(stage_range(stage), profile, change or [], recipe)
+    find_model(model)
     if dry_run:
         from rstar2.cli.plan import show_run
-        from rstar2.train.start_checks import check_start
+        from rstar2.train.start_checks import check_data, check_start
 
         if any(Path(here).glob("tokenizer*")):
             check_start(recipes, Path(here))
-        show_run(here, recipes, None if judge else judge_workers, run)
+        rows, _ = check_data(recipes, data, solved)
+        show_run(here, recipes, None if judge else judge_workers, run, len(rows))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
@@ -115,12 +118,10 @@ def command(
             typer.echo(shlex.join(trainer.argv))
         return
     need_training_extra()
-    from rstar2.engines.models import find_model, local_model
     from rstar2.eval.settings import JudgeChoice
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    find_model(model)
     check_hardware(resolved.machines for resolved in recipes.values())
     from rstar2.train.start_checks import plan_training
 

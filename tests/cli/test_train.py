@@ -155,19 +155,52 @@ def test_a_folder_that_is_not_a_run_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
 
 
+DRY: dict[str, list[str]] = {
+    "train": ["train", "--stage", "1..3", "--data", "rl.parquet", "--dry-run"],
+    "sft": ["sft", "--data", "sft.parquet", "--dry-run"],
+    "demo": ["demo", "--dry-run"],
+}
+
+
+def problems(count: int) -> list[dict[str, str]]:
+    return [{"id": str(at), "problem": "?", "answer": "1", "source": "made"} for at in range(count)]
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}] * count
+
+
+@pytest.fixture
+def enough(tmp_path: Path) -> None:
+    """Data of which a step of the paper's recipes can take its share."""
+    write_parquet(tmp_path / "rl.parquet", problems(512))
+    write_parquet(tmp_path / "sft.parquet", conversations(128))
+
+
+@pytest.mark.usefixtures("enough")
 @pytest.mark.parametrize("verb", ["train", "sft", "demo"])
-def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, tmp_path: Path) -> None:
-    args = {
-        "train": ["--stage", "1..3", "--model", "m", "--data", "d"],
-        "sft": ["--model", "m", "--data", "d"],
-        "demo": [],
-    }[verb]
-    run = rstar2(verb, *args, "--dry-run")
+def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, model: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.iterdir())
+    run = rstar2(*DRY[verb], *(["--model", model] if verb != "demo" else []))
     assert run.exit_code == 0, run.output
     trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
     argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
     assert any(word.endswith("save_contents=['model','optimizer','extra']") for word in argv)
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_dry_run_refuses_what_a_start_refuses_of_model_and_data(
+    verb: str, model: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / DRY[verb][DRY[verb].index("--data") + 1]
+    rows, few = (problems, "has 511 problems, but a step needs 512")
+    if verb == "sft":
+        rows, few = conversations, "has 127 conversations, but a batch needs 128"
+    assert "no model folder at nowhere" in refusal(*DRY[verb], "--model", "nowhere")
+    assert f"cannot read {file.name}" in refusal(*DRY[verb], "--model", model)
+    write_parquet(file, rows(int(few.split()[1])))
+    assert few in refusal(*DRY[verb], "--model", model)
 
 
 @needs("transformers")

@@ -11,6 +11,7 @@ import pytest
 from support.commands import rstar2
 from support.optional import needs
 
+from rstar2.data.parquet import write_parquet
 from rstar2.engines.models import find_model, local_model, model_name
 from rstar2.errors import UserError
 from rstar2.files import write_json
@@ -93,9 +94,14 @@ def test_a_hub_id_is_taken_from_the_hubs_cache(tmp_path: Path, monkeypatch: pyte
         local_model("no/model")
 
 
+SAID = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+
+
 def _trained_from(*words: str) -> Callable[[str], str]:
     def model(named: str) -> str:
-        ran = rstar2(*words, "--model", named, "--data", "d", "--profile", "laptop", "--dry-run")
+        row = {"train": {"prompt": [{"role": "user", "content": "?"}]}, "sft": {"messages": SAID}}[words[0]]
+        write_parquet(Path("d.parquet"), [row] * 512)
+        ran = rstar2(*words, "--model", named, "--data", "d.parquet", "--profile", "laptop", "--dry-run")
         assert ran.code == 0, ran.stderr
         argv = shlex.split(ran.stdout.splitlines()[-1])
         return next(

@@ -87,11 +87,12 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     turns = [[GOOD[0], {"role": "assistant", "content": "so " * words}] for words in range(1, 601)]
-    data = lines(tmp_path / "x.jsonl", *({"messages": messages} for messages in turns))
+    rows = [{"messages": messages} for messages in turns]
+    data = lines(tmp_path / "x.jsonl", *rows)
 
     def told(*changes: str) -> tuple[float, int]:
         recipe = sft_recipe(None, ["batch=2", "max_tokens=2000", *changes])
-        sample = conversation_lengths(recipe, tmp_path, data)
+        sample = conversation_lengths(recipe, tmp_path, rows)
         every = [len(each.input_ids) for each in plan_sft(recipe, tmp_path, data).conversations]
         assert set(sample) <= set(every)
         assert sum(sample) / len(sample) == pytest.approx(sum(every) / len(every), rel=0.02)
@@ -101,7 +102,7 @@ def test_the_lengths_of_a_sample_are_those_that_sft_would_see(tmp_path: Path, to
     whole, dropped, cut = told(), told("max_tokens=700"), told("max_tokens=700", "too_long=cut")
     assert dropped[0] < cut[0] < whole[0]
     assert cut[1] == 700
-    assert conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, data) == []
+    assert conversation_lengths(sft_recipe(None, ["max_tokens=2"]), tmp_path, rows) == []
 
 
 def test_a_malformed_line_is_named(tmp_path: Path) -> None:
