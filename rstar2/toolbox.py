@@ -54,7 +54,7 @@ class RolloutTools:
             output = result_text(result, layout, limits)
         except RStarError as error:
             status, output = "lost", f"The code could not be run: {error.message}"
-        except Exception as error:  # noqa: BLE001 - a tool may raise anything; the evaluation goes on
+        except Exception as error:  # noqa: BLE001 - a tool may raise anything, the run continues
             raised = RunResult(id="", outcome="error", stderr=f"{type(error).__name__}: {error}")
             status, output = "error", result_text(raised, layout, limits)
         return ToolCall(

@@ -203,6 +203,24 @@ def test_a_dry_run_refuses_what_a_start_refuses_of_model_and_data(
     assert few in refusal(*DRY[verb], "--model", model)
 
 
+@needs("verl")
+@pytest.mark.usefixtures("enough")
+@pytest.mark.parametrize("dry", [True, False])
+@pytest.mark.parametrize("verb", ["train", "sft"])
+def test_a_key_that_verl_does_not_have_is_refused_before_anything_is_started(
+    verb: str, dry: bool, model: Path, tmp_path: Path
+) -> None:
+    words = [*DRY[verb], "--model", model, "--run", "run"]
+    asked = [word for word in words if dry or word != "--dry-run"]
+    error = rstar2(*asked, "--set", "verl.nonsense.key=3").exception
+    assert isinstance(error, UserError), error
+    assert error.message == "VERL refuses a key: Could not override 'nonsense.key'."
+    assert "--set verl.+nonsense.key=3" in error.hint
+    assert not (tmp_path / "run").exists()
+    assert rstar2(*words, "--set", "verl.+nonsense.key=3").exit_code == 0
+    assert "VERL refuses a key: " in refusal(*asked, "--set", "verl.trainer.seed=[1")
+
+
 @needs("transformers")
 def test_a_dry_run_refuses_a_model_that_the_first_stage_cannot_start_from(
     model: Path, tokenizer: Any

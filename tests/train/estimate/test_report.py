@@ -142,6 +142,15 @@ def test_a_model_too_large_for_the_machine_is_told_on_a_cpu() -> None:
                   "rollout.tokens=64", "rollout.prompt_tokens=64", machine_memory=24 << 30) == []  # fmt: skip
 
 
+def test_keys_of_a_kl_term_are_told_where_they_have_no_effect_or_take_memory() -> None:
+    key = "verl.actor_rollout_ref.actor"
+    [idle] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001")
+    assert idle.startswith("kl_loss_coef has no effect without a KL term in the loss")
+    [used] = warned("Qwen3-14B", "64xmi300x", f"{key}.kl_loss_coef=0.001", f"{key}.use_kl_loss=true")
+    # 14.77 G parameters of 4 bytes over 64 GPUs.
+    assert "VERL also holds a reference model, 0.9 GiB per GPU" in used
+
+
 def test_a_warning_about_one_stage_names_it() -> None:
     said = warned("Qwen3-14B", "8xh100", stages=(1, 2, 3))
     assert [warning.split(":")[0] for warning in said] == ["stage 3"]
