@@ -279,10 +279,12 @@ def _format_file(model: str | Path) -> Path | None:
 
 
 def differences(own: Format, wanted: Format, source: str) -> list[str]:
-    """What differs between a model's format, as of `model_format`, and another.
+    """What differs between a model's format, as of `model_format`, and another, of all that a reply is written by.
 
-    Of a model without a format file only the template counts.
+    The time and memory that a call may take are the user's to choose. Of a model without a format file only the
+    template counts.
     """
     if source == FORMAT_FILE:
-        return changed_keys(own.model_dump(exclude={"examples"}), wanted.model_dump(exclude={"examples"}))
+        free: Any = {"examples": True, "limits": {"seconds", "memory_mb"}}
+        return changed_keys(own.model_dump(exclude=free), wanted.model_dump(exclude=free))
     return [] if source == OURS or own.template == wanted.template else ["template"]

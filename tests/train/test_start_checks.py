@@ -261,6 +261,15 @@ def test_rl_refuses_another_format_than_the_models(model: Path, tmp_path: Path) 
     assert "layout, limits.characters" in refused.value.message
 
 
+def test_rl_may_give_calls_more_time_than_the_models_format(model: Path, tmp_path: Path) -> None:
+    base = with_format(model, ours(), tmp_path / "base")
+    slower = ours().model_copy(update={"limits": ours().limits.model_copy(update={"seconds": 60.0})})
+    (tmp_path / "slower.json").write_text(slower.model_dump_json())
+    fmt = rl_format(str(tmp_path / "slower.json"), base)
+    assert fmt.limits.seconds == 60
+    assert load_codec(with_format(base, fmt, tmp_path / "copy")).format == slower
+
+
 def test_a_format_file_and_a_chat_template_that_disagree_are_refused(model: Path) -> None:
     save_format(ours(), model)
     with pytest.raises(UserError, match="the chat template of the tokenizer is not the one in") as refused:
