@@ -87,12 +87,17 @@ def open_run(
 
 def load_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The kind and the config a run folder was made with; UserError where there is no readable run at `path`."""
-    record = path / "config.json"
+    record, hint = path / "config.json", "`rstar2 runs list` shows the runs there are."
+    if path.is_file():
+        raise UserError(f"{path} is a file, not a run's folder", hint)
     try:
         stored = json.loads(record.read_text(encoding="utf-8"))
         return str(stored["kind"]), dict(stored["config"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"no run at {path}", "`rstar2 runs list` shows the runs there are.") from error
+    except ValueError as error:
+        hint = "Restore the file, or remove the folder and start the run again."
+        raise UserError(f"{record} is damaged: {error}", hint) from error
+    except (OSError, KeyError, TypeError) as error:
+        raise UserError(f"no run at {path}", hint) from error
 
 
 def load_status(path: Path) -> dict[str, Any]:
@@ -131,11 +136,9 @@ def _in_use(path: Path) -> bool:
 
 def list_runs(root: Path) -> list[Path]:
     """The run folders below `root`, at most two levels down, oldest first."""
-    runs = []
-    for record in (*root.glob("*/config.json"), *root.glob("*/*/config.json")):
-        with contextlib.suppress(UserError):  # a model's folder has a config.json too
-            load_config(record.parent)
-            runs.append(record)
+    records = (*root.glob("*/config.json"), *root.glob("*/*/config.json"))
+    # A model's folder has a config.json too.
+    runs = [record for record in records if (record.parent / "status.json").exists()]
     return [record.parent for record in sorted(runs, key=lambda record: record.stat().st_mtime)]
 
 

@@ -13,8 +13,9 @@ from support.eval.made_runs import made_run, staged_run
 from typer.testing import CliRunner
 
 from rstar2.cli import app
-from rstar2.errors import UserError
+from rstar2.errors import Failure, UserError
 from rstar2.files import write_json
+from rstar2.runs import open_run
 
 
 def small_run(folder: Path) -> Path:
@@ -93,6 +94,33 @@ def test_a_killed_run_is_distinguished_from_a_running_one(tmp_path: Path) -> Non
     with (run / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "running" in CliRunner().invoke(app, arguments, env={"COLUMNS": "200"}).output
+
+
+def test_a_damaged_run_is_named_and_listed(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "night")
+    (run / "config.json").write_text('{"kind": "ev')
+    for words in (["runs", "show"], ["report"]):
+        error = CliRunner().invoke(app, [*words, str(run)]).exception
+        assert isinstance(error, UserError)
+        assert error.message.startswith(f"{run / 'config.json'} is damaged: Unterminated string")
+    listed = CliRunner().invoke(app, ["runs", "list", "--root", str(tmp_path)], env={"COLUMNS": "200"})
+    assert re.search(r"night +damaged", listed.output), listed.output
+
+
+def test_a_file_in_place_of_a_run_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("{}")
+    for words in (["runs", "show"], ["report"], ["watch"]):
+        error = CliRunner().invoke(app, [*words, str(tmp_path / "mine.jsonl")]).exception
+        assert isinstance(error, UserError)
+        assert error.message == f"{tmp_path / 'mine.jsonl'} is a file, not a run's folder"
+
+
+def test_a_failed_run_is_shown_with_its_cause_and_its_logs(tmp_path: Path) -> None:
+    with pytest.raises(Failure), open_run(tmp_path / "run", "train", {}):
+        raise Failure("the trainer died", "Its log: a.log")
+    said = "train, failed\nthe trainer died\nIts log: a.log\nlogs: " + str(tmp_path / "run/attempts/latest")
+    assert said in shown(tmp_path / "run")
+    assert json.loads(shown(tmp_path / "run", "--json"))["cause"] == "the trainer died\nIts log: a.log"
 
 
 def shown(*words: object) -> str:
