@@ -296,11 +296,12 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
     ("words", "told"),
     [
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
+        (["--engine", "transformers"], "cannot load a tokenizer from"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
         (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_served_is_one_message(model: Path, words: list[str], told: str) -> None:
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
     assert told in error.message
