@@ -82,7 +82,10 @@ def test_a_foreign_folder_and_a_file_are_refused_and_left_alone(tmp_path: Path) 
 
 def test_an_unreadable_config_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="config.json is damaged: Expecting"), open_run(tmp_path, "demo", {}):
+    with (
+        pytest.raises(UserError, match=r"config\.json is damaged: Expecting"),
+        open_run(tmp_path, "demo", {}),
+    ):
         pass
 
 

@@ -64,7 +64,8 @@ def command(
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
     answer or a whole model output); either may be a number or null. An
-    optional `finish` says how the output ended: answer, max_tokens, max_turns.
+    optional `finish` says how the output ended: answer, max_turns, max_tokens,
+    stopped, error.
     The output has one line for each, in order: `id`, `verdict` (correct, wrong,
     unparsed, timeout or invalid), the `extracted` answer and the `rule` that
     decided. A row that cannot be graded is invalid, and is reported.
