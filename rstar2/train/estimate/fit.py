@@ -13,6 +13,9 @@ from rstar2.train.recipe import Hardware, StageRecipe, dotted
 MOST_IN_FLIGHT = 4
 """Times the full-length rollouts that fit; rollouts are a quarter as long on average while they grow."""
 
+SHORT_S = 60.0
+"""Work of a step for each of a judge's workers that is not worth a larger judge."""
+
 
 def stage_warnings(
     shape: ModelShape, recipe: StageRecipe, memory: Memory, judge: Judge, machine_memory: int | None = None
@@ -66,7 +69,9 @@ def disk_warnings(needed: int, free: int) -> Iterator[str]:
 
 def judge_warnings(judge: Judge) -> Iterator[str]:
     """Whether a judge of a known size keeps up with a step's tool calls."""
-    if judge.workers is not None and judge.workers < judge.cores:
+    if judge.workers is None or judge.tool_calls * judge.program_s < SHORT_S * judge.workers:
+        return
+    if judge.workers < judge.cores:
         yield (
             f"the judge has {judge.workers} workers, but the {judge.tool_calls:,} tool calls of a step need about "
             f"{judge.cores}: rollouts will wait for it. Start a larger one (rstar2 judge up --workers {judge.cores}, "

@@ -89,6 +89,16 @@ def test_a_judge_of_the_papers_size_is_enough_and_one_of_two_workers_is_told() -
     assert warned("Qwen3-14B", "64xmi300x", judge_workers=judge.cores) == []
 
 
+def test_a_small_run_is_not_told_of_a_larger_judge_than_it_has_rollouts() -> None:
+    small = ["rollout.prompts=8", "rollout.rollouts=8", "roc.down_sample_to_n=4"]
+    estimate = estimated("Qwen3-0.6B", "laptop", *small, judge_workers=2, rates=Rates(generate=1e6))
+    judge = estimate.stages[1].judge
+    assert (judge.tool_calls, judge.cores) == (176, 64)
+    assert [said for said in estimate.warnings if "judge" in said] == []
+    larger = warned("Qwen3-0.6B", "laptop", "rollout.prompts=64", judge_workers=2, rates=Rates(generate=1e6))
+    assert any("need about 128" in said for said in larger), "as many as are in flight"
+
+
 @pytest.mark.parametrize("profile", ["8xh100", "64xh100", "64xmi300x"])
 def test_the_papers_model_fits_where_the_profile_says_so(profile: str) -> None:
     said = warned("Qwen3-14B", profile, stages=(1, 2, 3))
