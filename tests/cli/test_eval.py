@@ -322,7 +322,7 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["aime23", "--oracle"], "unknown benchmark: aime23"),
+        (["no-such-set", "--oracle"], "unknown benchmark: no-such-set"),
         (["none.jsonl", "--oracle"], "cannot read none.jsonl: No such file"),
         (["torn.jsonl", "--oracle"], "torn.jsonl, line 2: not JSON"),
         (["double.jsonl", "--oracle"], "already used at double.jsonl, line 1"),
