@@ -338,7 +338,14 @@ def test_the_papers_number_stands_beside_the_whole_published_set_and_a_model_alo
         (["good.jsonl", "--model", "empty"], "cannot load a tokenizer from empty"),
         (["good.jsonl", "--url", "not a url"], "not a server's URL: not a url"),
         (["good.jsonl", "--model", "empty", "--model-name", "x"], "--model-name names a model on a server"),
-        (["good.jsonl", "--oracle", "--model", "empty"], "--oracle replaces the model"),
+        (
+            ["good.jsonl", "--oracle", "--model", "empty"],
+            "--oracle replaces the model and its format, but --model is given",
+        ),
+        (
+            ["good.jsonl", "--oracle", "--format", "release"],
+            "--oracle replaces the model and its format, but --format is given",
+        ),
         (["good.jsonl", "--oracle", "--judge", "http://127.0.0.1:1"], "no judge answers at"),
         (["good.jsonl", "--oracle", "-n", "0"], "greater than or equal to 1"),
         (["good.jsonl", "--oracle", "--temperature", "-1"], "greater than or equal to 0"),
