@@ -104,7 +104,17 @@ class RunGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == RUN else name, command, rest
+        if name == RUN and command is not None:
+            name, command.context_class = "", _RunContext
+        return name, command, rest
+
+
+class _RunContext(typer.Context):
+    """Of a command without a name, which would leave a space in `Usage: rstar2 eval  [OPTIONS]`."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path.rstrip()
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def data(tmp_path: Path) -> Path:
         (["train", "--stage", "1", "--model", "nowhere", "--data", "d"], "no model folder at nowhere"),
         (
             ["train", "--stage", "1", "--model", "m", "--data", "d", "--profile", "desktop"],
-            "no recipe desktop",
+            "no profile desktop",
         ),
         (["train", "--stage", "1", "--model", "m", "--data", "d", "--set", "stepz=1"], "unknown key stepz"),
         (
