@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from rstar2.errors import UserError
+from rstar2.errors import UserError, first_few
 from rstar2.files import write_json
 
 QUIET_S = 900.0
@@ -174,10 +174,19 @@ def refuse_changed(record: Path, settings: dict[str, Any]) -> None:
 def _compare(folder: Path, stored: dict[str, Any], wanted: dict[str, Any]) -> None:
     changed = changed_keys(stored, wanted)
     if changed:
+        told = first_few([f"{key}: {_value(stored, key)} → {_value(wanted, key)}" for key in changed])
         raise UserError(
             f"{folder} was made with other settings: {', '.join(changed)}",
-            "Use the same settings to resume, or give another folder with --run.",
+            f"Use the same settings to resume ({told}), or give another folder with --run.",
         )
+
+
+def _value(config: Any, key: str) -> str:
+    """What a config holds at a dotted key, of which a table's keys may have dots of their own."""
+    for name in config if isinstance(config, dict) else ():
+        if key == name or key.startswith(f"{name}."):
+            return _value(config[name], key[len(name) + 1 :])
+    return "unset" if key or config is None else str(config)[:40]
 
 
 def _as_json(config: dict[str, Any]) -> dict[str, Any]:

@@ -145,12 +145,12 @@ def counted(count: int, noun: str) -> str:
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
-    A UserError, with the hint, where there are none; `whose` names their owner in the message.
+    A UserError, with the hint, where there are none, or all are empty; `whose` names their owner in the message.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs
 
-    files = sorted(folder.glob(f"{part}*.log"))
+    files = [file for file in sorted(folder.glob(f"{part}*.log")) if follow or file.stat().st_size]
     if not files:
         raise UserError(f"no logs of {part or whose} in {folder}", hint)
     for file in files:

@@ -141,7 +141,9 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
     assert status.code == 1
     assert "gave up" in status.stdout
     assert rstar2("serve", "down").code == 0
-    assert "no server is running here" in rstar2("serve", "status").stdout
+    for words in (["status"], ["status", "--json"], ["logs"], ["down"]):
+        nothing = rstar2("serve", *words)
+        assert (nothing.code, "no server is running here" in nothing.stderr) == (2, True), words
 
 
 @pytest.mark.slow

@@ -198,7 +198,7 @@ def test_a_dry_run_refuses_what_a_start_refuses_of_model_and_data(
     if verb == "sft":
         rows, few = conversations, "has 127 conversations, but a batch needs 128"
     assert "no model folder at nowhere" in refusal(*DRY[verb], "--model", "nowhere")
-    assert f"cannot read {file.name}" in refusal(*DRY[verb], "--model", model)
+    assert f"cannot read {file.name}: No such file or folder" in refusal(*DRY[verb], "--model", model)
     write_parquet(file, rows(int(few.split()[1])))
     assert few in refusal(*DRY[verb], "--model", model)
 
