@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from rstar2.cli.common import Change, Recipe, examples, out
-from rstar2.cli.training import ProgressRows, need_training_extra, timing_table
+from rstar2.cli.training import ProgressRows, need_training_extra, shell_lines, timing_table
 
 EPILOG = examples(
     ("the whole recipe, in minutes, on two cores", "rstar2 demo"),
@@ -65,7 +64,7 @@ def command(
         out.print_json(json.dumps(plan.config()))
         for name, trainer in commands(plan, folder):
             out.print(f"[bold]{name}[/]")
-            typer.echo(shlex.join(trainer.argv))
+            typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
     from rstar2.judge.queue.embedded_redis import server_binary

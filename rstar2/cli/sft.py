@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ from rstar2.cli.training import (
     model_here,
     need_training_extra,
     profile_for,
+    shell_lines,
     worker_environment_line,
 )
 
@@ -68,7 +68,7 @@ def command(
         show_sft(here, resolved, check_conversations(resolved, data))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
-        typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
+        typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
     from rstar2.train.hardware import check_hardware

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +14,7 @@ from rstar2.cli.training import (
     model_here,
     need_training_extra,
     profile_for,
+    shell_lines,
     timing_table,
     worker_environment_line,
 )
@@ -117,7 +117,7 @@ def command(
         for number, resolved, trainer in stage_commands(recipes, here, run):
             out.print(f"[bold]stage {number}[/]")
             out.print_json(resolved.model_dump_json())
-            typer.echo(shlex.join(trainer.argv))
+            typer.echo(shell_lines(trainer.argv))
         return
     need_training_extra()
     from rstar2.eval.settings import JudgeChoice

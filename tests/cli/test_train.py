@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -184,8 +183,14 @@ def test_a_dry_run_prints_verls_command_and_makes_nothing(verb: str, model: Path
     run = rstar2(*DRY[verb], *(["--model", model] if verb != "demo" else []))
     assert run.exit_code == 0, run.output
     trainer = "verl.trainer.sft_trainer" if verb == "sft" else "verl.trainer.main_ppo"
-    argv = next(words for words in map(shlex.split, run.stdout.splitlines()[::-1]) if trainer in words)
+    command = sys.executable + run.stdout.rpartition(f"\n{sys.executable}")[2]
+    shell = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True
+    )
+    argv = shell.stdout.split("\0")[:-1]
+    assert trainer in argv
     assert any(word.endswith("save_contents=['model','optimizer','extra']") for word in argv)
+    assert len(command.splitlines()) == len(argv) - argv.index(trainer), "a line for each key"
     assert sorted(tmp_path.iterdir()) == before
 
 

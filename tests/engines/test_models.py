@@ -105,7 +105,7 @@ def _trained_from(*words: str) -> Callable[[str], str]:
         write_parquet(Path("d.parquet"), [row] * 512)
         ran = rstar2(*words, "--model", named, "--data", "d.parquet", "--profile", "laptop", "--dry-run")
         assert ran.code == 0, ran.stderr
-        argv = shlex.split(ran.stdout.splitlines()[-1])
+        argv = shlex.split(ran.stdout.replace("\\\n", "").splitlines()[-1])
         return next(
             word for word in argv if word.startswith(("model.path=", "actor_rollout_ref.model.path="))
         )
