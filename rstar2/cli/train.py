@@ -37,7 +37,8 @@ EPILOG = examples(
     ),
     (
         "the same, with a larger token budget in stage 2",
-        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --set stage2.rollout.tokens=16384 --dry-run",
+        "rstar2 train --stage 1..3 --model runs/sft --data data/rl --profile 64xmi300x "
+        "--set stage2.rollout.tokens=16384 --dry-run",
     ),
     (
         "on a laptop, for a tiny model",

@@ -28,7 +28,7 @@ from rstar2.trace import Trace
 
 _CHUNK_CHARACTERS = 1 << 19
 _END_OF_TITLE = " · rstar2</title>"
-"""Of every page, within its first `_HEAD` bytes, by which a page is told from a user's other files."""
+"""As page.html has it, within the first `_HEAD` bytes of every page, which tells a page from a user's other files."""
 _HEAD = 4096
 _STYLES = ("theme.css", "page.css", "viewer.css", "entropy.css")
 _SCRIPTS = (
@@ -94,7 +94,7 @@ def _is_page(file: Path) -> bool:
 
 def _write(page: RunPage, file: TextIO) -> None:
     head, _, tail = _asset("page.html").partition("<!-- data -->")
-    head = head.replace("<!-- title --></title>", escape(page.title, quote=False) + _END_OF_TITLE)
+    head = head.replace("<!-- title -->", escape(page.title, quote=False))
     file.write(head.replace("/* style */", "\n".join(_asset(f"styles/{name}") for name in _STYLES)))
     index = _TraceIndex()
     for number, chunk in enumerate(_chunks(page, index)):

@@ -153,7 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = [[*builtin.FORMAT.messages(each), {"role": "assistant", "content": "2"}] for each in asked[:128]]
     _jsonl(root / "enough-conversations.jsonl", [{"messages": each} for each in said])
     for name, source in (
-        *(("rl", "enough-problems"), ("rl2", "problems"), ("candidates", "problems")),
+        *(("rl", "enough-problems"), ("rl2", "enough-problems"), ("candidates", "problems")),
         ("sft", "enough-conversations"),
     ):
         words = [str(root / f"{source}.jsonl"), "--output", str(root / "data" / name)]
@@ -260,6 +260,9 @@ def _run(line: str, judge: JudgeHandle, standin: StandIn, endpoint: ChatEndpoint
     if "--url" in words and verb == "judge":
         words[words.index("--url") + 1] = judge.url
     source = re.search(r"cat (\S+) \|", before) or re.search(r" < (\S+)", rest)
+    if verb == "grade" and source:
+        # It reads /dev/stdin, which in this process is the test's own.
+        words[words.index("-")] = source[1]
     return rstar2(*words, stdin=Path(source[1]).read_text() if source else "How much is 1 plus 1?")
 
 
