@@ -183,8 +183,12 @@ def read_traces(path: Path) -> Iterator[Trace]:
             try:
                 yield Trace.model_validate_json(line)
             except ValidationError as error:
-                wrong = f"not a trace ({error.error_count()} fields wrong)"
-                raise UserError(f"{path}, line {number}: {wrong}") from error
+                first = error.errors()[0]
+                wrong = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+                raise UserError(
+                    f"{path}, line {number}: not a trace ({wrong})",
+                    "Give a run, or traces that rstar2 wrote; `rstar2 grade` grades the outputs of other programs.",
+                ) from error
 
 
 class TraceWriter(contextlib.AbstractContextManager["TraceWriter"]):

@@ -104,7 +104,17 @@ class RunGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return "" if name == RUN else name, command, rest
+        if name == RUN and command is not None:
+            name, command.context_class = "", _RunContext
+        return name, command, rest
+
+
+class _RunContext(typer.Context):
+    """Of a command without a name, which would leave a space in `Usage: rstar2 eval  [OPTIONS]`."""
+
+    @property
+    def command_path(self) -> str:
+        return super().command_path.rstrip()
 
 
 @contextmanager
@@ -135,12 +145,12 @@ def counted(count: int, noun: str) -> str:
 def show_logs(folder: Path, part: str, lines: int, follow: bool, whose: str, hint: str) -> None:
     """Print the last lines of the logs in a folder whose name begins with `part`, with `follow` also what comes.
 
-    A UserError, with the hint, where there are none; `whose` names their owner in the message.
+    A UserError, with the hint, where there are none, or all are empty; `whose` names their owner in the message.
     """
     from rstar2.errors import UserError
     from rstar2.supervision import logs
 
-    files = sorted(folder.glob(f"{part}*.log"))
+    files = [file for file in sorted(folder.glob(f"{part}*.log")) if follow or file.stat().st_size]
     if not files:
         raise UserError(f"no logs of {part or whose} in {folder}", hint)
     ends = ((file.stem, line) for file in files for line in logs.tail(file, lines))

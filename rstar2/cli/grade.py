@@ -65,7 +65,8 @@ def command(
 
     Each line of FILE.jsonl is an object with `gold` and `pred` (a bare
     answer or a whole model output); either may be a number or null. An
-    optional `finish` says how the output ended: answer, max_tokens, max_turns.
+    optional `finish` says how the output ended: answer, max_turns, max_tokens,
+    stopped, error.
     The output has one line for each, in order: `id`, `verdict` (correct, wrong,
     unparsed, timeout or invalid), the `extracted` answer and the `rule` that
     decided. A row that cannot be graded is invalid, and is reported.
@@ -77,11 +78,12 @@ def command(
     from rstar2.eval.grader import GraderPool
     from rstar2.eval.grader.offline import STANDARD_INPUT, graded, read_rows, writer
 
-    rows = read_rows(STANDARD_INPUT if str(file) == "-" else file, gold_key, pred_key, strict)
+    source = STANDARD_INPUT if str(file) == "-" else file
+    rows = read_rows(source, gold_key, pred_key, strict)
     counts: Counter[str] = Counter()
     bad: list[str] = []
     with (
-        writer(output) as write,
+        writer(output, source) as write,
         GraderPool(workers, timeout) as pool,
         # Else what is written to standard output would be shown above the bar, even where that is a file.
         Progress(console=err, transient=True, redirect_stdout=False) as progress,

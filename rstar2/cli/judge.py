@@ -95,7 +95,7 @@ def up(
     if running is not None:
         raise UserError(
             f"a judge is already running at {running.url} (pid {running.pid})",
-            "stop it with `rstar2 judge down`",
+            "Stop it with `rstar2 judge down`.",
         )
     folder = state_folder() / "judge"
     settings = ServiceSettings(
@@ -182,7 +182,7 @@ def _address(url: str | None, token: str | None) -> tuple[str, str | None]:
 def _status(url: str, token: str | None) -> dict[str, Any]:
     import httpx
 
-    from rstar2.errors import Failure, UserError
+    from rstar2.errors import UserError
 
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
@@ -190,14 +190,16 @@ def _status(url: str, token: str | None) -> dict[str, Any]:
         answer.raise_for_status()
         return dict(answer.json())
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UserError(f"--url {url}: {error}", "give it as http://host:port") from error
+        raise UserError(f"--url {url}: {error}", "Give it as http://host:port") from error
     except httpx.HTTPStatusError as error:
         refused = error.response.status_code == httpx.codes.UNAUTHORIZED
-        hint = "give the judge's token with --token" if refused else "see `rstar2 judge logs` on its machine"
+        hint = (
+            "Give the judge's token with --token." if refused else "See `rstar2 judge logs` on its machine."
+        )
         raise UserError(f"the judge at {url} answers HTTP {error.response.status_code}", hint) from error
     except (httpx.HTTPError, ValueError) as error:
-        raise Failure(
-            f"no judge answers at {url}: {error}", "see `rstar2 judge logs` on its machine"
+        raise UserError(
+            f"no judge answers at {url}: {error}", "See `rstar2 judge logs` on its machine."
         ) from error
 
 
@@ -218,7 +220,7 @@ def logs(
     from rstar2.supervision.state import state_folder
 
     folder = state_folder() / "judge" / "logs"
-    show_logs(folder, part, lines, follow, "a judge", "start one with `rstar2 judge up`")
+    show_logs(folder, part, lines, follow, "a judge", "Start one with `rstar2 judge up`.")
 
 
 @app.command(
@@ -313,6 +315,7 @@ def run(
 
     from rstar2.errors import UserError
     from rstar2.judge.client import SyncJudgeClient
+    from rstar2.judge.client.http import JudgeError
     from rstar2.judge.schema import RunRequest
 
     try:
@@ -320,12 +323,16 @@ def run(
         stdin = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read().decode()
         request = RunRequest(code=code, stdin=stdin, timeout_s=timeout, memory_mb=memory)
     except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}", "give the path of a Python file") from error
+        raise UserError(f"cannot read {file}: {error.strerror}", "Give the path of a Python file.") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file} or its input is not UTF-8: {error}", "save it as UTF-8") from error
+        raise UserError(f"{file} or its input is not UTF-8: {error}", "Save it as UTF-8.") from error
     except ValidationError as error:
         raise UserError(f"{file} cannot be run: {error.errors()[0]['msg']}") from error
     with SyncJudgeClient(*_address(url, token), wait_s=60) as client:
+        try:
+            client.health()
+        except JudgeError as error:
+            raise UserError(error.message, error.hint) from error
         result = client.run(request)
     _show(result)
     if result.outcome != "ok":

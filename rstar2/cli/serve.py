@@ -195,16 +195,19 @@ def _announce(settings: SupervisorSettings, seconds: str, has_key: bool) -> None
     )
 )
 def status(json: common.AsJson = False) -> None:
-    """Show the servers on this machine and their load, failed ones included; exit code 1 unless all answer."""
+    """Show the servers on this machine and their load, failed ones included.
+
+    Exit code 1 unless all answer, 2 if there is none.
+    """
     from rstar2.serve.figures import figures
-    from rstar2.serve.state import read_states
+    from rstar2.serve.state import no_server, read_states
 
     servers = read_states()
+    if not servers:
+        raise no_server()
     rows = [(server, figures(server)) for server in servers]
     if json:
         out.print_json(data=[{**server.model_dump(), **found} for server, found in rows])
-    elif not rows:
-        out.print("no server is running here; start one with `rstar2 serve MODEL --detach`")
     else:
         for server, found in rows:
             out.print(_line(server, found), soft_wrap=True)

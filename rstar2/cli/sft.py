@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from rstar2.cli.training import (
     model_here,
     need_training_extra,
     profile_for,
+    shell_lines,
     worker_environment_line,
 )
 
@@ -52,26 +52,29 @@ def command(
     ] = False,
 ) -> None:
     """Fine-tune a model on tool-use conversations with VERL's SFT trainer (stage 0)."""
-    from rstar2.train.command import sft_command
+    from rstar2.engines.models import find_model, local_model
+    from rstar2.train.command import own_overrides, sft_command
     from rstar2.train.recipe import sft_recipe
+    from rstar2.train.trainer.verl_config import check_verl_keys
 
     here = model_here(model)
     profile = profile or profile_for(here)
     resolved = sft_recipe(profile, change or [], recipe)
+    find_model(model)
+    check_verl_keys("sft_trainer_engine", [own_overrides(resolved.verl)])
     if dry_run:
         from rstar2.cli.plan import show_sft
+        from rstar2.train.start_checks import check_conversations
 
-        show_sft(here, resolved, data)
+        show_sft(here, resolved, check_conversations(resolved, data))
         out.print(worker_environment_line(), style="dim", soft_wrap=True)
         out.print_json(resolved.model_dump_json())
-        typer.echo(shlex.join(sft_command(resolved, run, here, data).argv))
+        typer.echo(shell_lines(sft_command(resolved, run, here, data).argv))
         return
     need_training_extra()
-    from rstar2.engines.models import find_model, local_model
     from rstar2.train.hardware import check_hardware
 
     # First what takes a moment: the next imports take seconds, and a hub's model may have to be downloaded.
-    find_model(model)
     check_hardware([resolved.hardware])
     from rstar2.train.start_checks import plan_sft
 

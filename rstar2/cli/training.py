@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -54,6 +55,17 @@ def profile_for(model: Path | str) -> str | None:
     if profile := default_profile(Path(model)):
         err.print(f"no GPU here and a tiny model: using --profile {profile}")
     return profile
+
+
+def shell_lines(argv: list[str]) -> str:
+    """A trainer's command line for a shell, with a line for each of its keys."""
+    start = 1 + next(at for at, word in enumerate(argv) if word.startswith("verl.trainer."))
+    return " \\\n  ".join([shlex.join(argv[:start]), *map(_quoted, argv[start:])])
+
+
+def _quoted(word: str) -> str:
+    """A word in double quotes where single ones would have to be broken up, and nothing in it means more there."""
+    return f'"{word}"' if "'" in word and not set('"$`\\!') & set(word) else shlex.quote(word)
 
 
 class ProgressRows:

@@ -79,6 +79,8 @@ class Part:
     """More scores, made of those that the traces have."""
     record: SampleRecord = TRACES
     """What is kept of each sample."""
+    as_published: bool = False
+    """Whether the paper's number may stand beside the result, once it is complete."""
 
 
 async def evaluate(
@@ -198,6 +200,7 @@ class _Benchmark:
         self._problems = {problem.id: problem for problem in part.problems}
         self._method = part.method
         self._combined = part.combined
+        self._as_published = part.as_published
         self._out = part.out
         self._shared = shared
         self._record = part.record
@@ -340,6 +343,7 @@ class _Benchmark:
         summary = self._record.summary(groups)
         if self._combined is not None and "scores" in summary:
             summary["scores"] |= self._combined(summary["scores"])
+        summary["as_published"] = self._as_published and samples == self.total
         result = EvalResult(
             name=self.name,
             summary=summary,

@@ -49,9 +49,13 @@ class Target:
         if not (self.model or self.url or self.oracle):
             hint = "Give --model MODEL, the --url URL of a vLLM server, or --oracle."
             raise UserError("no model to measure", hint)
-        if self.oracle and (self.model or self.url or self.format.named):
-            hint = "Leave out --oracle, or leave out --model, --url and --format."
-            raise UserError("--oracle replaces the model", hint)
+        beside = {"--model": self.model, "--url": self.url, "--format": self.format.named}
+        if self.oracle and any(beside.values()):
+            given = " and ".join(option for option, value in beside.items() if value)
+            raise UserError(
+                f"--oracle replaces the model and its format, but {given} is given",
+                f"Leave out --oracle, or leave out {given}.",
+            )
         if self.api == "chat" and (not self.url or self.model or self.format.named):
             raise UserError(
                 "--api chat measures a model behind an endpoint, which has its own tokenizer and format",

@@ -12,7 +12,7 @@ from rstar2.engines.models import local_model
 from rstar2.errors import UserError
 from rstar2.files import write_text
 from rstar2.formats.format import FORMAT_FILE
-from rstar2.prompts import MODELS_OWN, FormatChoice, load_codec
+from rstar2.prompts import MODELS_OWN, FormatChoice, check_tokenizer, load_codec
 from rstar2.serve.hardware import (
     KV_GIB,
     Layout,
@@ -156,6 +156,7 @@ def _check(choice: Choice) -> None:
 def _with_transformers(choice: Choice, at: Endpoint) -> Chosen:
     folder = local_model(choice.model).absolute()
     served_model(str(folder))
+    check_tokenizer(folder)
     if choice.format.named is not None:
         load_codec(folder, choice.format)
     check_float32(folder)

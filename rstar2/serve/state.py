@@ -32,14 +32,17 @@ def one_server(port: int | None) -> ServerHandle:
     """The server at a port, or the only one; UserError where there is none, or several and no port is given."""
     servers = [server for server in read_states() if port in (None, server.port)]
     if not servers:
-        where = "" if port is None else f" on port {port}"
-        raise UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
+        raise no_server("" if port is None else f" on port {port}")
     if len(servers) > 1:
         ports = ", ".join(str(server.port) for server in servers)
         raise UserError(
             f"{len(servers)} servers are running here, on ports {ports}", "Choose one with --port."
         )
     return servers[0]
+
+
+def no_server(where: str = "") -> UserError:
+    return UserError(f"no server is running here{where}", "Start one with `rstar2 serve MODEL --detach`.")
 
 
 def end_server(server: ServerHandle) -> None:

@@ -141,7 +141,9 @@ def test_a_server_that_crashes_is_started_again_so_often_and_no_more(
     assert status.code == 1
     assert "gave up" in status.stdout
     assert rstar2("serve", "down").code == 0
-    assert "no server is running here" in rstar2("serve", "status").stdout
+    for words in (["status"], ["status", "--json"], ["logs"], ["down"]):
+        nothing = rstar2("serve", *words)
+        assert (nothing.code, "no server is running here" in nothing.stderr) == (2, True), words
 
 
 @pytest.mark.slow
@@ -296,11 +298,12 @@ def test_the_cpu_build_is_started_by_its_module_with_room_for_the_cache(tmp_path
     ("words", "told"),
     [
         (["--engine", "transformers", "--tp", "2"], "only vLLM takes --tp"),
+        (["--engine", "transformers"], "cannot load a tokenizer from"),
         (["--judge", "http://127.0.0.1:1"], "--judge needs --with-tools"),
         (["--with-tools", "--host", "0.0.0.0"], "would run programs for anyone who can reach it"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_message(model: Path, words: list[str], told: str) -> None:
+def test_what_cannot_be_served_is_one_message(model: Path, words: list[str], told: str) -> None:
     _, _, error = _invoke(str(model), *words, "--print-command")
     assert isinstance(error, UserError)
     assert told in error.message
