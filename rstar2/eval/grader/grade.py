@@ -10,13 +10,13 @@ from itertools import product
 from typing import Literal
 
 from rstar2.eval.grader.compare.answers import compare
-from rstar2.eval.grader.compare.evaluate import unsolved
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.extract import extract_answer, gold_answer
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.normalize import key, words
 from rstar2.eval.grader.parse.reader import MAX_CHARS, read
+from rstar2.eval.grader.values.evaluate import unsolved
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 QUICK_CHARS = 20_000
 """Longer outputs are searched by a worker, not in the caller's process."""

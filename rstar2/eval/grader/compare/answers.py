@@ -14,8 +14,6 @@ from rstar2.eval.grader.compare.bound_letters import (
     same_numbers,
     with_letter_of,
 )
-from rstar2.eval.grader.compare.equality import equal
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.compare.intervals import (
     FLIPPED,
     as_interval,
@@ -24,7 +22,6 @@ from rstar2.eval.grader.compare.intervals import (
     region_of,
     same_region,
 )
-from rstar2.eval.grader.compare.letters import functions, variables
 from rstar2.eval.grader.compare.listings import flattened, has_open_signs, in_order, unordered
 from rstar2.eval.grader.compare.notations import may_be_meant
 from rstar2.eval.grader.compare.one_answer import one_answer
@@ -38,6 +35,9 @@ from rstar2.eval.grader.compare.quantities import (
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, walk
 from rstar2.eval.grader.parse.units import same_words
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import functions, variables
 
 Items = tuple[Node, ...]
 Outcome = tuple[bool, str]

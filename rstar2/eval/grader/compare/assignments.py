@@ -6,17 +6,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from rstar2.eval.grader.compare.equality import equal
-from rstar2.eval.grader.compare.functions import ANGLES
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import AnyNode, Node, is_unknown, negative, number, walk, with_parts
 from rstar2.eval.grader.parse.vocabulary import OF_ANOTHER
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.functions import ANGLES
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
 
 EQUALS = frozenset({"=", "~"})
 _OF_VALUES = ANGLES | {"det", "Re", "Im", "arg"}
-"""Functions whose values are asked for, while from those of roots and logarithms one goes on to what they are of."""
+"""Functions whose values are asked for, while a root or a logarithm is a step on the way to what it is of."""
 _LINEAR = nodes.Number | nodes.Symbol | nodes.Sum | nodes.Product | nodes.Quotient
 
 

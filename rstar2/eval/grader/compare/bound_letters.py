@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rstar2.eval.grader.compare.assignments import EQUALS, is_name, named
-from rstar2.eval.grader.compare.equality import equal, whole_number
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.letters import functions, variables
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import CONSTANTS, Node, negative, number, renamed, walk, with_parts
+from rstar2.eval.grader.values.equality import equal, whole_number
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import functions, variables
 
 _WHOLE = frozenset("klmn")
 """Letters that stand for every whole number in a family of angles, even where nothing says so."""

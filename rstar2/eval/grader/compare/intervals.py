@@ -7,10 +7,10 @@ from functools import partial, reduce
 from itertools import pairwise
 from typing import Any
 
-from rstar2.eval.grader.compare.equality import infinite, real_value
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, is_unknown, negative, number
+from rstar2.eval.grader.values.equality import infinite, real_value
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 INFINITY = nodes.Symbol("infinity")

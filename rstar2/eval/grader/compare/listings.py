@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import product
 from typing import TypeAlias
 
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk, with_parts
+from rstar2.eval.grader.values.guarded_numbers import NoValue
 
 MAX_ITEMS = 50
 """Lists with more members that are written differently are compared in order only, or not verified."""

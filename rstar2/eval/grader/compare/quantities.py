@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rstar2.eval.grader.compare.equality import equal
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.parse import nodes, units
 from rstar2.eval.grader.parse.nodes import Node, negative, number, walk
+from rstar2.eval.grader.values.equality import equal
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
 
 
 def same_quantities(a: Node, b: Node, same: Same) -> bool:

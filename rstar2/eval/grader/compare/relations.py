@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from rstar2.eval.grader.compare import assignments, witnesses
 from rstar2.eval.grader.compare.bound_letters import with_arguments_of
-from rstar2.eval.grader.compare.equality import equal, proportional
-from rstar2.eval.grader.compare.guarded_numbers import NoValue
-from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.compare.listings import Same, in_order
 from rstar2.eval.grader.compare.quantities import has_congruence
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.values.equality import equal, proportional
+from rstar2.eval.grader.values.guarded_numbers import NoValue
+from rstar2.eval.grader.values.letters import variables
 
 _ORDER = {">": "<", ">=": "<="}
 

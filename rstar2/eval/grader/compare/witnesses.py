@@ -8,14 +8,14 @@ from fractions import Fraction
 from itertools import pairwise
 
 from rstar2.eval.grader.compare import assignments
-from rstar2.eval.grader.compare.equality import real_setting
-from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import NoValue, Work
-from rstar2.eval.grader.compare.kinks import Turning, kinks
-from rstar2.eval.grader.compare.letters import variables
-from rstar2.eval.grader.compare.points import fixed_points, is_for_integers
 from rstar2.eval.grader.parse import nodes
 from rstar2.eval.grader.parse.nodes import Node, negative, walk
+from rstar2.eval.grader.values.equality import real_setting
+from rstar2.eval.grader.values.evaluate import evaluate
+from rstar2.eval.grader.values.guarded_numbers import NoValue, Work
+from rstar2.eval.grader.values.kinks import Turning, kinks
+from rstar2.eval.grader.values.letters import variables
+from rstar2.eval.grader.values.points import fixed_points, is_for_integers
 
 _ORDERS = frozenset({"<", "<=", ">", ">="})
 _NOISE, _CLEAR = 1e-6, 1e-3

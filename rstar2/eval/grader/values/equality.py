@@ -14,8 +14,9 @@ from fractions import Fraction
 from itertools import chain, product, repeat
 from typing import Any
 
-from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import (
+from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Series, Sum, Symbol, walk
+from rstar2.eval.grader.values.evaluate import evaluate
+from rstar2.eval.grader.values.guarded_numbers import (
     MAX_SPREAD_BITS,
     MAX_STEPS,
     Constant,
@@ -25,8 +26,8 @@ from rstar2.eval.grader.compare.guarded_numbers import (
     Value,
     Work,
 )
-from rstar2.eval.grader.compare.letters import functions, variables
-from rstar2.eval.grader.compare.points import (
+from rstar2.eval.grader.values.letters import functions, variables
+from rstar2.eval.grader.values.points import (
     LENGTHS,
     OF_COMPLEX,
     STEPS,
@@ -37,7 +38,6 @@ from rstar2.eval.grader.compare.points import (
     special_points,
     whole_points_around_kinks,
 )
-from rstar2.eval.grader.parse.nodes import UNKNOWN, Apply, Node, Number, Product, Series, Sum, Symbol, walk
 
 ROUNDED_DIGITS = 7
 """A decimal with this many significant digits or more may be the rounding of a value that has no exact decimal."""

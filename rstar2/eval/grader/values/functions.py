@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from rstar2.eval.grader.compare.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
+from rstar2.eval.grader.values.guarded_numbers import MAX_LOG10, NoValue, Setting, Value, whole
 
 MAX_ARGUMENT = 10_000
 """The largest argument of an exact factorial or binomial coefficient."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from rstar2.eval.grader.compare.evaluate import evaluate
-from rstar2.eval.grader.compare.guarded_numbers import NoValue, Setting, Work
-from rstar2.eval.grader.compare.letters import variables
 from rstar2.eval.grader.parse.nodes import Call, Node, Number, Power, Quotient, Residue, Sum, negative, walk
+from rstar2.eval.grader.values.evaluate import evaluate
+from rstar2.eval.grader.values.guarded_numbers import NoValue, Setting, Work
+from rstar2.eval.grader.values.letters import variables
 
 MAX_TURNINGS, MAX_KINKS = 40, 24
 """So many are looked at."""

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice, pairwise, product
 
-from rstar2.eval.grader.compare.functions import ANGLES
-from rstar2.eval.grader.compare.guarded_numbers import Constant, Setting
-from rstar2.eval.grader.compare.kinks import kinks, turnings
-from rstar2.eval.grader.compare.letters import functions, variables
 from rstar2.eval.grader.parse.nodes import Call, Node, Number, Residue, Symbol, walk
+from rstar2.eval.grader.values.functions import ANGLES
+from rstar2.eval.grader.values.guarded_numbers import Constant, Setting
+from rstar2.eval.grader.values.kinks import kinks, turnings
+from rstar2.eval.grader.values.letters import functions, variables
 
 ROUNDING = frozenset({"floor", "ceil", "sgn"})
 """Functions whose values jump."""
